@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports.content.remarks import time_remarks
-from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.groups import BASELINE, column_text, seed_of
-from reports.data.method_rows import by_seed
+from reports.data.method_rows import by_seed, is_disturbed
 from reports.data.records import Trial
 from reproductions.published import Group, Published, kind_of
 

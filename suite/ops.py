@@ -15,7 +15,7 @@ from suite.method import Context, Method
 from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
 from suite.training.method_runner import MethodRunner
-from suite.training.parts.reduction import reduce_gradients
+from suite.training.reduction import reduce_gradients
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 

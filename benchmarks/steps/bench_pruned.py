@@ -39,7 +39,7 @@ from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.cost.flops import count_model
 from suite.cost.interleaved import interleaved_ratio
-from suite.cost.stamps import stamps_of
+from suite.cost.timing import stamps_of
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces

@@ -38,7 +38,7 @@ from suite import registry
 from suite.choices import build_method
 from suite.cost.flops import count_layers
 from suite.cost.interleaved import interleaved_ratio
-from suite.cost.stamps import stamps_of
+from suite.cost.timing import stamps_of
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert

@@ -6,15 +6,13 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from reports.content.budgets import budget_table
 from reports.content.chance import chance_caution
-from reports.content.headlines import headlines
 from reports.content.model import Group, Report
-from reports.content.problems import out_option, problem_section
-from reports.content.provenance import flatten, provenance_section
+from reports.content.provenance import flatten, out_option, problem_section, provenance_section
 from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
+    headlines,
     machine_remarks,
     missing_file_notes,
     repeated_seeds,
@@ -24,11 +22,10 @@ from reports.content.remarks import (
 )
 from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
-from reports.content.verdict import Setting, main_cost, outcomes, smoke_verdict, verdict, word
+from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why.sections import why_sections
-from reports.data.budget import epochs, fold_budgets
-from reports.data.chance import facts
-from reports.data.groups import TrialGroup, group_trials, is_control, label, looks
+from reports.data.estimates import facts
+from reports.data.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label, looks
 from reports.data.method_rows import MethodRow, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.records import Records, Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from reports.data.chance import chance, facts
+from reports.data.estimates import chance, facts
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
 

@@ -1,7 +1,7 @@
 """The verdict of a group: a sentence for each purpose, what it rests on, and what would change it.
 
 All of it follows from the rule's answers (`reports.data.verdict`); no name of a method decides anything. The sentences
-are in `reports/sentences/verdict.j2`.
+are in `reports/sentences/verdict.j2`. Dense trainings for fewer epochs, on which much of it rests, have a table.
 """
 
 from __future__ import annotations
@@ -11,13 +11,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reports.content.model import Verdict
+from reports import formatting
+from reports.content.model import Cell, Column, Table, Verdict, quantity_cell
 from reports.data.estimates import Estimate, Missing, Quantity
-from reports.data.method_rows import MethodRow
-from reports.data.rule import FEWEST_PASSES, FEWEST_SEEDS, LEVEL, POWER, Answer, Judged, costs_more
-from reports.data.verdict import Answers, Cost, gain_of
+from reports.data.groups import TrialGroup, epochs
+from reports.data.method_rows import MethodRow, with_interval
+from reports.data.rule import (
+    FEWEST_PASSES,
+    FEWEST_SEEDS,
+    LEVEL,
+    POWER,
+    Answer,
+    Judged,
+    Mean,
+    costs_more,
+    mean_accuracy,
+    pooled,
+)
+from reports.data.verdict import Answers, Cost, evidence, gain_of
 from reports.sentences import say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
+
+
+def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
+    """Return a table with one row per number of epochs; none if dense was trained for one number of epochs only.
+
+    Args:
+        group: Trials that may be compared, with the shorter dense trainings.
+        slug: Prefix of the table's name.
+    """
+    known = zip((*group.budgets, group), evidence(group, (), "flops").budgets, strict=False)
+    found = [(epochs(one), budget) for one, budget in known if budget.accuracies]
+    budgets = [budget for _, budget in found]
+    if len(budgets) < 2 or budgets[-1].share != 1:
+        return ()
+    spread = pooled(one.accuracies for one in budgets)
+    means = [mean_accuracy(one.accuracies, spread) for one in budgets]
+    columns = (
+        Column("Epochs"),
+        Column("Cost", "× dense", "counted", "The share of training time and of training FLOPs."),
+        Column("Seeds done"),
+        Column("Test accuracy", "%", "measured", "± has the spread of all lengths together."),
+        Column("Difference to all epochs", "points", "measured"),
+    )
+    rows = []
+    for (count, budget), mean in zip(found, means, strict=True):
+        seeds = len(budget.accuracies)
+        difference = Mean(mean.value - means[-1].value, (*mean.parts, *means[-1].parts))
+        rows.append(
+            (
+                Cell(f"{count:g}", value=count),
+                Cell(f"{budget.share:.2f}", value=budget.share),
+                Cell(str(seeds), value=float(seeds)),
+                _cell(with_interval(mean, seeds), sign=False),
+                Cell("0") if budget is budgets[-1] else _cell(with_interval(difference, seeds), sign=True),
+            )
+        )
+    caption = "Dense training for fewer epochs, each with its whole learning-rate schedule: what a method has to beat."
+    return (Table(f"{slug}-budgets", caption, columns, tuple(rows)),)
+
+
+def _cell(points: Estimate, *, sign: bool) -> Cell:
+    return quantity_cell(points, formatting.interval(points, 2, sign=sign, reference=0 if sign else None), points.count)
+
 
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
 _LEVEL_OF_ONE = 0.033  # three seeds of one method; `simulate_claims` gives 3.0 to 3.2 %

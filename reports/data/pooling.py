@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from reports.data.budget import without_epochs
-from reports.data.chance import is_guess
-from reports.data.estimates import CONFIDENCE, Estimate
-from reports.data.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label
+from reports.data.estimates import CONFIDENCE, Estimate, is_guess
+from reports.data.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
 from reports.data.method_rows import by_seed
 from reports.data.records import Trial
 from suite.runs.folder.columns import COLUMNS

@@ -59,7 +59,7 @@ class Trial:
         layers: Rows of `layers.csv`; empty if that file is missing.
         damage: One line for each file that cannot be read and each value that is not valid for its column.
         missing_files: Those of `FILES` that do not exist.
-        elsewhere: Whether it ran on another machine than its group, and has no costs of it (`reports.data.pooling`).
+        elsewhere: Whether it ran on another machine than its group, and has no costs of it (`reports.data.groups`).
     """
 
     texts: Mapping[str, str]

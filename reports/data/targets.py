@@ -22,12 +22,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from reports.data.budget import epochs as epochs_of
-from reports.data.budget import share_of_steps
-from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate
-from reports.data.groups import BASELINE, TrialGroup, seed_of
-from reports.data.method_rows import MethodRow
+from reports.data.groups import BASELINE, TrialGroup, seed_of, share_of_steps
+from reports.data.groups import epochs as epochs_of
+from reports.data.method_rows import MethodRow, is_disturbed
 from reports.data.records import Trial
 from reports.data.trial_files import finite
 from suite.runs.folder.targets import COSTS, cost_until, declared_targets, first_reached

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.budget import share_of_steps
-from reports.data.chance import is_guess
-from reports.data.estimates import Estimate
-from reports.data.groups import BASELINE, TrialGroup, label
+from reports.data.estimates import Estimate, is_guess
+from reports.data.groups import BASELINE, TrialGroup, label, share_of_steps
 from reports.data.method_rows import MethodRow, by_seed, seed_of
 from reports.data.records import Trial
 from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge

@@ -12,7 +12,7 @@ from reports.data.rule import Answer
 from reports.data.verdict import Cost, gain_of
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.marks import draw_points, name_rows
+from reports.figures.svg import draw_points, name_rows
 from reports.formatting import points
 
 _WIDTH, _MARGINS, _ROW = 6.2, 0.85, 0.27  # inches

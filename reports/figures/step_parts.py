@@ -8,7 +8,7 @@ import matplotlib.figure
 
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.marks import name_rows
+from reports.figures.svg import name_rows
 
 _WIDTH, _MARGINS, _ROW = 6.2, 1.0, 0.3  # inches
 _REST = "rest"

@@ -10,17 +10,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
-from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Quantity, estimate
 from reports.data.groups import Look
-from reports.data.method_rows import MethodRow, all_timed
+from reports.data.method_rows import DISTURBED, MethodRow, all_timed, is_disturbed, mark_disturbed
 from reports.data.records import Trial
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.labels import add_legend, is_long
-from reports.figures.marks import draw_points
+from reports.figures.svg import add_legend, draw_points, is_long
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None

@@ -92,7 +92,7 @@ def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device)
     import numpy as np
 
     from suite.cost.interleaved import interleaved_times
-    from suite.cost.stamps import stamps_of
+    from suite.cost.timing import stamps_of
 
     times = interleaved_times(calls, REPETITIONS, stamps_of(device), warm_ups=2)
     return [float(value) for value in np.median(times, axis=0)]

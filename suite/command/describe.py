@@ -15,12 +15,12 @@ from docstring_parser import DocstringStyle, parse
 from suite import registry
 from suite.choices import MethodChoice, ModelChoice
 from suite.command.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
-from suite.command.options.parser import Parser, program_name
-from suite.declarations import KINDS
+from suite.command.options import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import REQUIRED, allowed, search_of, show, type_name
 from suite.recipe import Tuning
+from suite.registry import KINDS
 from suite.runs.planning import read_names
 from suite.runs.spec import PRESETS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from suite import files
 from suite.command.folders.destination import check_destination, new_folder
-from suite.command.options.parser import Parser, program_name
+from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 

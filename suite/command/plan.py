@@ -7,9 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from suite.command.options.arguments import add_run_options
-from suite.command.options.parser import Parser, program_name
-from suite.command.options.run import resolve_run_options
+from suite.command.options import Parser, add_run_options, program_name, resolve_run_options
 from suite.errors import UsageError
 from suite.runs.engines.forked import forked
 

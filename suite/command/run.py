@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from suite import files, registry
-from suite.command.options.run import RunOptions, check_data_root, read_run_options
+from suite.command.options import RunOptions, check_data_root, read_run_options
 from suite.errors import UsageError
 from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
 from suite.runs.folder.columns import is_needless
-from suite.runs.progress.listeners import listener_for
-from suite.runs.progress.text import duration
+from suite.runs.listeners import listener_for
+from suite.runs.progress import duration
 from suite.runs.ranks.allocation import Allocation, follow, in_allocation, lead
 from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
 
@@ -233,7 +233,7 @@ def run_trials(
         UsageError: The folder is in use, or one of its files cannot be read.
     """
     from reports import write_report
-    from reports.data.disturbed_times import is_disturbed
+    from reports.data.method_rows import is_disturbed
     from reports.data.records import read
     from suite.cost.hardware import available_cores, competition
     from suite.files import clean, without_home
@@ -329,7 +329,7 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
         rows: Rows of the results table.
         disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
     """
-    from reports.data.disturbed_times import mark_disturbed  # takes time to import
+    from reports.data.method_rows import mark_disturbed  # takes time to import
 
     table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
     for column in ("task", "model", "method"):

@@ -13,9 +13,7 @@ from typing import Any
 
 from suite import files, registry
 from suite.choices import RECIPE, MethodChoice
-from suite.command.options.arguments import add_run_options
-from suite.command.options.parser import Parser, program_name
-from suite.command.options.run import RunOptions, resolve_run_options
+from suite.command.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.runs.engines.forked import forked

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite import files, registry
-from suite.command.options.parser import Parser, program_name
+from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.planning import read_choices, read_names
 from suite.subnormals import FLUSH, use_arithmetic

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.cost.data_parallel.communication import KeptGradients, count_step
+from suite.cost.communication import KeptGradients, count_step
 from suite.cost.flops import PRODUCTS, LayerCost, count_layers, density_of_weights, weight_density
 from suite.method import Context, Density, Method
 from suite.network.planned_layer import PlannedLayer

@@ -14,7 +14,7 @@ from suite.runs.building import with_data_here
 from suite.runs.engines.local import LocalEngine
 from suite.runs.folder.records import read_record
 from suite.runs.folder.store import Store
-from suite.runs.progress.listeners import listener_for
+from suite.runs.listeners import listener_for
 from suite.runs.spec import TrialSpec
 
 

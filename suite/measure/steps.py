@@ -12,7 +12,7 @@ from suite.recipe import Phase
 from suite.runs.building import build_trainer
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
-from suite.training.parts.data_parallel import Batch
+from suite.training.data_parallel import Batch
 from suite.training.trainer import Trainer
 
 WARM_UPS = 3

@@ -310,7 +310,7 @@ def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None
     """
     import torch
 
-    from suite.training.parts.data_parallel import check_batches
+    from suite.training.data_parallel import check_batches
 
     recipe = setting.recipe
     try:

@@ -26,7 +26,7 @@ from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.engines.lifeline import watch_parent
 from suite.runs.engines.places import place_of_environment, take_place
 from suite.runs.folder.records import write_record
-from suite.runs.progress.files import ProgressFile
+from suite.runs.progress import ProgressFile
 from suite.runs.provenance import collect, tuning
 from suite.runs.ranks import failures, processes
 from suite.runs.ranks.failures import FailedStatus
@@ -318,7 +318,7 @@ class Trial:
 
 def count_energy(clock: Any, device: Any) -> str:
     """Count energy in the spans of a clock where a counter can be read; return what is counted, or why nothing is."""
-    from suite.cost.energy import NoCounter, open_counter
+    from suite.cost.clock import NoCounter, open_counter
 
     try:
         counter = open_counter(device)
@@ -343,7 +343,7 @@ def _failure(error: Exception) -> tuple[FailedStatus, str]:
     """Return the status and the one-line message for an exception that ended a trial."""
     import torch
 
-    from suite.training.parts.losses import Diverged
+    from suite.training.records import Diverged
 
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, Diverged):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
-from suite.training.parts.data_parallel import DataParallel
-from suite.training.parts.losses import Diverged
+from suite.training.data_parallel import DataParallel
+from suite.training.records import Diverged
 
 
 class Evaluation:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.cost.hardware import hardware_facts, hardware_id
-from suite.cost.parts.step_clock import NO_CLOCK, NoClock, StepClock
+from suite.cost.step_clock import NO_CLOCK, NoClock, StepClock
 from suite.errors import UsageError, renamed
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.network.channels import surgery

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.cost.data_parallel.communication import Kind, Traffic, size_of
+from suite.cost.communication import Kind, Traffic, size_of
 from suite.errors import UsageError
 
 if dist.is_available():

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from suite.cost.memory import SavedTensors
 from suite.recipe import Recipe
+from suite.training.data_parallel import DataParallel
 from suite.training.method_runner import MethodRunner
-from suite.training.parts.data_parallel import DataParallel
 
 log = logging.getLogger(__name__)
 

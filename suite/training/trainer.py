@@ -20,18 +20,17 @@ from suite.network.layers import backend_name
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
 from suite.training.cuda_graph import make_step
+from suite.training.data_parallel import Batch
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
 from suite.training.method_runner import MethodRunner
+from suite.training.mixing import BatchMixing
 from suite.training.optimizer_state import make_optimizer
-from suite.training.parts.data_parallel import Batch
-from suite.training.parts.losses import Diverged, EpochLosses, StepRecord
-from suite.training.parts.mixing import BatchMixing
-from suite.training.parts.phases import Phases
-from suite.training.parts.progress import Progress, Record
-from suite.training.parts.weight_average import Lookahead, WeightAverage
+from suite.training.phases import Phases
 from suite.training.product_check import ProductCheck
 from suite.training.ranks import Ranks
+from suite.training.records import Diverged, EpochLosses, Progress, Record, StepRecord
+from suite.training.weight_average import Lookahead, WeightAverage
 
 
 class Trainer:

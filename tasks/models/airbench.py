@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import check_side, scaled
 
 # Output channels of the groups at width 1.
 GROUPS = (64, 256, 256)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import BasicBlock, Block, Bottleneck
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import BasicBlock, Block, Bottleneck, check_side, scaled
 
 PLANES = (16, 32, 64)
 # Three stages; the second and the third halve the image.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import check_side, scaled
 
 # Output channels; between the parts, a pooling layer halves the image.
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))

@@ -10,8 +10,8 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from suite.registry import register
+from tasks.models.residual import check_side
 from tasks.models.stochastic_depth import rates, stochastic_depth
-from tasks.models.widths import check_side
 
 DEPTHS = (2, 2, 6, 2)
 WIDTHS = (40, 80, 160, 320)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from suite.registry import added_parameters, register
-from tasks.models.residual import BasicBlock, Block, Bottleneck
-from tasks.models.widths import check_channels
+from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
 
 FEWEST_BLURRED = 16
 """Input channels of a strided convolution from which SDGP's code blurs its input."""

@@ -7,8 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import Residual
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import Residual, check_side, scaled
 
 # Output channels at width 1, in the order in which the layers run.
 PREP, DOWN, EXPAND, REDUCE = 128, 256, 512, 256

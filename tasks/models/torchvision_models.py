@@ -14,8 +14,8 @@ from torch import nn
 
 from suite.registry import added_parameters, register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
+from tasks.models.residual import check_channels
 from tasks.models.transformers.separate_attention import separate_attention as separate
-from tasks.models.widths import check_channels
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
 

@@ -7,9 +7,7 @@ import pytest
 from toy_suite import assert_one_line, good, listing, pdt
 
 from suite.command import cli
-from suite.command.config import read_config
-from suite.command.options.arguments import LISTS, TEXTS
-from suite.command.options.run import check_data_root, read_run_options
+from suite.command.options import LISTS, TEXTS, check_data_root, read_config, read_run_options
 
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),

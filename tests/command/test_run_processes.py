@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from suite.command.options.run import read_run_options
+from suite.command.options import read_run_options
 from suite.command.run import check_processes, resolve
 from suite.errors import UsageError
 from suite.runs import spec

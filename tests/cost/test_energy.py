@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.cost import energy
-from suite.cost.clock import Clock
-from suite.cost.energy import EnergyCounter, NoCounter, RaplPackage, open_nvml, open_rapl
+from suite.cost import clock as energy
+from suite.cost.clock import Clock, EnergyCounter, NoCounter, RaplPackage, open_nvml, open_rapl
 from suite.runs.trial import count_energy
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from suite.cost.parts import roofline
-from suite.cost.parts.roofline import Machine, measure_machine, moved_bytes
+from suite.cost import roofline
+from suite.cost.roofline import Machine, measure_machine, moved_bytes
 
 MACHINE = Machine(macs_per_s=1e9, copies=((1000, 4e6), (10_000, 2e6), (100_000, 1e6)))
 

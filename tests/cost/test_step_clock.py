@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from suite.cost.parts.step_clock import BackwardClock, NormalizationClock, StepClock, is_normalization
-from suite.cost.stamps import CudaStamps
+from suite.cost.step_clock import BackwardClock, NormalizationClock, StepClock, is_normalization
+from suite.cost.timing import CudaStamps
 
 
 class Ticks:

@@ -14,7 +14,7 @@ from suite.measure.prediction.probe import HOOKS, WALKING_IMAGES, Probe, probe, 
 from suite.method import Method
 from suite.registry import register
 from suite.runs.stages import StageList
-from suite.training.parts.data_parallel import Batch
+from suite.training.data_parallel import Batch
 
 SMALL = {"train_images": 100, "test_images": 40, "batch_size": 16, "eval_batch_size": 32}
 CLICKTRAIN = "clicktrain[warmup=0.2,hard_prune=0.6,backend=masked]"

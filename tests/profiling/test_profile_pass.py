@@ -13,9 +13,9 @@ from small_trials import train_in_suite
 
 from suite.command import cli
 from suite.command.export import contents
-from suite.cost.parts import roofline
-from suite.cost.parts.roofline import Machine
-from suite.cost.parts.step_clock import NO_CLOCK
+from suite.cost import roofline
+from suite.cost.roofline import Machine
+from suite.cost.step_clock import NO_CLOCK
 from suite.errors import UsageError
 from suite.measure import profile_pass, running
 from suite.measure import profile_steps as steps

@@ -15,7 +15,7 @@ import pytest
 from time_passes import time_json
 
 import suite as suite_package
-from suite.cost.data_parallel.communication import KINDS
+from suite.cost.communication import KINDS
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.columns import SCHEMA

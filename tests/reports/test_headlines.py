@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from reports.content.headlines import _prerequisites
+from reports.content.remarks import _prerequisites
 from reports.data.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -13,8 +13,8 @@ import pytest
 from page_parser import Page, by_head, parse, table
 
 from reports import write_report
-from reports.content.problems import command_lines, rerun_command
-from reports.figures.labels import short_names, spread_heights
+from reports.content.provenance import command_lines, rerun_command
+from reports.figures.svg import short_names, spread_heights
 from reports.render.markdown import escape
 from suite.errors import UsageError
 

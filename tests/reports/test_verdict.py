@@ -14,9 +14,8 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
-from reports.data.budget import fold_budgets
 from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
-from reports.data.groups import group_trials, looks
+from reports.data.groups import fold_budgets, group_trials, looks
 from reports.data.groups import label as label_of
 from reports.data.method_rows import by_seed, method_rows
 from reports.data.pooling import pool_machines

@@ -13,13 +13,13 @@ from methods.dense import Dense
 from methods.sdgp import SDGP
 from suite import registry
 from suite.choices import MethodChoice
-from suite.command.options.run import read_run_options
+from suite.command.options import read_run_options
 from suite.command.run import resolve
 from suite.errors import UsageError
 from suite.method import Method
 from suite.recipe import control_epochs
 from suite.runs.controls import control_methods, random_twin
-from suite.runs.engines.outcomes import why_skipped
+from suite.runs.engines.local import why_skipped
 from suite.runs.folder.records import write_record
 from suite.runs.planning import plan
 from suite.runs.spec import PRESETS, SuiteSpec

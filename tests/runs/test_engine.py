@@ -12,7 +12,7 @@ from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, 
 from suite.runs.engines import local
 from suite.runs.engines.local import LocalEngine, environment, trial_command
 from suite.runs.folder.store import read_record, write_record
-from suite.runs.progress.files import Position
+from suite.runs.progress import Position
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import io
 from engine_children import spec
 from rich.console import Console
 
-from suite.runs.progress.files import EpochReader, Position, ProgressFile
-from suite.runs.progress.listeners import Lines, listener_for
-from suite.runs.progress.text import duration, ended_line, epoch_line
+from suite.runs.listeners import Lines, listener_for
+from suite.runs.progress import EpochReader, Position, ProgressFile, duration, ended_line, epoch_line
 
 
 def test_the_progress_file_is_written_at_most_twice_a_second(tmp_path):

@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 from small_trials import spec
 
-from suite.runs.progress.files import Position
-from suite.runs.progress.listeners import SWEEP_INTERVAL, Lines, _AllTrials, listener_for
-from suite.runs.progress.remaining import Sweep
+from suite.runs.listeners import SWEEP_INTERVAL, Lines, _AllTrials, listener_for
+from suite.runs.progress import Position, Sweep
 
 EPOCHS = 10
 

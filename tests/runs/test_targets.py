@@ -9,7 +9,7 @@ import os
 import pytest
 from test_store import put, spec
 
-from suite.command.options.run import read_run_options
+from suite.command.options import read_run_options
 from suite.errors import UsageError
 from suite.runs.folder.packed import pack
 from suite.runs.folder.results import write_results

@@ -14,7 +14,7 @@ from reports.data.records import Trial, read
 from suite import files
 from suite.choices import MethodChoice
 from suite.command import cli
-from suite.command.options.run import read_run_options
+from suite.command.options import read_run_options
 from suite.command.run import resolve
 from suite.command.tune import _setting
 from suite.errors import UsageError

@@ -22,7 +22,7 @@ CHILD = textwrap.dedent(
     import ctypes, json, os, signal, subprocess, sys, time
     from pathlib import Path
     from suite.runs.engines.lifeline import watch_parent
-    from suite.runs.progress.files import ProgressFile
+    from suite.runs.progress import ProgressFile
     from suite.runs.folder.store import read_record, write_record
     from suite.runs.spec import TrialSpec
 
@@ -78,7 +78,7 @@ DRIVER = textwrap.dedent(
     import sys
     from pathlib import Path
     from suite.runs.engines.local import LocalEngine
-    from suite.runs.progress.listeners import Lines
+    from suite.runs.listeners import Lines
     from suite.runs.spec import TrialSpec
     from suite.runs.folder.store import read_record
     from rich.console import Console

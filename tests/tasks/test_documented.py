@@ -15,7 +15,7 @@ from toy_suite import forget_plugins
 
 from suite import registry
 from suite.command import cli
-from suite.command.options.run import read_run_options
+from suite.command.options import read_run_options
 from suite.errors import MissingData
 from suite.network.channels.spaces import find_index_spaces
 from suite.runs.planning import plan

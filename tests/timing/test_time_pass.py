@@ -20,7 +20,8 @@ from reports.data.records import Trial, read
 from suite.choices import MethodChoice
 from suite.command import cli
 from suite.command.export import contents
-from suite.cost import clock, stamps
+from suite.cost import clock
+from suite.cost import timing as stamps
 from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError

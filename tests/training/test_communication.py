@@ -6,7 +6,7 @@ from communicating import METHODS, RANKS, STEPS, start
 from small_methods import Nothing
 from small_training import small_net
 
-from suite.cost.data_parallel.communication import KeptGradients
+from suite.cost.communication import KeptGradients
 from suite.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from small_training import SmallBatches, small_trainer
 from stopwatches import FakeTime
 
 from suite.method import Method
-from suite.training.parts.data_parallel import digests
+from suite.training.data_parallel import digests
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from small_training import RECIPE, Checkpoints, small_net, small_trainer, withou
 from torch import nn
 
 from suite.method import Method, OpPlan
-from suite.training.parts.losses import Diverged
+from suite.training.records import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
 

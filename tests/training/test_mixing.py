@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from small_methods import Decays, Nothing
 from small_training import CLASSES, RECIPE, Checkpoints, SmallBatches, small_trainer
 
-from suite.training.parts.mixing import BatchMixing
+from suite.training.mixing import BatchMixing
 
 BATCH = next(SmallBatches(16, seed=1).epoch(0, 16))
 IMAGES, LABELS = BATCH

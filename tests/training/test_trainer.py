@@ -12,7 +12,7 @@ from torch import nn
 
 from suite.method import Method, OpPlan, ReconfigPlan
 from suite.training.optimizer_state import make_optimizer
-from suite.training.parts.losses import Diverged
+from suite.training.records import Diverged
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)
 

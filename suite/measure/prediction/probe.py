@@ -31,7 +31,7 @@ from suite.runs.building import build_trainer, load_splits
 from suite.runs.spec import TrialSpec
 from suite.runs.stages import Cost
 from suite.task import Batches
-from suite.training.parts.data_parallel import Batch
+from suite.training.data_parallel import Batch
 from suite.training.product_check import WrongProduct
 from suite.training.trainer import Diverged, Trainer
 

@@ -14,7 +14,7 @@ from reports.data.groups import BASELINE
 from suite.measure.prediction.cluster import Cluster, Communication
 from suite.measure.prediction.estimate import Prediction, setting
 from suite.measure.prediction.forecast import Forecast
-from suite.runs.progress.text import duration
+from suite.runs.progress import duration
 
 _ALL = 0.995  # of dense's FLOPs
 

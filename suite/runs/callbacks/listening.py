@@ -9,8 +9,8 @@ from typing import Any
 
 from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.folder.records import read_record
-from suite.runs.progress.files import Position
-from suite.runs.progress.listeners import ProgressListener
+from suite.runs.listeners import ProgressListener
+from suite.runs.progress import Position
 from suite.runs.spec import TrialSpec
 
 Callback = Callable[[CallbackTrial, dict[str, Any]], object]

@@ -26,12 +26,11 @@ from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.runs.engines.lifeline import die_with
-from suite.runs.engines.local import environment
-from suite.runs.engines.outcomes import end_unstarted, next_ready, record_end, show, status_of, why_skipped
+from suite.runs.engines.local import end_unstarted, environment, next_ready, record_end, show, status_of, why_skipped
 from suite.runs.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.runs.folder.records import RUNNING
-from suite.runs.progress.files import EpochReader
-from suite.runs.progress.listeners import ProgressListener
+from suite.runs.listeners import ProgressListener
+from suite.runs.progress import EpochReader
 from suite.runs.provenance import FLAG_PREFIXES, ROOT
 from suite.runs.spec import TrialSpec
 

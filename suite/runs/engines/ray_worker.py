@@ -15,7 +15,7 @@ from suite.errors import UsageError
 from suite.runs.engines.local import LocalEngine
 from suite.runs.engines.places import Place
 from suite.runs.folder.records import read_record
-from suite.runs.progress.files import Position, ProgressFile
+from suite.runs.progress import Position, ProgressFile
 from suite.runs.spec import TrialSpec
 
 TEMPORARY = "pdt-ray-"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from suite import files
-from suite.cost.data_parallel.communication import KeptGradients
+from suite.cost.communication import KeptGradients
 from suite.cost.flops import weight_density
 from suite.cost.memory import SavedTensors
 from suite.method import Compact, Compressed, Site

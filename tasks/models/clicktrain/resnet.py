@@ -12,8 +12,7 @@ from torch import nn
 
 from suite.registry import register
 from tasks.models.cifar_resnet import CifarResNet
-from tasks.models.residual import BasicBlock, Block, Bottleneck
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import BasicBlock, Block, Bottleneck, check_side, scaled
 
 Init = Literal["torch", "fan_out"]
 PLANES = (64, 128, 256, 512)

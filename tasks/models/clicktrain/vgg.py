@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.cifar_vgg import SMALLEST_SIDE, VGG11, VGG13, convolutions
-from tasks.models.widths import check_side, scaled
+from tasks.models.residual import check_side, scaled
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 HIDDEN = 512  # features of the linear layers at width 1

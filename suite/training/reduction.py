@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.cost.data_parallel.communication import KeptGradients, size_of
+from suite.cost.communication import KeptGradients, size_of
 from suite.errors import UsageError
 from suite.training.method_runner import MethodRunner
 

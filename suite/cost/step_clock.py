@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from suite.cost.stamps import Stamps, stamps_of
+from suite.cost.timing import Stamps, stamps_of
 
 PARTS = ("forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest")
 """Parts of a step.

@@ -24,9 +24,9 @@ from suite.plan import random_key
 from suite.recipe import Recipe
 from suite.task import Batches, ShareableBatches
 from suite.training.method_runner import MethodRunner
-from suite.training.parts.mixing import BatchMixing
-from suite.training.parts.reduction import reduce_gradients
+from suite.training.mixing import BatchMixing
 from suite.training.ranks import Ranks
+from suite.training.reduction import reduce_gradients
 
 # torch has renamed the option by which buffers are not synchronised in every step.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters

@@ -9,9 +9,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from suite.runs.progress.files import Position
-from suite.runs.progress.remaining import Sweep
-from suite.runs.progress.text import duration, ended_line, epoch_line
+from suite.runs.progress import Position, Sweep, duration, ended_line, epoch_line
 from suite.runs.spec import TrialSpec
 
 SWEEP_INTERVAL = 60.0

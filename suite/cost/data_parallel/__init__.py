@@ -1,1 +1,0 @@
-"""What data-parallel training adds to the cost of a training."""
