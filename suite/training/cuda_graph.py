@@ -15,7 +15,7 @@ from suite.network.planned_layer import ExecutedMeter
 from suite.network.random_keys import KeyBuffer
 from suite.recipe import Recipe
 from suite.training.method_runner import MethodRunner
-from suite.training.steps import CompiledStep, EagerStep, Outcome, undisturbed
+from suite.training.steps import EagerStep, Outcome, undisturbed
 
 WARM_UP = 3
 """Number of steps before the capture, in which libraries choose algorithms and allocate memory."""
@@ -36,9 +36,9 @@ class GraphStep(EagerStep):
     _tensors: list[Tensor]  # tensors whose memory the graph reads and writes
 
     def __init__(
-        self, hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
+        self, runner: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        super().__init__(hooks, recipe, dtype, scaler)
+        super().__init__(runner, recipe, dtype, scaler)
         self.forget()
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
@@ -102,12 +102,3 @@ class GraphStep(EagerStep):
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
         addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         return (images.shape, images.dtype, labels.shape, labels.dtype, self.runner.plans_made, addresses)
-
-
-def make_step(
-    hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
-) -> EagerStep:
-    """Return the object that computes the gradients of a step, for the recipe's `execution`."""
-    if recipe.execution == "compile":
-        return CompiledStep(hooks, recipe, dtype, scaler, compile_backend)
-    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](hooks, recipe, dtype, scaler)

@@ -50,15 +50,15 @@ class DataParallel:
     """The part of a training that several ranks share.
 
     Args:
-        hooks: MethodRunner of the method on the bare model, which have found the ranks.
+        runner: MethodRunner of the method on the bare model, which have found the ranks.
 
     Attributes:
         ranks: Rank of this process, and the number of ranks.
     """
 
-    def __init__(self, hooks: MethodRunner) -> None:
-        self._hooks, self._model = hooks, hooks.model
-        self.ranks: Ranks = hooks.ranks
+    def __init__(self, runner: MethodRunner) -> None:
+        self._runner, self._model = runner, runner.model
+        self.ranks: Ranks = runner.ranks
         self._wrapped: DistributedDataParallel | None = None
         self._whole = 0  # images of the present batch, over all ranks
         self._idle = False  # whether this rank has no image of the present batch
@@ -79,7 +79,7 @@ class DataParallel:
         if self.ranks.size == 1:
             return
         self.unwrap()
-        device = self._hooks.ctx.device
+        device = self._runner.ctx.device
         self._wrapped = DistributedDataParallel(
             self._model,
             device_ids=[device] if device.type == "cuda" else None,
@@ -87,7 +87,7 @@ class DataParallel:
             init_sync=False,
             **_OWN_BUFFERS,
         )
-        reduce_gradients(self._wrapped, self._hooks)
+        reduce_gradients(self._wrapped, self._runner)
 
     def unwrap(self) -> None:
         """Release the wrapper, which owns the process group: gloo's threads run until the last owner is gone."""
@@ -203,7 +203,7 @@ class DataParallel:
         """Average the floating-point buffers, such as running means and variances, over the ranks."""
         if self.ranks.size == 1:
             return
-        for model in (self._model, *self._hooks.averages):
+        for model in (self._model, *self._runner.averages):
             for buffer in model.buffers():
                 if buffer.is_floating_point():
                     buffer.copy_(self.ranks.all_reduce(buffer, "statistics") / self.ranks.size)
@@ -216,7 +216,7 @@ class DataParallel:
         """
         if self.ranks.size == 1:
             return
-        method = self._hooks.method
+        method = self._runner.method
         state = {"model": self._model.state_dict(), type(method).__name__: method.state_dict()}
         self.ranks.agree_on_tensors(digests(state))
 
@@ -258,16 +258,16 @@ class DataParallel:
         own = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
         torch.set_rng_state(own["random"].cpu())
         if own["random_cuda"] is not None:
-            torch.cuda.set_rng_state(own["random_cuda"].cpu(), self._hooks.ctx.device)
+            torch.cuda.set_rng_state(own["random_cuda"].cpu(), self._runner.ctx.device)
 
     def _random_state(self) -> dict[str, Tensor | None]:
-        device = self._hooks.ctx.device
+        device = self._runner.ctx.device
         on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return {"random": torch.get_rng_state(), "random_cuda": on_gpu}
 
     def _sum(self, values: Tensor) -> Tensor:
         """Return the sum of float64 values over the ranks, on the CPU."""
-        return self.ranks.all_reduce(values.double().to(self._hooks.ctx.device), "bookkeeping").cpu()
+        return self.ranks.all_reduce(values.double().to(self._runner.ctx.device), "bookkeeping").cpu()
 
 
 def check_batches(batches: Batches, recipe: Recipe, ranks: int) -> None:

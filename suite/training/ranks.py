@@ -184,6 +184,6 @@ class WrapperGuard:
         if self._stale is not None and wrapper is self._stale():
             raise UsageError(
                 "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
-                "old shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap"
+                "old shapes: wrap runner.model in a new one after each runner.end_epoch() that returns an IndexMap"
             )
         self._seen = weakref.ref(wrapper)

@@ -12,26 +12,26 @@ from suite.errors import UsageError
 from suite.training.method_runner import MethodRunner
 
 
-def reduce_gradients(wrapped: DistributedDataParallel, hooks: MethodRunner) -> None:
-    """Let a wrapper of the hooks' model sum only the gradients that the method uses, and count what it communicates.
+def reduce_gradients(wrapped: DistributedDataParallel, runner: MethodRunner) -> None:
+    """Let a wrapper of the model sum only the gradients that the method uses, and count what it communicates.
 
     If the method returns masks (`Method.kept_gradients`), the gradients of kept weights are gathered from each bucket,
     summed over the ranks and written back; the other gradients become zero. With two ranks, the gradients of kept
     weights have the same bits as without this function; with more, the order of the additions may differ, as it does
     between bucket sizes. Without masks the bits are the same for any number of ranks. The bytes are added to
-    `hooks.ranks.traffic`.
+    `runner.ranks.traffic`.
 
     Args:
-        wrapped: A new wrapper of `hooks.model`, without a communication hook. Call the function again for the wrapper
+        wrapped: A new wrapper of `runner.model`, without a communication hook. Call the function again for the wrapper
             that follows a reconfiguration.
-        hooks: The hooks of the method on the bare model.
+        runner: The runner of the method on the bare model.
 
     Raises:
         UsageError: if the wrapper wraps another model.
     """
-    if wrapped.module is not hooks.model:
-        raise UsageError("reduce_gradients needs a DistributedDataParallel of hooks.model, the bare model")
-    reduction = _Reduction(hooks)
+    if wrapped.module is not runner.model:
+        raise UsageError("reduce_gradients needs a DistributedDataParallel of runner.model, the bare model")
+    reduction = _Reduction(runner)
     wrapped.register_comm_hook(reduction, _reduce)  # type: ignore[no-untyped-call]
     wrapped.register_forward_pre_hook(reduction.before_forward)
 
@@ -39,15 +39,15 @@ def reduce_gradients(wrapped: DistributedDataParallel, hooks: MethodRunner) -> N
 class _Reduction:
     """State of the communication hook of one wrapper."""
 
-    def __init__(self, hooks: MethodRunner) -> None:
-        self._hooks, self._traffic, self._size = hooks, hooks.ranks.traffic, hooks.ranks.size
-        self._kept = KeptGradients(hooks.method)
+    def __init__(self, runner: MethodRunner) -> None:
+        self._runner, self._traffic, self._size = runner, runner.ranks.traffic, runner.ranks.size
+        self._kept = KeptGradients(runner.method)
         self._indices: dict[tuple[int, ...], Tensor | None] = {}  # by the ids of a bucket's parameters
 
     def before_forward(self, wrapped: nn.Module, inputs: Any) -> None:
         """Ask the method for its masks, and count the buffers that the wrapper is about to broadcast."""
         assert isinstance(wrapped, DistributedDataParallel)
-        if wrapped.training and torch.is_grad_enabled() and self._kept.update(self._hooks.ctx):
+        if wrapped.training and torch.is_grad_enabled() and self._kept.update(self._runner.ctx):
             self._indices.clear()
         if wrapped.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._traffic.add("statistics", "broadcast", size_of(wrapped.modules_buffers))

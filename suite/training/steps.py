@@ -29,18 +29,18 @@ class EagerStep:
     """A step that runs eagerly.
 
     Args:
-        hooks: MethodRunner of the method on its model.
+        runner: MethodRunner of the method on its model.
         recipe: The recipe.
         dtype: `torch.float32`, or the autocast type.
         scaler: Scaler that multiplies the loss before the backward; `None` for no scaling.
     """
 
     def __init__(
-        self, hooks: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
+        self, runner: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        self.runner, self.model, self.recipe, self.dtype, self.scaler = hooks, hooks.model, recipe, dtype, scaler
-        self.device = hooks.ctx.device
-        self.parallel = DataParallel(hooks)
+        self.runner, self.model, self.recipe, self.dtype, self.scaler = runner, runner.model, recipe, dtype, scaler
+        self.device = runner.ctx.device
+        self.parallel = DataParallel(runner)
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
         """Whether `gradients` can be called for such a batch without `prepare`."""
@@ -112,13 +112,13 @@ class CompiledStep(EagerStep):
 
     def __init__(
         self,
-        hooks: MethodRunner,
+        runner: MethodRunner,
         recipe: Recipe,
         dtype: torch.dtype,
         scaler: torch.amp.GradScaler | None = None,
         backend: str = "inductor",
     ) -> None:
-        super().__init__(hooks, recipe, dtype, scaler)
+        super().__init__(runner, recipe, dtype, scaler)
         self._backend = backend
         self._prepared: set[tuple[object, ...]] = set()  # for full batches, and for a smaller last one
 
@@ -158,12 +158,12 @@ class CompiledStep(EagerStep):
 
 
 @contextmanager
-def undisturbed(hooks: MethodRunner) -> Iterator[None]:
+def undisturbed(runner: MethodRunner) -> Iterator[None]:
     """Restore buffers, random states and meters afterwards, and clear the gradients.
 
     Do not modify parameters inside this context.
     """
-    model, device = hooks.model, hooks.ctx.device
+    model, device = runner.model, runner.ctx.device
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     random = torch.get_rng_state()
     random_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -174,7 +174,7 @@ def undisturbed(hooks: MethodRunner) -> Iterator[None]:
     torch.set_rng_state(random)
     if random_cuda is not None:
         torch.cuda.set_rng_state(random_cuda, device)
-    for layer in hooks.planned_layers:
+    for layer in runner.planned_layers:
         layer.meter.take()
     model.zero_grad(set_to_none=True)
 

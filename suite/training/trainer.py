@@ -19,7 +19,7 @@ from suite.method import Context, Method, OtherTrial, ReconfigPlan
 from suite.network.layers import backend_name
 from suite.recipe import Recipe
 from suite.task import Batches, Splits
-from suite.training.cuda_graph import make_step
+from suite.training.cuda_graph import GraphStep
 from suite.training.data_parallel import Batch
 from suite.training.evaluation import Evaluation
 from suite.training.execution import check_execution
@@ -30,6 +30,7 @@ from suite.training.phases import Phases
 from suite.training.product_check import ProductCheck
 from suite.training.ranks import Ranks
 from suite.training.records import Diverged, EpochLosses, Progress, Record, StepRecord
+from suite.training.steps import CompiledStep, EagerStep
 from suite.training.weight_average import Lookahead, WeightAverage
 
 
@@ -112,7 +113,7 @@ class Trainer:
             self.average = Lookahead(self.runner, recipe, splits.train.steps_per_epoch(recipe.batch_size))
         self.mixing = BatchMixing(recipe, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        self.step = make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
+        self.step = _make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
         now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
@@ -219,7 +220,7 @@ class Trainer:
         Raises:
             Diverged: The loss is infinite or NaN. The weights are then those before the step.
         """
-        ctx, recipe, hooks = self.ctx, self.recipe, self.runner
+        ctx, recipe, runner = self.ctx, self.recipe, self.runner
         # Set the learning rate.
         whole = self.steps_per_epoch
         done, length = self.schedule_epoch + ctx.batch_index / whole, recipe.length(whole)
@@ -227,7 +228,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * group["lr_factor"]
         # Compute the gradients of the batch, of which this rank has its share.
-        images, labels = hooks.transform_batch(batch.images, batch.labels)
+        images, labels = runner.transform_batch(batch.images, batch.labels)
         if not self.step.is_ready(images, labels):
             with self.clock.span("compile"):
                 self.step.prepare(images, labels)
@@ -241,14 +242,14 @@ class Trainer:
         if norm is not None:
             if recipe.clip_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
-            if hooks.optimizer_step() and self.average:
-                with hooks.clock.span("optimizer"):
+            if runner.optimizer_step() and self.average:
+                with runner.clock.span("optimizer"):
                     self.average.update((done + 1 / whole) / length)
         else:
-            hooks.end_step()
+            runner.end_step()
         if self.scaler:
             self.scaler.update()
-        with hooks.clock.span("optimizer"):
+        with runner.clock.span("optimizer"):
             self.optimizer.zero_grad(set_to_none=True)
         # Add up costs.
         self.ledger.add_overhead(self.parallel.own(images))
@@ -412,3 +413,12 @@ class Trainer:
 def _trained(model: nn.Module) -> list[bool]:
     """Return which parameters need gradients, on which data gradients and so FLOPs depend."""
     return [parameter.requires_grad for parameter in model.parameters()]
+
+
+def _make_step(
+    runner: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
+) -> EagerStep:
+    """Return the object that computes the gradients of a step, for the recipe's `execution`."""
+    if recipe.execution == "compile":
+        return CompiledStep(runner, recipe, dtype, scaler, compile_backend)
+    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](runner, recipe, dtype, scaler)

@@ -27,26 +27,26 @@ class WeightAverage:
     used.
 
     Args:
-        hooks: MethodRunner of the method on the model; reconfigurations cut the average from now on.
+        runner: MethodRunner of the method on the model; reconfigurations cut the average from now on.
         decay: Share of the average that remains in a step; 0 < decay < 1.
 
     Attributes:
         bytes: Bytes of the average.
     """
 
-    def __init__(self, hooks: MethodRunner, decay: float) -> None:
+    def __init__(self, runner: MethodRunner, decay: float) -> None:
         from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-        self._hooks, self._model = hooks, hooks.model
+        self._runner, self._model = runner, runner.model
         # A plan refers to the method, which must not be copied with the layers.
-        plans = [(layer, layer.op_plan) for layer in hooks.planned_layers]
+        plans = [(layer, layer.op_plan) for layer in runner.planned_layers]
         for layer, _ in plans:
             layer.op_plan = EMPTY_PLAN
         self._averaged = AveragedModel(self._model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         for layer, plan in plans:
             layer.op_plan = plan
         self._averaged.requires_grad_(False)
-        hooks.averages.append(self._averaged.module)
+        runner.averages.append(self._averaged.module)
 
     @property
     def bytes(self) -> int:
@@ -110,7 +110,7 @@ class WeightAverage:
         """Return the model's tensors with the values that they have where the average is used."""
         if not self._averaged.n_averaged:
             return []
-        weights = {f"{name}.weight" for name in self._hooks.ctx.layers}
+        weights = {f"{name}.weight" for name in self._runner.ctx.layers}
         return [
             (tensor, average.masked_fill(tensor.detach() == 0, 0) if name in weights else average.detach())
             for name, tensor, average in self._tensors()
@@ -125,7 +125,7 @@ class Lookahead(WeightAverage):
     Source: K. Jordan, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498.
 
     Args:
-        hooks: As for `WeightAverage`.
+        runner: As for `WeightAverage`.
         recipe: Recipe with the fields `lookahead_...`.
         steps_per_epoch: Steps of an epoch.
 
@@ -133,8 +133,8 @@ class Lookahead(WeightAverage):
         UsageError: An epoch has no update of the average, so that its end would undo all of its steps.
     """
 
-    def __init__(self, hooks: MethodRunner, recipe: Recipe, steps_per_epoch: int) -> None:
-        super().__init__(hooks, recipe.lookahead_decay)
+    def __init__(self, runner: MethodRunner, recipe: Recipe, steps_per_epoch: int) -> None:
+        super().__init__(runner, recipe.lookahead_decay)
         self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
         self._steps = 0  # steps that the method and the loss scale have not skipped
         steps = [recipe.steps_in(epoch, steps_per_epoch) for epoch in range(recipe.whole_epochs)]

@@ -6,9 +6,8 @@ from cuttable_nets import SHAPE, Basic, reading, silence, step, trained
 from torch import nn
 
 from suite.method import ReconfigPlan
-from suite.network.channels.branches import ChannelConstant
 from suite.network.channels.spaces import find_index_spaces
-from suite.network.channels.surgery import apply_plan
+from suite.network.channels.surgery import ChannelConstant, apply_plan
 from tasks.models.resnet9 import resnet9
 
 

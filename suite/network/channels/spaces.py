@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
-from suite.network.channels.branches import register_branches
-from suite.network.channels.labels import ChannelLabels, trace
+from suite.network.channels.surgery import register_branches
+from suite.network.channels.tracing import ChannelLabels, trace
 from suite.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
 
 
