@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from reports.content.model import Headline
 from reports.content.verdict import skips
 from reports.content.why.causes import causes
-from reports.data.estimates import Estimate, Missing, Quantity
+from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 from reports.data.method_rows import UNSTEADY, MethodRow, attempts, busy_share, shared_with, spread
 from reports.data.records import FILES, Records, Trial
@@ -106,10 +106,9 @@ def _accuracy(row: MethodRow) -> str:
 
 
 def _time(row: MethodRow) -> str:
-    if row.timed is not None:
-        count = len(row.timed.sound or row.timed.passes)
-        return say("methods.passes", share=row.timed.ratio, count=count, is_disturbed=row.timed.is_disturbed)
-    times = row.time_ratio
+    times, passes, disturbed = row.time
+    if passes:
+        return say("methods.passes", share=mean_of(times), count=len(passes), is_disturbed=disturbed)
     if isinstance(times, Missing):
         return say(
             "methods.time_alone", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed,
@@ -121,9 +120,7 @@ def _time(row: MethodRow) -> str:
         and not (times.half_width is not None and times.covers(1))
         and times.high < min(1.0, effective.mean) - _EXPLAINED
     )
-    return say(
-        "methods.trials", times=times, seeds=row.seeds, unexplained=unexplained, is_disturbed=row.ratio_is_disturbed
-    )
+    return say("methods.trials", times=times, seeds=row.seeds, unexplained=unexplained, is_disturbed=disturbed)
 
 
 def _training_flops(row: MethodRow) -> list[str]:

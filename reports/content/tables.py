@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.content.verdict import inference_share, word
-from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of
 from reports.data.method_rows import (
     DISTURBED_NOTE,
     NONE_DONE,
@@ -20,7 +20,6 @@ from reports.data.method_rows import (
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
 from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.times import MethodTime
 
 _INTERVAL = (
     "± is the half-width of the 95 % confidence interval over seeds. Spreads are pooled: that of dense over its "
@@ -149,22 +148,21 @@ def _cost_cell(row: MethodRow, cost: Cost) -> Cell:
         return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
     if row.is_baseline:
         return Cell("1.00", value=1.0)
-    if row.timed is None:
-        return missing_cell("No time pass measured it.")
-    return _passes_cell(row, row.timed)
+    return _passes_cell(row) if row.time.passes else missing_cell("No time pass measured it.")
 
 
-def _passes_cell(row: MethodRow, timed: MethodTime) -> Cell:
+def _passes_cell(row: MethodRow) -> Cell:
     """Return the ratio of the passes, with its interval if there are enough that are not disturbed."""
+    ratio, count, disturbed = mean_of(row.time.share), len(row.time.passes), row.time.is_disturbed
+    assert ratio is not None
     if row.cost is not None:
         one = row.cost
         return Cell(f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]", value=one.share)
-    if row.is_control and not timed.is_disturbed:
-        return Cell(f"{timed.ratio:.3f}", value=timed.ratio)
-    count = len(timed.sound or timed.passes)
+    if row.is_control and not disturbed:
+        return Cell(f"{ratio:.3f}", value=ratio)
     passes = f"{count} {'pass' if count == 1 else 'passes'}: an interval needs three undisturbed ones."
-    note = f"{passes} {DISTURBED_NOTE}" if timed.is_disturbed else passes
-    return Cell(mark_disturbed(f"{timed.ratio:.3f}", timed.is_disturbed), note, timed.ratio)
+    note = f"{passes} {DISTURBED_NOTE}" if disturbed else passes
+    return Cell(mark_disturbed(f"{ratio:.3f}", disturbed), note, ratio)
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
@@ -182,7 +180,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
     warning = f" {DISTURBED_NOTE}" if disturbed else ""
-    disturbed_pass = any(row.timed.is_disturbed for row in rows if row.timed)
+    disturbed_pass = any(row.time.is_disturbed for row in rows if row.time.passes)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
     realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
@@ -232,20 +230,19 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 
 
 def _ratio_cell(row: MethodRow) -> Cell:
-    if row.timed is not None:
-        return _passes_cell(row, row.timed)
+    if row.time.passes:
+        return _passes_cell(row)
     return _cell(
-        row.time_ratio, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.ratio_is_disturbed)
+        row.time.share, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.time.is_disturbed)
     )
 
 
 def _saving_cell(row: MethodRow) -> Cell:
-    if row.timed is not None:
-        saving = formatting.plain(100 * (1 - row.timed.ratio), 1)
-        return Cell(mark_disturbed(saving, row.timed.is_disturbed), value=1 - row.timed.ratio)
-    return _cell(
-        _saving(row.time_ratio), row.seeds, lambda value: mark_disturbed(_whole_percent(value), row.ratio_is_disturbed)
-    )
+    def text(saving: Estimate) -> str:
+        text = formatting.plain(100 * saving.mean, 1) if row.time.passes else _whole_percent(saving)
+        return mark_disturbed(text, row.time.is_disturbed)
+
+    return _cell(_saving(row.time.share), row.seeds, text)
 
 
 def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:

@@ -113,7 +113,7 @@ class Setting:
 
 def main_cost(rows: Sequence[MethodRow]) -> Cost:
     """Return the cost that decides: time if a time pass was run, otherwise executed FLOPs."""
-    return "time" if any(row.timed is not None for row in rows if not row.is_control) else "flops"
+    return "time" if any(row.time.passes for row in rows if not row.is_control) else "flops"
 
 
 class _Best(NamedTuple):

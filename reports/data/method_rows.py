@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -20,7 +20,7 @@ from reports.data.records import Trial
 from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
 from reports.data.trial_files import finite
 from suite.runs.folder.columns import NUMBER_COLUMNS
-from suite.runs.folder.times import BUSY, MethodTime
+from suite.runs.folder.times import BUSY, MethodTime, PassTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 UNSTEADY = 1.5
@@ -93,6 +93,20 @@ FLOPS = ("dense", "current", "effective", "executed")
 NOT_MEASURED = Missing("not measured")
 
 
+class TimeOfDense(NamedTuple):
+    """Training time of a method over that of dense, and where it is from.
+
+    Attributes:
+        share: The ratio. Of passes it has no interval, which is the rule's (`MethodRow.cost`).
+        passes: Time passes that it is the mean of: the undisturbed ones, or all; empty if it is that of the trials.
+        is_disturbed: Whether other programs disturbed it.
+    """
+
+    share: Quantity
+    passes: tuple[PassTime, ...]
+    is_disturbed: bool
+
+
 @dataclass(frozen=True)
 class MethodRow:
     """A method with its parameters in one group, with estimates over its seeds.
@@ -151,16 +165,12 @@ class MethodRow:
         return any(map(is_control, self.trials))
 
     @property
-    def time_share(self) -> Quantity:
-        """Training time over that of dense: of the time pass if it was run, otherwise of the trials."""
+    def time(self) -> TimeOfDense:
+        """Training time over that of dense: of the time passes if there are any, otherwise of the trials."""
         if self.timed is None:
-            return self.time_ratio
-        return Estimate(self.timed.ratio, None, self.seeds)  # its interval is the rule's
-
-    @property
-    def share_is_disturbed(self) -> bool:
-        """Whether `time_share` is disturbed."""
-        return self.ratio_is_disturbed if self.timed is None else self.timed.is_disturbed
+            return TimeOfDense(self.time_ratio, (), self.ratio_is_disturbed)
+        share = Estimate(self.timed.ratio, None, self.seeds)
+        return TimeOfDense(share, self.timed.sound or self.timed.passes, self.timed.is_disturbed)
 
     @property
     def done(self) -> tuple[Trial, ...]:
@@ -211,7 +221,7 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
 def all_timed(rows: Sequence[MethodRow]) -> bool:
     """Return whether the time pass measured all methods that are compared with dense."""
     compared = [row for row in rows if row.done and not row.is_baseline]
-    return bool(compared) and all(row.timed is not None for row in compared)
+    return bool(compared) and all(row.time.passes for row in compared)
 
 
 def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
@@ -353,7 +363,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
     compared, by_time = _with_dense(rows), times_rank(rows)
     for row in rows:
         gain = mean_of(row.accuracy_difference) if compared else mean_of(row.accuracy)
-        cost = (mean_of(row.time_share) if compared else mean_of(row.train_time)) if by_time else 0.0
+        cost = (mean_of(row.time.share) if compared else mean_of(row.train_time)) if by_time else 0.0
         if row.is_baseline and cost is not None:
             gain = 0.0
         if gain is not None and cost is not None:
@@ -376,7 +386,7 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
 def times_rank(rows: Sequence[MethodRow]) -> bool:
     """Return whether times have a part in the order of rows: none of those that are compared is disturbed."""
     compared = _with_dense(rows)
-    return not any(row.share_is_disturbed if compared else row.time_is_disturbed for row in rows if row.done)
+    return not any(row.time.is_disturbed if compared else row.time_is_disturbed for row in rows if row.done)
 
 
 def _with_dense(rows: Sequence[MethodRow]) -> bool:

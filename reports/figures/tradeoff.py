@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
-from reports.data.estimates import Estimate, Quantity, estimate
+from reports.data.estimates import Estimate, Quantity, estimate, mean_of
 from reports.data.groups import Look
 from reports.data.method_rows import DISTURBED, MethodRow, all_timed, is_disturbed, mark_disturbed
 from reports.data.records import Trial
@@ -103,12 +103,12 @@ def tradeoff_figures(
 
 def _time_pass_axis() -> _Axis:
     def cost(row: MethodRow, trial: Trial) -> float | None:
-        return 1.0 if row.timed is None else row.timed.ratio
+        return mean_of(row.time.share) if row.time.passes else 1.0
 
     title = "Accuracy against measured training time"
     return _Axis(
         "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, "time",
-        lambda row, trial: row.timed is not None and row.timed.is_disturbed,
+        lambda row, trial: bool(row.time.passes) and row.time.is_disturbed,
     )  # fmt: skip
 
 

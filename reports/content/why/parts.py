@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reports.content.model import Cell, Column, Table, missing_cell, number_cell
 from reports.content.why.shares import PRODUCTS, Saving, flops, part_seconds, products_seconds, savings, total
+from reports.data.estimates import mean_of
 from reports.data.method_rows import MethodRow
 from suite.runs.folder.profiles import PART_TITLES, MethodProfile, Product, StageProfile, StepProfile
 
@@ -97,10 +98,10 @@ def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | 
         _saving_row("steps of this profile, faster half", "measured", faster_half),
         _saving_row("steps of this profile, median", "measured", Saving(None, found.measured.step), _PAIRS),
     ]
-    if row.timed is not None:
-        count = len(row.timed.passes)
+    share, count = mean_of(row.time.share), len(row.time.passes)
+    if count and share is not None:
         note = f"Of the whole training; mean of {count} {'pass' if count == 1 else 'passes'}."
-        rows.append(_saving_row("time pass", "measured", Saving(None, 1 - row.timed.ratio), note))
+        rows.append(_saving_row("time pass", "measured", Saving(None, 1 - share), note))
     columns = (
         Column("Saving", numeric=False),
         Column("Kind", numeric=False),
