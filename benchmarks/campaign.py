@@ -30,7 +30,7 @@ from suite.command.export import trial_contents
 from suite.command.folders.destination import new_folder
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError
-from suite.runs.engines.lifeline import die_with
+from suite.runs.engines.exit_with_parent import die_with
 from suite.runs.folder.store import Store, read_record
 
 ROOT = Path(__file__).resolve().parents[1]

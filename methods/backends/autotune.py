@@ -62,7 +62,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Fastest:
     """The candidate to use, and the measurement behind the choice.
 
     Attributes:
@@ -101,7 +101,7 @@ def choose(
     prepare: Callable[[], Mapping[str, Step]],
     device: torch.device,
     hardware_id: str,
-) -> Choice:
+) -> Fastest:
     """Choose the fastest candidate for this machine; a stored choice is used if it exists.
 
     Processes that measure on one machine wait for each other. The global random generators of torch and Python are not
@@ -152,7 +152,7 @@ def machine(hardware_id: str) -> dict[str, Any]:
     }
 
 
-def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.device) -> Choice:
+def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.device) -> Fastest:
     """Time the candidates in turn, in a new order in each round, until the intervals decide or the time is up.
 
     Args:
@@ -179,7 +179,7 @@ def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.
         decided = all(_is_faster(timings[name]) or timings[name].low > 1 - MARGIN for name in others)
         if decided or time.monotonic() - began > LONGEST_S:
             break
-    return Choice(_decide(timings, candidates), timings, rounds, from_cache=False)
+    return Fastest(_decide(timings, candidates), timings, rounds, from_cache=False)
 
 
 def _decide(timings: Mapping[str, Timing], candidates: Sequence[str]) -> str:
@@ -231,13 +231,13 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, key: Mapping[str, Any], choice: Choice) -> None:
+def _write(path: Path, key: Mapping[str, Any], choice: Fastest) -> None:
     content = {"format": FORMAT, **key, "rounds": choice.rounds, "chosen": choice.name}
     content["timings"] = {name: vars(timing) for name, timing in choice.timings.items()}
     files.write(path, json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=1) + "\n")
 
 
-def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
+def _read(path: Path, key: Mapping[str, Any]) -> Fastest | None:
     """Return the stored choice; `None` if it does not exist, or is damaged and has to be measured again."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ def _read(path: Path, key: Mapping[str, Any]) -> Choice | None:
         timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
         if content["chosen"] not in timings:
             raise ValueError("the choice is not a candidate")
-        return Choice(content["chosen"], timings, content["rounds"], from_cache=True)
+        return Fastest(content["chosen"], timings, content["rounds"], from_cache=True)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

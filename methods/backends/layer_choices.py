@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from methods.backends.autotune import Choice
+from methods.backends.autotune import Fastest
 from suite.method import Context, Geometry, Layer
 from suite.ops import PlannedConv2d
 
@@ -46,7 +46,7 @@ class LayerChoices:
         names: Iterable[str],
         candidates: Callable[[str], Sequence[str]],
         key: Callable[[str], Hashable],
-        measure: Callable[[str, Sequence[str]], Choice],
+        measure: Callable[[str, Sequence[str]], Fastest],
     ) -> None:
         """Choose a backend for every layer, once for all layers with equal keys. A second call changes nothing.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.backends.autotune import Choice, Step, choose
+from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
 from methods.backends.sparse_convolution import Skipping, can_skip, kernels_version
@@ -68,7 +68,7 @@ class MaskedBackends(LayerChoices):
         def key(name: str) -> tuple[Any, ...]:
             return (layer_of(name).weight.shape, Shape.of(name, layer_of(name), ctx), *structures[name].items())
 
-        def measure(name: str, candidates: Sequence[str]) -> Choice:
+        def measure(name: str, candidates: Sequence[str]) -> Fastest:
             layer = layer_of(name)
 
             def prepare() -> tuple[Tensor, dict[str, Backend]]:
@@ -140,7 +140,7 @@ def fastest(
     dtype: torch.dtype,
     structure: Mapping[str, Any],
     hardware_id: str,
-) -> Choice:
+) -> Fastest:
     """Choose the backend that computes the three products of a layer in the least time, on random operands.
 
     The question covers the layer's shape and the structure of its mask, not the mask itself, which differs between

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.compressed import dispatch
 from kernels.cpu.library import compile_together
 from kernels.prune.compress import MOST_CHANNELS
-from methods.backends.autotune import Choice, Step, choose
+from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
 from methods.backends.sparse_convolution import kernels_version
 from suite.method import Backend, Compressed, Context, Geometry, Layer, OpPlan, Site
@@ -142,7 +142,7 @@ class PrunedGradientBackends(LayerChoices):
             layout = layer.weight.stride() if layer.weight.ndim == 4 else ()
             return (layer.weight.shape, layout, layer.bias is None, Shape.of(name, layer, ctx))
 
-        def measure(name: str, candidates: Sequence[str]) -> Choice:
+        def measure(name: str, candidates: Sequence[str]) -> Fastest:
             layer = ctx.layers[name]
             return fastest(candidates, self._pruning, layer, Shape.of(name, layer, ctx), ctx.hardware_id())
 
@@ -185,7 +185,7 @@ class PrunedGradientBackends(LayerChoices):
             )
 
 
-def fastest(backends: Sequence[str], pruning: Pruning, layer: Layer, shape: Shape, hardware_id: str) -> Choice:
+def fastest(backends: Sequence[str], pruning: Pruning, layer: Layer, shape: Shape, hardware_id: str) -> Fastest:
     """Choose the backend that prunes an output gradient and multiplies it in the least time, on random operands.
 
     Only the products that use the pruned gradient are measured; the others are torch's with every backend.

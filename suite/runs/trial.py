@@ -23,8 +23,8 @@ from suite import files, registry
 from suite.cost.hardware import emulated_dtype, use_threads_of_environment
 from suite.errors import UsageError, in_words
 from suite.runs.callbacks.calls import CallbackTrial, Calls
-from suite.runs.engines.lifeline import watch_parent
-from suite.runs.engines.places import place_of_environment, take_place
+from suite.runs.engines.cpu_cores import place_of_environment, take_place
+from suite.runs.engines.exit_with_parent import watch_parent
 from suite.runs.folder.records import write_record
 from suite.runs.progress import ProgressFile
 from suite.runs.provenance import collect, tuning

@@ -78,13 +78,13 @@ class ProductCheck:
     Attributes:
         implementations: Names of oneDNN's implementations by layer and product (`forward`, `dgrad`, `wgrad`); `torch`
             if torch did not call oneDNN. Only on the CPU.
-        unheard: Why oneDNN's output could not be read; empty otherwise.
+        log_error: Why oneDNN's output could not be read; empty otherwise.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self.implementations: dict[str, dict[str, str]] = {}
-        self.unheard = ""
+        self.log_error = ""
         self._checked: dict[str, dict[_Problem, tuple[str, ...]]] = {}
         # The implementations of torch's own products, which several layers can share.
         self._right: dict[tuple[_Problem, tuple[str, ...]], dict[str, str]] = {}
@@ -134,8 +134,8 @@ class ProductCheck:
 
         If oneDNN's output could not be read, a text says so instead.
         """
-        if self.unheard:
-            return f"{onednn.NOT_RECORDED}: {self.unheard}"
+        if self.log_error:
+            return f"{onednn.NOT_RECORDED}: {self.log_error}"
         return [
             f"{name} {product}: {implementation}"
             for name, products in self.implementations.items()
@@ -184,7 +184,7 @@ class ProductCheck:
                 if self.device.type == "cpu":
                     with onednn.listening() as heard:
                         found[product] = call()
-                    self.unheard = self.unheard or heard.reason
+                    self.log_error = self.log_error or heard.reason
                     implementations[product] = heard.summary()
                 else:
                     found[product] = call()

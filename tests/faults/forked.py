@@ -100,7 +100,7 @@ class Operations:
         self._shared[8:200] = f"{'trial' if is_trial else 'command'}: {what}".encode()[:192].ljust(192, b"\0")
         if self.victim == "command" and is_trial:
             os.kill(self._command, signal.SIGKILL)
-            time.sleep(PATIENCE_S)  # the lifeline then kills this process
+            time.sleep(PATIENCE_S)  # this process then ends with its parent
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_ours(self, path):

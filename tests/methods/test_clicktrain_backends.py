@@ -5,7 +5,7 @@ import torch
 from small_clicktrain import Run, network, stages
 from torch import nn
 
-from methods.backends.autotune import Choice
+from methods.backends.autotune import Fastest
 from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
 from suite.ops import apply
@@ -20,7 +20,7 @@ def choices(monkeypatch, tmp_path):
 
 
 def choice(name):
-    return Choice(name, {}, rounds=0, from_cache=False)
+    return Fastest(name, {}, rounds=0, from_cache=False)
 
 
 @pytest.fixture

@@ -101,8 +101,10 @@ def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):
         assert record["message"].startswith("interrupted")
 
 
-def test_the_lifeline_leaves_other_processes_alone():
-    script = "import os; from suite.runs.engines.lifeline import watch_parent; watch_parent(); print(os.getpid())"
+def test_watching_the_parent_leaves_other_processes_alone():
+    script = (
+        "import os; from suite.runs.engines.exit_with_parent import watch_parent; watch_parent(); print(os.getpid())"
+    )
     env = {key: value for key, value in os.environ.items() if key != "PDT_LIFELINE_PARENT"}
     run_by_hand = [sys.executable, "-c", script]
     subprocess.run(run_by_hand, cwd=ROOT, check=True, env=env, stdin=subprocess.DEVNULL, capture_output=True)
@@ -113,7 +115,7 @@ def test_the_lifeline_leaves_other_processes_alone():
 
 
 def test_a_parent_that_died_before_the_request_is_noticed():
-    script = "from suite.runs.engines.lifeline import watch_parent; watch_parent(); import time; time.sleep(60)"
+    script = "from suite.runs.engines.exit_with_parent import watch_parent; watch_parent(); import time; time.sleep(60)"
     env = {**os.environ, "PDT_LIFELINE_PARENT": "999999999"}
     command = [sys.executable, "-c", script]
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, start_new_session=True)

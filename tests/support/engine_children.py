@@ -21,7 +21,7 @@ CHILD = textwrap.dedent(
     """
     import ctypes, json, os, signal, subprocess, sys, time
     from pathlib import Path
-    from suite.runs.engines.lifeline import watch_parent
+    from suite.runs.engines.exit_with_parent import watch_parent
     from suite.runs.progress import ProgressFile
     from suite.runs.folder.store import read_record, write_record
     from suite.runs.spec import TrialSpec

@@ -107,7 +107,7 @@ CHILD = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from suite.runs.engines.lifeline import watch_parent
+    from suite.runs.engines.exit_with_parent import watch_parent
     from suite.runs.folder.records import FILES, read_record, write_record
     from suite.runs.spec import TrialSpec
 

@@ -169,7 +169,7 @@ def test_reference_implementations_are_named(monkeypatch):
     layers, check = convert(model), ProductCheck(torch.float32, CPU)
     check.check(layers, count_layers(model, SHAPE))
     assert "0 wgrad: jit:avx2 ref:any" in check.fallbacks()
-    check.unheard = "OSError: closed"
+    check.log_error = "OSError: closed"
     assert check.fallbacks() == "not recorded: OSError: closed"
 
 

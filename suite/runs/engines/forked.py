@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from suite.errors import UsageError
-from suite.runs.engines.lifeline import die_with
+from suite.runs.engines.exit_with_parent import die_with
 
 Result = TypeVar("Result")
 

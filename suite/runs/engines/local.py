@@ -20,8 +20,8 @@ from suite import files
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.runs.engines.lifeline import PARENT
-from suite.runs.engines.places import Place, places_for
+from suite.runs.engines.cpu_cores import Place, places_for
+from suite.runs.engines.exit_with_parent import PARENT
 from suite.runs.folder.columns import REMOVED_NOTHING
 from suite.runs.folder.records import RUNNING, damage, read_record, write_record
 from suite.runs.listeners import ProgressListener
@@ -202,7 +202,7 @@ class LocalEngine:
             log.flush()
             process = subprocess.Popen(
                 self.command(folder),
-                stdin=subprocess.PIPE,  # never written to: see suite.runs.engines.lifeline
+                stdin=subprocess.PIPE,  # never written to: see suite.runs.engines.exit_with_parent
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

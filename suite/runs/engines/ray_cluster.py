@@ -25,7 +25,7 @@ from suite import files
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.runs.engines.lifeline import die_with
+from suite.runs.engines.exit_with_parent import die_with
 from suite.runs.engines.local import end_unstarted, environment, next_ready, record_end, show, status_of, why_skipped
 from suite.runs.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.runs.folder.records import RUNNING

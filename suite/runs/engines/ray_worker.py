@@ -12,8 +12,8 @@ from typing import Any
 from suite import files
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError
+from suite.runs.engines.cpu_cores import Place
 from suite.runs.engines.local import LocalEngine
-from suite.runs.engines.places import Place
 from suite.runs.folder.records import read_record
 from suite.runs.progress import Position, ProgressFile
 from suite.runs.spec import TrialSpec

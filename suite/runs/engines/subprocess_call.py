@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from suite.runs.engines.lifeline import PARENT, die_with
+from suite.runs.engines.exit_with_parent import PARENT, die_with
 from suite.runs.engines.local import environment
 from suite.subnormals import FLUSH, use_arithmetic
 
@@ -62,7 +62,7 @@ def call_in_subprocess(
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        env={name: value for name, value in variables.items() if name != PARENT},  # this process has no lifeline
+        env={name: value for name, value in variables.items() if name != PARENT},  # no parent to end with
     )
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from suite import files
 from suite.errors import UsageError
-from suite.runs.engines.lifeline import PARENT
+from suite.runs.engines.exit_with_parent import PARENT
 from suite.runs.folder.records import read_record
 from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import Pulse, beat, has_joined
@@ -335,7 +335,7 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
             folder,
             allocation.rendezvous(folder, start.meeting),
             reports,
-            # As an engine starts a trial, so that the rank ends with this process (`lifeline`).
+            # As an engine starts a trial, so that the rank ends with this process (`exit_with_parent`).
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,

@@ -11,13 +11,13 @@ from engine_children import Recorder, spec
 
 from suite.cost.hardware import hardware_facts
 from suite.runs.engines import places
+from suite.runs.engines.cpu_cores import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 from suite.runs.engines.local import LocalEngine
-from suite.runs.engines.places import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
-from suite.runs.engines.places import place_of_environment, take_place
+from suite.runs.engines.cpu_cores import place_of_environment, take_place
 from suite.runs.folder.store import write_record
 from suite.runs.spec import TrialSpec
 
