@@ -117,6 +117,7 @@ def seconds_of_step(monkeypatch):
         fake = FakeTime()
         for module in (clock, stamps):
             monkeypatch.setattr(module, "time", fake)
+        monkeypatch.setattr(stamps, "seconds_of", lambda call, device: 1.0)  # of an inference
         monkeypatch.setattr(Ledger, "add_step", take_time)
 
     return replace
