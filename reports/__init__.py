@@ -48,8 +48,8 @@ def write_report(
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
-        folder: Path of the suite's folder. It contains `results.csv`, or otherwise `trials/*/trial.json`. The files
-            `suite.json`, `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
+        folder: Path of the suite's folder, which contains `results.csv`. The files `suite.json`, `trials/*/trial.json`,
+            `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
         latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
@@ -62,9 +62,9 @@ def write_report(
     """
     # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
     from reports.content.build import build
-    from reports.data.records import damage, read
     from reports.render import html, markdown
     from reports.render import latex as tables
+    from suite.runs.folder.reader import damage, read
 
     # The names of a report's figures begin with the slug of a group.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}

@@ -13,7 +13,7 @@ from reports.content.provenance import flatten
 from reports.data.estimates import Estimate, Missing, Quantity, paired
 from reports.data.groups import column_text, label, recipe, seed_of
 from reports.data.method_rows import by_seed, is_disturbed, mark_disturbed, not_measured
-from reports.data.records import Records, Trial
+from suite.runs.folder.reader import Records, Trial
 
 SAME = ("task", "model", "preset", "epochs")
 """What trials that are compared have in common, besides the method with its parameters and the seed.

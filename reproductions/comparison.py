@@ -10,8 +10,8 @@ from reports.content.remarks import time_remarks
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.groups import BASELINE, column_text, seed_of
 from reports.data.method_rows import by_seed, is_disturbed
-from reports.data.records import Trial
 from reproductions.published import Group, Published, kind_of
+from suite.runs.folder.reader import Trial
 
 Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine

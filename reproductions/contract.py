@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reports.data.groups import BASELINE
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions import published
 from reproductions.comparison import Compared, Comparison, compare, published_alone
 from suite.errors import UsageError
+from suite.runs.folder.reader import Trial
 from suite.runs.spec import PRESETS, TrialSpec
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.data.records import read
 from reproductions import page as reproduced
 from reproductions.comparison import doubts_about_times
 from reproductions.contract import Part, Reproduction, ReproductionData
 from suite.files import without_home
+from suite.runs.folder.reader import read
 from suite.runs.folder.store import Store, read_record
 from suite.runs.spec import SuiteSpec, TrialSpec
 

@@ -13,13 +13,13 @@ from reports.content.model import Cell, Column, Table, missing_cell
 from reports.data.estimates import Missing
 from reports.data.groups import label
 from reports.data.method_rows import DISTURBED, DISTURBED_NOTE, mark_disturbed
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reports.render import markdown
 from reproductions.comparison import Comparison, conditions_in_words
 from reproductions.published import MEASURED, Group, kind_of
 from suite import files
 from suite.files import clean
+from suite.runs.folder.reader import Trial
 
 COLUMNS = (
     *("quantity", "published", "source", "ours", "interval", "difference", "kind"),

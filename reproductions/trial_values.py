@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.groups import seed_of
-from reports.data.records import Trial
 from reproductions.comparison import Comparison
 from reproductions.contract import Part, Reproduction, ReproductionData
 from reproductions.published import Published
 from suite.runs.engines.subprocess_call import SubprocessResult
+from suite.runs.folder.reader import Trial
 
 if TYPE_CHECKING:
     from torch import nn

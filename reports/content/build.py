@@ -28,12 +28,12 @@ from reports.data.estimates import facts
 from reports.data.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label, looks
 from reports.data.method_rows import MethodRow, method_rows
 from reports.data.pooling import pool_machines
-from reports.data.records import Records, Trial
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
+from suite.runs.folder.reader import Records, Trial
 from suite.subnormals import FLUSH
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs

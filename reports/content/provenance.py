@@ -12,9 +12,9 @@ from reports import formatting
 from reports.content.model import Cell, Column, Problems, Provenance, Table, missing_cell
 from reports.data.groups import label
 from reports.data.method_rows import is_disturbed, mark_disturbed
-from reports.data.records import Records, Trial
 from suite.files import clean, without_home
 from suite.runs.folder.columns import is_needless
+from suite.runs.folder.reader import Records, Trial
 from suite.runs.folder.tuning import Tuned, TunedMethod
 
 

@@ -28,10 +28,10 @@ from reports.content.why.causes import causes
 from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 from reports.data.method_rows import UNSTEADY, MethodRow, attempts, busy_share, shared_with, spread
-from reports.data.records import FILES, Records, Trial
 from reports.sentences import say
 from suite.files import clean
 from suite.runs.folder.profiles import MethodProfile
+from suite.runs.folder.reader import FILES, Records, Trial
 from suite.runs.folder.times import BUSY
 from suite.subnormals import FLUSH
 

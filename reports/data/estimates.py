@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.data.records import Trial
-from reports.data.trial_files import finite
+from suite.runs.folder.reader import Trial, finite
 
 CONFIDENCE = 0.95
 # Values that differ by no more than this share count as equal: subtraction and division round.

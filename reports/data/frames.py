@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.data.records import Trial, damage, read
 from suite.runs.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
+from suite.runs.folder.reader import Trial, damage, read
 from suite.runs.folder.times import GroupTimes, PassTime
 
 if TYPE_CHECKING:  # pandas takes half a second to import
@@ -51,7 +51,7 @@ class Results:
 
 
 def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
-    """Return the results of a suite's folder; see `suite.load_results` and, for `rows`, `reports.data.records.read`."""
+    """Return the results of a suite's folder; for `rows` see `suite.runs.folder.reader.read`."""
     import pandas as pd
 
     records = read(folder, rows)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reports.data.estimates import Estimate
-from reports.data.records import Trial
-from reports.data.trial_files import finite
+from suite.runs.folder.reader import Trial, finite
 from suite.runs.folder.times import MethodTime
 
 # Trials of one machine agree in these. The last three are part of the recipe; they are known even if only the table is

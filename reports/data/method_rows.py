@@ -16,10 +16,9 @@ import pandas as pd
 
 from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
 from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
-from reports.data.records import Trial
 from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
-from reports.data.trial_files import finite
 from suite.runs.folder.columns import NUMBER_COLUMNS
+from suite.runs.folder.reader import Trial, finite
 from suite.runs.folder.times import BUSY, MethodTime, PassTime
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.

@@ -26,8 +26,8 @@ from scipy import stats
 from reports.data.estimates import CONFIDENCE, Estimate, is_guess
 from reports.data.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
 from reports.data.method_rows import by_seed
-from reports.data.records import Trial
 from suite.runs.folder.columns import COLUMNS
+from suite.runs.folder.reader import Trial
 from suite.runs.folder.times import GroupTimes, MethodTime
 
 ACCURACY = ("device", *(name for name in KEY if name not in MACHINE))

@@ -26,8 +26,7 @@ from reports.data.estimates import Estimate
 from reports.data.groups import BASELINE, TrialGroup, seed_of, share_of_steps
 from reports.data.groups import epochs as epochs_of
 from reports.data.method_rows import MethodRow, is_disturbed
-from reports.data.records import Trial
-from reports.data.trial_files import finite
+from suite.runs.folder.reader import Trial, finite
 from suite.runs.folder.targets import COSTS, cost_until, declared_targets, first_reached
 from suite.runs.folder.times import MethodTime
 

@@ -11,11 +11,10 @@ from typing import Any, Literal
 from reports.data.estimates import Estimate, is_guess
 from reports.data.groups import BASELINE, TrialGroup, label, share_of_steps
 from reports.data.method_rows import MethodRow, by_seed, seed_of
-from reports.data.records import Trial
 from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge
-from reports.data.trial_files import finite
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
+from suite.runs.folder.reader import Trial, finite
 
 Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]

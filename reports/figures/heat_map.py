@@ -13,9 +13,9 @@ import seaborn
 
 from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
-from reports.data.records import Trial
 from reports.figures import svg
 from reports.figures.figure import Figure
+from suite.runs.folder.reader import Trial
 
 MOST_MAPS = 6
 # Maps with more columns do not show numbers in their cells.

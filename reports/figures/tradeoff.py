@@ -13,12 +13,12 @@ from reports import formatting
 from reports.data.estimates import Estimate, Quantity, estimate, mean_of
 from reports.data.groups import Look
 from reports.data.method_rows import DISTURBED, MethodRow, all_timed, is_disturbed, mark_disturbed
-from reports.data.records import Trial
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
+from suite.runs.folder.reader import Trial
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.clicktrain.training_time import DENSE, OF_A_PART, WAYS, part
 from reproductions.comparison import Compared, compare
@@ -18,6 +17,7 @@ from reproductions.contract import Outcome, Reproduction, ReproductionData
 from reproductions.trial_values import done, learned_nothing
 from suite.cost.ring import all_reduce_seconds
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 PROCESSES = (4, 16)
 LINK = 56e9 / 8

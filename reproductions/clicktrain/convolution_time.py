@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.data.estimates import Missing, estimate
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.clicktrain.quantities import SMALL, recipe_name
 from reproductions.clicktrain.timed_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
@@ -19,6 +18,7 @@ from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import doubts, image_shape, line, model_file, timed_on, with_own_trials
 from suite.registry import register
 from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subprocess
+from suite.runs.folder.reader import Trial
 
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"

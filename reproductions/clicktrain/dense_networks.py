@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from reports.data.estimates import estimate
-from reports.data.records import Trial
 from reproductions.clicktrain.quantities import SMALL
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import classes, done, final_model, image_shape, learned_nothing, line, trained_model
 from suite.choices import build_model
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 20
 
 from __future__ import annotations
 
-from reports.data.records import Trial
+from suite.runs.folder.reader import Trial
 
 SMALL = "vgg11_click[width=0.5]"  # in the short presets
 

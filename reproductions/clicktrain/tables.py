@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.clicktrain.quantities import SMALL, compression_at_the_end, recipe_name
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Part, Reproduction
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 # Rows of the table by task and network: the compression and the parameters that give it here. If no published list of
 # ratios reaches the compression, it is solved for one share of kernels in all layers.

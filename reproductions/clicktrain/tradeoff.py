@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.clicktrain.quantities import compression_at_the_end, recipe_name
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import done, learned_nothing, point, slower_than_dense, with_own_trials
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 TUNED = "resnet9[width=0.25]"  # PruneTrain's thresholds in the short presets are tuned for it
 SLIDES_EPOCHS = 90  # the published configuration of ResNet-50 has 95; its schedule is kept in proportion

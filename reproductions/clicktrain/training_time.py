@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.clicktrain.quantities import SMALL
 from reproductions.comparison import Compared, Comparison, compare
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.trial_values import done, learned_nothing, line, number, over_seeds, slower_than_dense
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 DENSE = "dense"
 _NOTHING = 1e-3  # stages with a smaller share of the training are not drawn

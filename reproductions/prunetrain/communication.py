@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reports.data.records import Trial
 from reproductions.comparison import Compared
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.prunetrain.imagenet import ADJUSTED, RATIOS, label
@@ -17,6 +16,7 @@ from reproductions.prunetrain.quantities import GROWING, ONE_SEED, figure_part
 from reproductions.trial_values import done
 from suite.cost.ring import gradient_bytes, relative_traffic
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 PUBLISHED = "prunetrain-imagenet-allreduce-saved/mean"
 ON_IMAGENET = "The paper's number is for ResNet-50 on ImageNet, whose batch grows with the two strongest penalties."

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from reports.data.estimates import Missing, estimate
 from reports.data.groups import seed_of
-from reports.data.records import Trial
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
@@ -30,6 +29,7 @@ from reproductions.trial_values import (
 from suite.choices import build_model
 from suite.registry import register
 from suite.runs.engines.subprocess_call import SubprocessResult, call_in_subprocess
+from suite.runs.folder.reader import Trial
 
 BATCHES = (10, 100)
 RATIOS = (0.1, 0.2)

@@ -12,12 +12,12 @@ from typing import Any
 
 from reports.data.estimates import Estimate, Missing, estimate
 from reports.data.method_rows import by_seed
-from reports.data.records import Trial
 from reproductions.comparison import Compared, Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.prunetrain.quantities import GROWING, ONE_SEED, figure_part, strength, training_left
 from reproductions.trial_values import done, line, over_seeds, share_of_dense
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 STRENGTHS = (0.1, 0.15, 0.2)
 TIMES = (0.25, 0.5, 0.75)

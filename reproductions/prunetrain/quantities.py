@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.data.records import Trial
 from reproductions.comparison import Compared
 from reproductions.contract import Part
+from suite.runs.folder.reader import Trial
 
 SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.comparison import Compared, Comparison, accuracy
 from reproductions.contract import Part, Reproduction
@@ -27,6 +26,7 @@ from reproductions.prunetrain.quantities import (
     modelled_costs,
 )
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 
 class AccuracyAndCost(Reproduction):

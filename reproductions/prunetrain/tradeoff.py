@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from reports.data.records import Trial
 from reports.figures.figure import Figure
 from reproductions.comparison import Compared
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
@@ -24,6 +23,7 @@ from reproductions.prunetrain.quantities import (
 )
 from reproductions.trial_values import done, point, share_of_dense
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 
 RATIOS = (0.05, 0.1, 0.15, 0.2)
 SHORT = (0.1, 0.2)  # ratios in the short presets

@@ -11,13 +11,12 @@ from typing import Any
 
 from reports.data.estimates import Estimate, estimate
 from reports.data.groups import BASELINE, seed_of
-from reports.data.records import Trial
-from reports.data.trial_files import finite
 from reproductions.comparison import Compared, Comparison, accuracy
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from reproductions.sdgp.tables import MODES, TABLE, label
 from reproductions.trial_values import done, line
 from suite.registry import register
+from suite.runs.folder.reader import Trial, finite
 
 PART = "cifar10"
 METHODS = {BASELINE: BASELINE, **{mode: label(2, 4, mode) for mode in MODES}}

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.data.estimates import Estimate, Missing
-from reports.data.records import Trial
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
 from suite import registry
 from suite.registry import register
+from suite.runs.folder.reader import Trial
 from suite.runs.spec import TrialSpec
 
 if TYPE_CHECKING:

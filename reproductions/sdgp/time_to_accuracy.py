@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.groups import BASELINE
 from reports.data.method_rows import is_disturbed
-from reports.data.records import Trial
 from reports.data.targets import NOT_REACHED, median
-from reports.data.trial_files import finite
 from reports.figures.figure import Figure
 from reproductions.comparison import Comparison
 from reproductions.contract import Outcome, Part, Reproduction, ReproductionData
@@ -23,6 +21,7 @@ from reproductions.sdgp.curves import mean_curve
 from reproductions.sdgp.tables import label, methods
 from reproductions.trial_values import done, line, number
 from suite.registry import register
+from suite.runs.folder.reader import Trial, finite
 from suite.runs.folder.targets import cost_until, first_reached
 
 PAIRS = ((2, 4), (16, 32), (8, 32), (4, 32))

@@ -234,10 +234,11 @@ def run_trials(
     """
     from reports import write_report
     from reports.data.method_rows import is_disturbed
-    from reports.data.records import read
     from suite.cost.hardware import available_cores, competition
     from suite.files import clean, without_home
-    from suite.runs.folder.results import read_table, write_results
+    from suite.runs.folder.columns import read_table
+    from suite.runs.folder.reader import read
+    from suite.runs.folder.results import write_results
     from suite.runs.folder.store import Store
     from suite.runs.provenance import command_line
 

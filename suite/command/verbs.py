@@ -90,7 +90,7 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
         raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
 
-    from suite.runs.folder.results import read_table
+    from suite.runs.folder.columns import read_table
 
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.data.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
-from reports.data.records import Trial, read
 from suite.brackets import split
 from suite.choices import MethodChoice
 from suite.cost.hardware import hardware_facts, hardware_id
 from suite.errors import UsageError, nearest
 from suite.runs.folder.columns import minor_version
+from suite.runs.folder.reader import Trial, read
 from suite.runs.folder.records import read_record
 from suite.runs.folder.results import current_rows
 from suite.runs.spec import TrialSpec

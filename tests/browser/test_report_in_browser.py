@@ -20,8 +20,8 @@ from time_passes import time_json
 
 from reports import write_report
 from reports.data.groups import group_trials
-from reports.data.records import read
 from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS
+from suite.runs.folder.reader import read
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra `test`)")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

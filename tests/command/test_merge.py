@@ -16,12 +16,12 @@ import pytest
 from report_fixtures import without_figures
 from time_passes import time_json
 
-from reports.data.records import read
 from suite.command import cli
 from suite.command.folders.entries import latest_profiles
 from suite.recipe import Recipe
 from suite.runs.folder.entries import GroupEntries
 from suite.runs.folder.profiles import MethodProfile
+from suite.runs.folder.reader import read
 from suite.runs.folder.records import FILES, write_json, write_record
 from suite.runs.folder.store import Store, read_record
 from suite.runs.folder.times import TIMES

@@ -14,13 +14,13 @@ import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as 
 from toy_suite import assert_one_line
 from trials_here import run_here
 
-from reports.data.records import Trial
 from reproductions import outcome
 from reproductions.contract import Part
 from suite import registry
 from suite.command import cli, reproduce
 from suite.recipe import Recipe
 from suite.runs.engines.local import LocalEngine
+from suite.runs.folder.reader import Trial
 from suite.runs.folder.store import Store, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
 

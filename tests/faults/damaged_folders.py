@@ -356,7 +356,7 @@ class Truth:
     """What the trials of the undamaged folder wrote."""
 
     def __init__(self, base: Path) -> None:
-        from reports.data.records import read
+        from suite.runs.folder.reader import read
 
         self.content = {path.name: content_of(path) for path in _trials(base)}
         self.numbers = {trial.name: dict(trial.numbers) for trial in read(base).trials}
@@ -369,8 +369,8 @@ class Truth:
             verb: The verb.
             tables: Whether the table must be right even about trials of which there is no record.
         """
-        from reports.data.records import read
         from suite.errors import UsageError
+        from suite.runs.folder.reader import read
         from suite.runs.folder.results import current_rows
 
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from reports.data import records
+from suite.runs.folder import reader as records
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -13,8 +13,8 @@ import pytest
 from reports.content.build import build
 from reports.data.groups import COLOURS, SHADES, colour_of, group_trials, looks
 from reports.data.method_rows import is_disturbed
-from reports.data.records import read
 from reports.figures import svg
+from suite.runs.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

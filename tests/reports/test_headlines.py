@@ -9,7 +9,7 @@ import pytest
 
 from reports.content.build import build
 from reports.content.remarks import _prerequisites
-from reports.data.records import read
+from suite.runs.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -10,9 +10,9 @@ import pytest
 
 from reports.content.build import build
 from reports.content.model import Cell, Column, Table
-from reports.data.records import read
 from reports.render import latex, markdown
 from suite.command.cli import main
+from suite.runs.folder.reader import read
 
 
 @pytest.mark.parametrize(

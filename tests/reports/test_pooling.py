@@ -10,7 +10,7 @@ from time_passes import time_json
 
 from reports.content.build import build
 from reports.data.groups import group_trials
-from reports.data.records import read
+from suite.runs.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 HERE, THERE = "12e45678", "99999999"

@@ -10,10 +10,10 @@ from time_passes import one_pass
 from reports.data.groups import group_trials, looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import pool_machines
-from reports.data.records import read
 from reports.figures import svg
 from reports.figures.tradeoff import lower_edge, pareto_line, tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from suite.runs.folder.reader import read
 from suite.runs.folder.times import MethodTime
 
 NO_BUDGETS = {"time": (), "flops": ()}

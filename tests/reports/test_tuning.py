@@ -3,9 +3,9 @@
 import pytest
 
 from reports.content.provenance import provenance_section
-from reports.data.records import Records, Trial, read
 from suite import registry
 from suite.command.folders.merge import _tuned
+from suite.runs.folder.reader import Records, Trial, read
 from suite.runs.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 from suite.runs.provenance import tuning
 

@@ -89,19 +89,6 @@ def test_an_unreadable_table_is_a_usage_error(tmp_path: Path, content: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_without_the_table_the_trials_records_give_the_same_numbers(
-    full_folder: Path, tmp_path: Path, page: Page, without_figures: None
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(full_folder, copy)
-    (copy / "results.csv").unlink()
-    write_report(copy)
-    other = parse(copy / "report.html")
-    for ending in ("-results", "-relative", "-counts"):
-        assert table(other, ending) == table(page, ending)
-    assert "results.csv is absent" in other.text
-
-
 def test_damaged_files_are_named_and_hide_nothing(suite: Any, without_figures: None) -> None:
     suite.add_all(("dense",), seeds=2)
     folder = suite.write()

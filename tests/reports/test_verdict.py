@@ -19,10 +19,10 @@ from reports.data.groups import fold_budgets, group_trials, looks
 from reports.data.groups import label as label_of
 from reports.data.method_rows import by_seed, method_rows
 from reports.data.pooling import pool_machines
-from reports.data.records import Trial, read
 from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
 from reports.render import html, markdown
+from suite.runs.folder.reader import Trial, read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

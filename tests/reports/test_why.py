@@ -10,8 +10,8 @@ from profiles import profile, stage, step
 
 from reports.content.build import build
 from reports.data.groups import group_trials
-from reports.data.records import read
 from reports.render import html, markdown
+from suite.runs.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -13,12 +13,12 @@ from report_fixtures import drawn, suite
 from trials_here import run_here
 
 import reports
-from reports.data.records import read
 from reproductions import published
 from suite.command import cli
 from suite.cost import timing
 from suite.runs.engines.local import LocalEngine
 from suite.runs.engines.subprocess_call import SubprocessResult
+from suite.runs.folder.reader import read
 
 __all__ = ["drawn", "reproduce", "suite"]
 

@@ -12,7 +12,6 @@ from reproduced_files import ours, rows, trials_of
 
 from kernels.sparse_conv.cpu import library
 from reports.data.estimates import Estimate
-from reports.data.records import Trial
 from reproductions.clicktrain import timed_layers
 from reproductions.clicktrain import tradeoff as clicktrain_tradeoff
 from reproductions.clicktrain.convolution_time import fastest_dense, loses
@@ -23,6 +22,7 @@ from reproductions.contract import ReproductionData
 from reproductions.published import own
 from reproductions.trial_values import learned_nothing, line, slower_than_dense
 from suite.checkpoint import load_model
+from suite.runs.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
 NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 15, 16, 12, 10, 9, 3, 1))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.data.records import Trial
 from reproductions.clicktrain import communication as clicktrain
 from reproductions.contract import ReproductionData
 from reproductions.prunetrain.communication import PUBLISHED, Figure11, relative_to_dense
+from suite.runs.folder.reader import Trial
 
 SHRINKING = tuple(
     {"epoch": epoch, "steps": steps, "params": params}

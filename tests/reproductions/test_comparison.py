@@ -8,9 +8,9 @@ import pytest
 from invented_numbers import COMPARED, SDGP, by_label, lines
 
 from reports.data.estimates import Estimate, Missing
-from reports.data.records import read
 from reproductions.comparison import Compared, compare, doubts_about_times
 from reproductions.page import _our_cell, to_csv
+from suite.runs.folder.reader import read
 
 
 def test_numbers_and_intervals(trials, numbers):

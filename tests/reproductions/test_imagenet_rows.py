@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reports.data.records import Trial
 from reproductions.contract import Part, ReproductionData
 from suite import brackets, registry
 from suite.choices import MethodChoice
 from suite.errors import UsageError
+from suite.runs.folder.reader import Trial
 from suite.runs.planning import read_choices
 
 ROWS = (

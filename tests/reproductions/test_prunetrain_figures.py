@@ -11,7 +11,6 @@ import torch
 from reproduced_files import ours, rows, trials_of
 from test_prunetrain_runs import SHORT
 
-from reports.data.records import Trial
 from reproductions.prunetrain.over_epochs import Figure2, Figure4
 from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
 from reproductions.prunetrain.timed_networks import cut_again
@@ -22,6 +21,7 @@ from suite.cost.flops import count_model
 from suite.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.network.model_files import save_model
 from suite.runs.engines.subprocess_call import call_in_subprocess
+from suite.runs.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
 FIGURES = ("fig12", "fig10", "fig9", "fig11", "fig8", "fig7", "fig6", "fig4", "fig2")

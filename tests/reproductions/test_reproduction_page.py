@@ -8,11 +8,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from invented_numbers import COMPARED, NUMBERS, SDGP, by_label, make, rows_of
 
-from reports.data.records import read
 from reproductions import page as reproduced
 from reproductions import published
 from reproductions.comparison import accuracy, compare
 from reproductions.figures import differences_figure, gradient_figure, grid_figure
+from suite.runs.folder.reader import read
 
 
 def test_the_table_as_csv(trials, numbers):

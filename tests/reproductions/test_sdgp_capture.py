@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from reports.data.estimates import Missing
-from reports.data.records import Trial
 from reproductions.contract import ReproductionData
 from reproductions.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
+from suite.runs.folder.reader import Trial
 from suite.runs.spec import TrialSpec
 
 EPOCHS, STEPS, BATCH = 3, 7, 8

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from reports.data.estimates import Missing
-from reports.data.records import Trial
 from reproductions.contract import ReproductionData
 from reproductions.sdgp import functions
 from reproductions.sdgp.curves import METHODS, PART, Figure6, Figure7, mean_from
 from reproductions.sdgp.gradient import Captured
 from reproductions.sdgp.time_to_accuracy import LABELS, Figure10, step_factor
 from reproductions.sdgp.time_to_accuracy import PART as SETTINGS
+from suite.runs.folder.reader import Trial
 
 
 def trial(seed, accuracies, losses=(), pace=1.0, name="x"):

@@ -14,8 +14,8 @@ from suite.command import cli
 from suite.command.export import export
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.results import read_table, write_results
+from suite.runs.folder.columns import COLUMNS, read_table
+from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store, read_record, write_json
 
 RESULT = {"test_accuracy": 0.5, "params": 10, "train_time_s": 1.5}

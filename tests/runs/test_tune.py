@@ -10,7 +10,6 @@ from annotated_types import Ge, Interval
 from small_trials import spec, train
 
 from reports.data.groups import group_trials
-from reports.data.records import Trial, read
 from suite import files
 from suite.choices import MethodChoice
 from suite.command import cli
@@ -22,6 +21,7 @@ from suite.method import Method
 from suite.parameters import Search
 from suite.runs.building import load_splits
 from suite.runs.engines.local import LocalEngine
+from suite.runs.folder.reader import Trial, read
 from suite.runs.folder.records import FILES, read_record, write_record
 from suite.runs.folder.tuning import TOLERANCE, Setting, choose, read_tuned
 from suite.runs.planning import plan

@@ -16,7 +16,6 @@ from time_passes import pairs as pairs_of
 
 from reports.content.build import build
 from reports.data.groups import KEY, TrialGroup
-from reports.data.records import Trial, read
 from suite.choices import MethodChoice
 from suite.command import cli
 from suite.command.export import contents
@@ -32,6 +31,7 @@ from suite.method import Method
 from suite.registry import register
 from suite.runs.building import with_data_here
 from suite.runs.folder import store
+from suite.runs.folder.reader import Trial, read
 from suite.runs.folder.records import write_record
 from suite.runs.folder.times import TIMES, PassTime
 from suite.task import DataCopy

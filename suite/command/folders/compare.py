@@ -31,8 +31,8 @@ def compare(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from reports import comparison
-    from reports.data.records import read
     from reports.render import markdown
+    from suite.runs.folder.reader import read
     from suite.runs.folder.results import current_rows
 
     found = comparison.compare(*(read(path, current_rows(path)) for path in paths))

@@ -13,12 +13,11 @@ from typing import Any
 from suite import files
 from suite.errors import UsageError
 from suite.runs.folder import packed
-from suite.runs.folder.columns import COLUMNS
+from suite.runs.folder.columns import COLUMNS, read_table
 from suite.runs.folder.records import model_damage, read_record
-from suite.runs.folder.results import read_table, rows
-from suite.runs.folder.store import Store
+from suite.runs.folder.results import rows
+from suite.runs.folder.store import Store, read_suite
 
-LARGEST = 64 * 2**20  # bytes of suite.json
 IN_USE = "in use by another command; try again when it has ended"
 _NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
@@ -108,15 +107,7 @@ class Source:
         if store.is_locked():
             raise UsageError(f"merge {folder}: {IN_USE}")
         fingerprint = store.fingerprint()
-        try:
-            suite = files.read_json(files.read_bytes(path, "merge", LARGEST))
-            json.dumps(suite, allow_nan=False)
-            commands = suite["commands"]
-            if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
-                raise ValueError("its commands are not a list of objects")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise UsageError(f"merge: {path} is damaged: {reason}") from error
+        suite = read_suite(path)
         table = read_table(folder)
         if foreign := [name for name in table if not _NAME.fullmatch(name) or name in (".", "..")]:
             raise UsageError(f"merge: {folder / 'results.csv'}: '{foreign[0]}' is not the id of a trial")

@@ -84,7 +84,7 @@ class EntryFile(Generic[Entry]):
             groups: list[GroupEntries[Entry]] = validate(self.content, data, "").groups
             if len({tuple(sorted(group.key.items())) for group in groups}) < len(groups):
                 raise ValueError("a group occurs twice")
-        except (UsageError, ValueError, RecursionError) as error:
+        except (UsageError, ValueError) as error:
             raise UsageError(
                 f"{path} is damaged, or of an earlier version: {str(error).removeprefix(': ')}; delete it, and measure "
                 f"again: python run_suite.py {self.verb} {folder}"

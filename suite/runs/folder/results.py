@@ -5,21 +5,18 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.errors import UsageError
 from suite.files import canonical_json
 from suite.runs.folder.columns import (
     COLUMNS,
     RECIPE_PREFIX,
-    REQUIRED_COLUMNS,
     differing_fields,
     execution_text,
     minor_version,
+    read_table,
     recipe_cells,
 )
 from suite.runs.folder.store import RUNNING, Store, read_record
@@ -122,51 +119,6 @@ def rows(
         if record is not None and not (record["status"] == RUNNING and busy):
             found.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
     return found
-
-
-def read_table(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of `results.csv` by trial id, as text, with `None` for empty cells; empty without the file.
-
-    Raises:
-        UsageError: The file is not a results table. Rewriting it would lose its content.
-    """
-    path = folder / "results.csv"
-    if path.is_dir():
-        raise UsageError(f"{path} must be a file; move it away")
-    if not path.is_file():
-        return {}
-    try:
-        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        found = [dict(line) for line in reader]
-        names = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
-    if missing := [name for name in REQUIRED_COLUMNS if name not in names]:
-        raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
-    if damaged := _damaged_column(names):
-        raise UsageError(f"{path}: has a column {damaged} is expected; repair it, or move it away")
-    for number, line in enumerate(found, 2):
-        if None in line or any(value is None for value in line.values()):
-            raise UsageError(f"{path}: row {number} does not have {len(names)} fields; repair it, or move it away")
-    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in found}
-    if len(table) < len(found):
-        raise UsageError(f"{path}: a trial has two rows; repair it, or move it away")
-    return table
-
-
-def _damaged_column(names: Sequence[str]) -> str:
-    """Describe the first unknown name in the place of a known column; return an empty text if there is none.
-
-    Columns of the user are kept, but they come after those of this schema or next to a complete pair of them.
-    """
-    following = dict(pairwise(COLUMNS))
-    for at, (left, name) in enumerate(pairwise(names), 1):
-        expected = following.get(left)
-        if name in COLUMNS or expected is None or expected in names:
-            continue
-        if any(later in COLUMNS for later in names[at:]) or get_close_matches(name, [expected]):
-            return f"'{name}' where '{expected}'"
-    return ""
 
 
 def current_rows(folder: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ methods can be added later. The name of a trial's folder ends with the hash of i
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,12 +54,31 @@ WRITTEN = (
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
 """Files that the table and the report are made from, besides the trials."""
 
+LARGEST_SUITE = 64 * 2**20  # bytes of suite.json
+
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 WRITING_TIMEOUT = 60.0
 """Seconds to wait for a command that writes results, which may be stopped for ever."""
 
 log = logging.getLogger(__name__)
+
+
+def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
+    """Return the content of a `suite.json`, whose `commands` are objects.
+
+    Raises:
+        UsageError: It is damaged; `hint` ends the message.
+    """
+    try:
+        suite = files.read_json(files.read_bytes(path, path.name, LARGEST_SUITE))
+        json.dumps(suite, allow_nan=False)
+        if not isinstance(suite["commands"], list) or not all(isinstance(one, dict) for one in suite["commands"]):
+            raise ValueError("its commands are not a list of objects")
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"{path} is damaged: {reason}{hint}") from error
+    return dict(suite)
 
 
 class Store:
@@ -199,15 +219,7 @@ class Store:
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
         """Write `suite.json`: this command first, and every command so far under `commands`."""
         path = self.folder / "suite.json"
-        commands: list[Any] = []
-        if path.is_file():
-            try:
-                commands = files.read_json(path.read_bytes())["commands"]
-                if not isinstance(commands, list) or not all(isinstance(command, dict) for command in commands):
-                    raise ValueError("its commands are not a list of objects")
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                reason = f"it has no {error}" if isinstance(error, KeyError) else error
-                raise UsageError(f"{path} is damaged: {reason}; move it away to continue") from error
+        commands = read_suite(path, "; move it away to continue")["commands"] if path.is_file() else []
         # This file is only for readers: the home folder, which contains the user's name, is replaced by ~.
         plain = spec.to_json()
         plain |= {

@@ -6,7 +6,6 @@ curve afterwards; no training, checkpoint or parameter depends on it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -75,7 +74,7 @@ def read_declared_targets(folder: Path) -> tuple[float, ...]:
         return ()
     try:
         suite = files.read_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the report names a damaged file
+    except (OSError, ValueError):  # the report names a damaged file
         return ()
     declared = declared_targets(suite) if isinstance(suite, Mapping) else []
     return declared[-1] if declared else ()
@@ -131,7 +130,7 @@ def _epochs(folder: Path) -> list[Mapping[str, Any]]:
     path = packed.held(folder / "epochs.jsonl")
     try:
         lines = packed.read(path).splitlines() if path else []
-        records = [json.loads(line) for line in lines]
-    except (OSError, ValueError, RecursionError):
+        records = [files.read_json(line) for line in lines]
+    except (OSError, ValueError):
         return []
     return [record for record in records if isinstance(record, Mapping)]

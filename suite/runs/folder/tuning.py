@@ -128,7 +128,7 @@ def read_tuned(folder: Path) -> Tuned | None:
         return None
     try:
         data = files.read_json(files.read_bytes(path, "tune"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; the command that wrote it writes it again") from error
     found: Tuned = validate(Tuned, data, f"{path} is damaged")
     for one in found.methods:

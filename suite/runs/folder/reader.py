@@ -1,43 +1,225 @@
-"""Records of a suite's folder. Everything is read once; damaged content is named, never ignored silently."""
+"""Reads a suite's folder for those who compute with it. Everything is read once; damaged content is named and skipped.
+
+All values that leave this module have been checked: objects are objects, numbers are finite, and text can be encoded
+as UTF-8 and embedded in XML. Which trials there are, and their numbers, are the rows of `suite.runs.folder.results`.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from reports.data.trial_files import (
-    Damage,
-    LayerRow,
-    clean,
-    drop_non_objects,
-    finite,
-    parse_table,
-    read_epochs,
-    read_layers,
-    read_object,
-)
+from suite import files
 from suite.errors import UsageError
+from suite.files import clean
 from suite.runs.folder import packed
 from suite.runs.folder.columns import (
     COLUMNS,
     NUMBER_COLUMNS,
     RECIPE_PREFIX,
-    REQUIRED_COLUMNS,
     TEXT_COLUMNS,
-    execution_text,
-    minor_version,
+    read_table,
     recipe_cells,
 )
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
 from suite.runs.folder.tuning import Tuned, read_tuned
-from suite.subnormals import IEEE
+
+_MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
+_NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
+
+LayerRow = Mapping[str, int | float | str | None]
+
+
+def finite(value: Any) -> float | None:
+    """Return a number that is safe to compute with, or `None` for anything else, including booleans."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) <= _MAX_MAGNITUDE else None
+
+
+def read_object(path: Path, damage: list[str], objects: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    """Read a JSON object; return an empty one if the file is missing or damaged.
+
+    Args:
+        path: Path of the file. The compressed form is read if only that exists.
+        damage: List to which a line is added for each fault.
+        objects: Keys whose values must be objects. A value of another type is dropped and named in `damage`.
+    """
+    content = _read(path, damage)
+    if content is None:
+        return {}
+    try:
+        value = files.read_json(content)
+    except ValueError as error:
+        damage.append(f"{path.name} is damaged: {error}")
+        return {}
+    if not isinstance(value, dict):
+        damage.append(f"{path.name} is damaged: it is not a JSON object")
+        return {}
+    return drop_non_objects(value, objects, path.name, damage)
+
+
+def drop_non_objects(
+    value: Mapping[str, Any], objects: tuple[str, ...], where: str, damage: list[str]
+) -> Mapping[str, Any]:
+    """Return the mapping without the keys of `objects` whose value is not an object; add each to `damage`."""
+    wrong = [key for key in objects if value.get(key) is not None and not isinstance(value[key], Mapping)]
+    damage.extend(f"{where} is damaged: '{key}' is not a JSON object" for key in wrong)
+    return {key: inner for key, inner in value.items() if key not in wrong}
+
+
+def read_epochs(path: Path, damage: list[str]) -> tuple[Mapping[str, Any], ...]:
+    """Read the records of `epochs.jsonl` in order, without damaged ones."""
+    content = _read(path, damage)
+    records: list[Mapping[str, Any]] = []
+    for number, line in enumerate((content or b"").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = files.read_json(line)
+        except ValueError as error:
+            damage.append(f"{path.name}, line {number} is damaged: {error}")
+            continue
+        if wrong := _fault(record, records[-1]["epoch"] if records else 0):
+            damage.append(f"{path.name}, line {number} is not a valid record of an epoch: {wrong}")
+        else:
+            records.append(record)
+    return tuple(records)
+
+
+def _fault(record: Any, last: int) -> str:
+    """Describe what makes the record of an epoch unusable for the report; empty if nothing does."""
+    if not isinstance(record, dict):
+        return "it is not a JSON object"
+    epoch = record.get("epoch")
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 < epoch < 10**9:
+        return "it has no valid epoch number"
+    if epoch <= last:
+        return f"epoch {epoch} follows epoch {last}"
+    wrong = [name for name, is_sound in _CHECKS.items() if record.get(name) is not None and not is_sound(record[name])]
+    return f"'{wrong[0]}' has the wrong type" if wrong else ""
+
+
+def _are_finite(values: Collection[Any]) -> bool:
+    # Usual numbers need no call of Python code each; not-a-number and infinity are not below the largest magnitude.
+    if {int, float}.issuperset(map(type, values)) and sum(map(abs, values)) <= _MAX_MAGNITUDE:
+        return True
+    return all(finite(value) is not None for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return finite(value) is not None
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and _are_finite([one for one in value.values() if one is not None])
+
+
+def _are_layers(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    numbers: list[Any] = []
+    for layer in value.values():
+        if not isinstance(layer, dict) or not isinstance(densities := layer.get("density", []), list):
+            return False
+        numbers += densities
+        numbers += [layer[name] for name in ("in", "out", "weight_density") if layer.get(name) is not None]
+    return _are_finite(numbers)
+
+
+# What the values of an epoch must be, if there are any.
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("batch_size", "steps", "train_time_s"), _is_number),
+    **dict.fromkeys(("step_flops", "train_flops"), _are_numbers),
+    **dict.fromkeys(("backends", "method"), _is_object),
+    "layers": _are_layers,
+}
+
+
+def parse_table(content: bytes) -> list[dict[str, str]]:
+    """Parse CSV into one dictionary of text per row. Empty lines are skipped; missing cells are empty.
+
+    Raises:
+        ValueError: The content is not UTF-8 or not CSV, or has no header, or a row has more cells than the header.
+    """
+    try:
+        lines = [line for line in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True) if line]
+    except (csv.Error, ValueError) as error:
+        raise ValueError(str(error)) from error
+    if not lines:
+        raise ValueError("it is empty")
+    header, *rows = lines
+    for number, row in enumerate(rows, 1):
+        if len(row) > len(header):
+            raise ValueError(f"row {number} has {len(row)} cells, but the header has {len(header)}")
+    if len(set(header)) == len(header) and all(len(row) == len(header) for row in rows):
+        return [dict(zip(header, row, strict=True)) for row in rows]
+    # If a column occurs twice, the first one counts.
+    return [
+        {**dict.fromkeys(header, ""), **dict(reversed(list(zip(header, row, strict=False))))}  # type: ignore[call-overload]
+        for row in rows
+    ]
+
+
+def read_layers(path: Path, damage: list[str]) -> tuple[LayerRow, ...]:
+    """Read the rows of `layers.csv` with numbers as numbers; return none if the file is missing or damaged."""
+    content = _read(path, damage)
+    if content is None:
+        return ()
+    try:
+        rows = [{name: _cell(text) for name, text in row.items()} for row in parse_table(content)]
+        for column in _NUMBERS_OF_LAYERS:
+            if any(column in row and finite(row[column]) is None for row in rows):
+                raise ValueError(f"column {column} has a value that is not a number")
+    except ValueError as error:
+        damage.append(f"{path.name} is damaged: {error}")
+        return ()
+    return tuple(rows)
+
+
+@lru_cache(maxsize=100_000)  # tables of trials repeat most of their cells
+def _cell(text: str) -> int | float | str | None:
+    """Convert the text of a cell to a number if it is one; an empty cell is `None`."""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return clean(text)
+
+
+def _read(path: Path, damage: list[str]) -> bytes | None:
+    found = packed.held(path)
+    if found is None:
+        return None
+    try:
+        return packed.read(found)
+    except OSError as error:
+        damage.append(f"{found.name} cannot be read: {error.strerror or error}")
+        return None
+
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
 FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
@@ -101,7 +283,7 @@ class Records:
         suite: Content of `suite.json`; empty if that file is missing.
         times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
         profiles: Content of `profile.json`, which the profile pass writes; empty if it is missing or damaged.
-        source: Description of the table that the numbers come from, with its checksum.
+        source: Description of what the numbers come from, with the checksum of a table.
         damage: One line for each damaged file outside the trials' folders.
         tuned: Content of `tune.json`, which `tune` writes; `None` if that file is missing or damaged.
         untested: Number of finished trials that were evaluated on validation images only, as `tune` does. They are not
@@ -135,19 +317,13 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
     damage: list[str] = []
     suite = read_object(folder / "suite.json", damage, ("spec", "provenance"))
     table = folder / "results.csv"
-    if rows:
-        source = "the trials' trial.json, or results.csv where there is none"
-        trials = [_trial(folder / "trials", row["trial_id"], row) for row in rows]
-    elif table.is_file():
-        content = table.read_bytes()
-        source = f"results.csv (SHA-256 {hashlib.sha256(content).hexdigest()[:8]})"
-        trials = [_trial(folder / "trials", row["trial_id"], row) for row in _rows(table, content)]
-    else:
-        source = "the trials' trial.json (results.csv is absent)"
-        paths = sorted(path.parent.name for path in folder.glob("trials/*/trial.json*") if path.name in RECORDS)
-        trials = [_trial(folder / "trials", name, None) for name in dict.fromkeys(paths)]
+    source = "the trials' trial.json, or results.csv where there is none"
+    if not rows and table.is_file():
+        source = f"results.csv (SHA-256 {hashlib.sha256(table.read_bytes()).hexdigest()[:8]})"
+        rows = [*read_table(folder).values()]
+    trials = [_trial(folder / "trials", row) for row in rows]
     if not trials:
-        raise UsageError(f"{folder} has no results to report: neither rows in results.csv nor trials/*/trial.json")
+        raise UsageError(f"{folder} has no results to report: results.csv has no rows")
     tested = [trial for trial in trials if not _is_untested(trial)]
     if not tested:
         raise UsageError(
@@ -195,10 +371,11 @@ def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
         names = [(trial.text(kind), trial.text(column)) for trial in trials]
         contents: dict[tuple[str, str], set[str]] = {}
         for name, trial in zip(names, trials, strict=True):
-            contents.setdefault(name, set()).add(_content(trial, kind))
+            contents.setdefault(name, set()).add(_version(trial, kind))
         trials = [
             replace(
-                trial, texts={**trial.texts, column: f"{name[1]} file {_content(trial, kind) or 'unknown'}".strip()}
+                trial,
+                texts={**trial.texts, column: f"{name[1]} file {_version(trial, kind) or 'unknown'}".strip()},
             )
             if len(contents[name]) > 1
             else trial
@@ -207,7 +384,7 @@ def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
     return list(trials)
 
 
-def _content(trial: Trial, kind: str) -> str:
+def _version(trial: Trial, kind: str) -> str:
     """Return a short checksum of the files that define the method, task or model; empty if it is not a plugin."""
     files = trial.spec.get("defined_by")
     one = files.get(kind) if isinstance(files, Mapping) else None
@@ -217,21 +394,10 @@ def _content(trial: Trial, kind: str) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def _rows(table: Path, content: bytes) -> list[dict[str, str]]:
-    # All cells stay text: a hardware id such as 12e45678 is not a number, and a method may be called "NA".
-    try:
-        rows = parse_table(content)
-    except Damage as error:
-        raise UsageError(f"{table} cannot be read as CSV: {error}") from error
-    missing = [column for column in REQUIRED_COLUMNS if rows and column not in rows[0]]
-    if missing:
-        raise UsageError(f"{table} has no column '{missing[0]}'")
-    return rows
-
-
-def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
+def _trial(trials: Path, row: Mapping[str, Any]) -> Trial:
     damage: list[str] = []
     # A table may contain any text as an id. Only the name of a subfolder is followed; `..` would leave the suite.
+    name = row["trial_id"]
     is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
     folder = trials / (name if is_name else "\0")
     record = read_object(folder / "trial.json", damage, ("spec", "provenance", "result"))
@@ -239,13 +405,8 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     provenance = drop_non_objects(
         record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
     )
-    if row is None:
-        row = {**(record.get("result") or {}), "status": record.get("status"), "message": record.get("message")}
-        row |= {"trial_id": name}
-        if damage:
-            row |= {"status": "error", "message": "damaged record"}
-    # A trial that failed before it had a result still has a method, a task and a seed: they are in its spec.
-    known = {**_from_spec(spec), **_from_provenance(provenance)}
+    # The table has only those fields of the recipe in which its trials differ.
+    known = recipe_cells(spec["recipe"]) if spec.get("recipe") else {}
     row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
     recipe = sorted(column for column in row if column.startswith(RECIPE_PREFIX))
     texts = {
@@ -264,28 +425,6 @@ def _trial(trials: Path, name: str, row: Mapping[str, Any] | None) -> Trial:
     damage += packed.altered(folder, record)
     absent = tuple(file for file in FILES if packed.held(folder / file) is None)
     return Trial(texts, numbers, spec, provenance, epochs, layers, tuple(damage), absent)
-
-
-def _from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("method", "variant", "task", "model", "preset", "seed", "device", "dtype")
-    recipe, copy = spec.get("recipe") or {}, spec.get("data_copy") or {}
-    found = {name: spec.get(name) for name in names} | {"arithmetic": spec.get("arithmetic", IEEE)}
-    found |= recipe_cells(recipe) if recipe else {}
-    found["execution"] = execution_text(recipe.get("execution"), spec.get("processes"))
-    if copy:
-        found["data_copy"] = f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"
-    if spec.get("parameters"):
-        found["parameters"] = json.dumps(spec["parameters"], sort_keys=True)
-    return found
-
-
-def _from_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    hardware, software = provenance.get("hardware") or {}, provenance.get("software") or {}
-    return {
-        "hardware_id": provenance.get("hardware_id"),
-        "threads": hardware.get("threads"),
-        "torch": minor_version(str(software.get("torch") or "")),
-    }
 
 
 def _number(value: Any, column: str) -> float | None:
