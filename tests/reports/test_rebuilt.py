@@ -123,8 +123,6 @@ def test_compressed_files_give_the_same_report(suite: Any) -> None:
     assert [trial.spec for trial in after.trials] == [trial.spec for trial in before.trials]
     assert all(one.layers == other.layers for one, other in zip(after.trials, before.trials, strict=True))
     assert not any(trial.missing_files or trial.damage for trial in after.trials)
-    (folder / "results.csv").unlink()
-    assert len(read(folder).trials) == 4
     packs = min(folder.glob("trials/*/epochs.jsonl.gz"))
     packs.write_bytes(packs.read_bytes()[:40])
     damage = [line for trial in read(folder).trials for line in trial.damage]

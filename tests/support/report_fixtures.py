@@ -60,7 +60,7 @@ class Suite:
         columns: dict[str, Any] = {
             "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
             "seed": seed, "status": "done", "message": "", "device": "cpu", "hardware_id": "12e45678",
-            "dtype": "float32", "arithmetic": "flush",
+            "threads": PROVENANCE["hardware"]["threads"], "dtype": "float32", "arithmetic": "flush",
             "data_copy": "sample-01234567", "batch_size": 128, "epochs": EPOCHS, "test_loss": 0.91,
             "test_accuracy": None if accuracy is None else accuracy / 100, "train_time_s": time,
             "peak_memory_bytes": 300 * 2**20 + seed * 2**20, "params_dense": 400_000, "inference_flops_dense": 8e7,
@@ -141,16 +141,15 @@ class Suite:
             writer.writeheader()
             writer.writerows(rows)
 
-    def write(self, *, table: bool = True, command: str = COMMAND) -> Path:
+    def write(self, *, command: str = COMMAND) -> Path:
         """Write `results.csv` and `suite.json`."""
         commands = [{"command_line": command, "spec": {}}]
         content = {"command_line": command, "spec": {"preset": "smoke"}, "provenance": PROVENANCE, "commands": commands}
         (self.folder / "suite.json").write_text(json.dumps(content))
-        if table:
-            with (self.folder / "results.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, [*TEXT_COLUMNS, *NUMBER_COLUMNS])
-                writer.writeheader()
-                writer.writerows({k: v for k, v in row.items() if v is not None} for row in self.rows)
+        with (self.folder / "results.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*TEXT_COLUMNS, *NUMBER_COLUMNS])
+            writer.writeheader()
+            writer.writerows({k: v for k, v in row.items() if v is not None} for row in self.rows)
         return self.folder
 
     def add_all(
