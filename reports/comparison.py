@@ -10,9 +10,10 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
 from reports.content.provenance import flatten
+from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, paired
 from reports.data.groups import column_text, label, recipe, seed_of
-from reports.data.method_rows import by_seed, is_disturbed, mark_disturbed, not_measured
+from reports.data.method_rows import by_seed, not_measured
 from suite.runs.folder.reader import Records, Trial
 
 SAME = ("task", "model", "preset", "epochs")

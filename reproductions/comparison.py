@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports.content.remarks import time_remarks
+from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.groups import BASELINE, column_text, seed_of
-from reports.data.method_rows import by_seed, is_disturbed
+from reports.data.method_rows import by_seed
 from reproductions.published import Group, Published, kind_of
 from suite.runs.folder.reader import Trial
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell
+from reports.data.disturbed_times import DISTURBED, DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Missing
 from reports.data.groups import label
-from reports.data.method_rows import DISTURBED, DISTURBED_NOTE, mark_disturbed
 from reports.figures.figure import Figure
 from reports.render import markdown
 from reproductions.comparison import Comparison, conditions_in_words

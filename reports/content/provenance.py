@@ -10,8 +10,8 @@ from typing import Any
 
 from reports import formatting
 from reports.content.model import Cell, Column, Problems, Provenance, Table, missing_cell
+from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.groups import label
-from reports.data.method_rows import is_disturbed, mark_disturbed
 from suite.files import clean, without_home
 from suite.runs.folder.columns import is_needless
 from suite.runs.folder.reader import Records, Trial

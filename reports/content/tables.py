@@ -7,16 +7,9 @@ from collections.abc import Callable, Sequence
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.content.verdict import inference_share, word
+from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of
-from reports.data.method_rows import (
-    DISTURBED_NOTE,
-    NONE_DONE,
-    MethodRow,
-    all_timed,
-    mark_disturbed,
-    not_measured,
-    times_rank,
-)
+from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
 from suite.runs.folder.columns import COLUMNS

@@ -9,8 +9,9 @@ from typing import Any
 
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell
+from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.groups import BASELINE, TrialGroup
-from reports.data.method_rows import DISTURBED_NOTE, MethodRow, mark_disturbed
+from reports.data.method_rows import MethodRow
 from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
 
 _MEDIAN = (

@@ -1,91 +1,21 @@
-"""Methods of a group: the estimates over their seeds, in the order of the report.
-
-Signs in the records tell whether the measured times of a trial can be relied on.
-"""
+"""Methods of a group: the estimates over their seeds, in the order of the report."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import pandas as pd
 
+from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
 from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
 from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
 from suite.runs.folder.columns import NUMBER_COLUMNS
-from suite.runs.folder.reader import Trial, finite
-from suite.runs.folder.times import BUSY, MethodTime, PassTime
-
-# Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
-UNSTEADY = 1.5
-
-# The tables and figures of a report ask for the same trials again and again.
-_SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
-
-DISTURBED = "disturbed"
-DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
-
-
-def is_disturbed(trial: Trial) -> bool:
-    """Return whether the records show that a trial's times were disturbed. They cannot prove the opposite."""
-    return trial.done and (spread(trial) > UNSTEADY or busy_share(trial) >= BUSY or shared_with(trial) > 0)
-
-
-def mark_disturbed(text: str, disturbed: bool) -> str:
-    """Return the text of a time, marked if it is disturbed: `6 min 12 s (disturbed)`."""
-    return f"{text} ({DISTURBED})" if disturbed else text
-
-
-def attempts(trial: Trial) -> list[Mapping[str, Any]]:
-    """Return the attempts before the one that finished the trial."""
-    known = trial.provenance.get("attempts")
-    return [one for one in known if isinstance(one, Mapping)] if isinstance(known, list) else []
-
-
-def busy_share(trial: Trial) -> float:
-    """Return the largest number of busy cores before an attempt, divided by the number of cores of the trial."""
-    hardware = trial.provenance.get("hardware")
-    threads = finite(hardware.get("threads")) if isinstance(hardware, Mapping) else None
-    loads = [finite(record.get("busy_cores")) for record in (trial.provenance, *attempts(trial))]
-    known = [load for load in loads if load is not None]
-    return max(known) / threads if known and threads is not None and threads >= 1 else 0.0
-
-
-def shared_with(trial: Trial) -> float:
-    """Return the largest number of other trials on the device during an attempt; 0 if the record names none."""
-    places = [record.get("place") for record in (trial.provenance, *attempts(trial))]
-    return max((finite(place.get("shared_with")) or 0.0 for place in places if isinstance(place, Mapping)), default=0.0)
-
-
-def spread(trial: Trial) -> float:
-    """Return the longest over the shortest time per step among epochs of equal work; 1 if none can be compared."""
-    if trial not in _SPREADS:
-        _SPREADS[trial] = _spread_of(trial.epochs)
-    return _SPREADS[trial]
-
-
-def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
-    epochs: list[tuple[Any, float]] = []
-    for before, record in pairwise(records):
-        times = (before.get("train_time_s"), record.get("train_time_s"), record.get("steps", 1))
-        if all(isinstance(value, (int, float)) and value > 0 for value in times):
-            began, ended, steps = times
-            # Shapes before and after the epoch, so that an epoch with a reconfiguration equals none without.
-            shapes = tuple((end.get("step_flops") or {}).get("current") for end in (before, record))
-            work = (shapes, record.get("batch_size"))
-            epochs.append((work, (ended - began) / steps))  # type: ignore[operator]
-    largest = 1.0
-    for _, equal in groupby(epochs, key=lambda epoch: epoch[0]):
-        steps_times = [time for _, time in equal if time > 0]
-        if steps_times:
-            largest = max(largest, max(steps_times) / min(steps_times))
-    return largest
-
+from suite.runs.folder.reader import Trial
+from suite.runs.folder.times import MethodTime, PassTime
 
 FLOPS = ("dense", "current", "effective", "executed")
 

@@ -10,9 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
+from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.estimates import Estimate, Quantity, estimate, mean_of
 from reports.data.groups import Look
-from reports.data.method_rows import DISTURBED, MethodRow, all_timed, is_disturbed, mark_disturbed
+from reports.data.method_rows import MethodRow, all_timed
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg

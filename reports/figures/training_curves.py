@@ -13,8 +13,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
+from reports.data.disturbed_times import DISTURBED, is_disturbed
 from reports.data.groups import Look, seed_of
-from reports.data.method_rows import DISTURBED, MethodRow, is_disturbed
+from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.heat_map import MOST_MAPS, shape_figures

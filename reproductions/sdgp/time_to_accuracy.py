@@ -10,9 +10,9 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from reports.data.disturbed_times import is_disturbed
 from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.groups import BASELINE
-from reports.data.method_rows import is_disturbed
 from reports.data.targets import NOT_REACHED, median
 from reports.figures.figure import Figure
 from reproductions.comparison import Comparison

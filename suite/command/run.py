@@ -233,7 +233,7 @@ def run_trials(
         UsageError: The folder is in use, or one of its files cannot be read.
     """
     from reports import write_report
-    from reports.data.method_rows import is_disturbed
+    from reports.data.disturbed_times import is_disturbed
     from suite.cost.hardware import available_cores, competition
     from suite.files import clean, without_home
     from suite.runs.folder.columns import read_table
@@ -330,7 +330,7 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
         rows: Rows of the results table.
         disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
     """
-    from reports.data.method_rows import mark_disturbed  # takes time to import
+    from reports.data.disturbed_times import mark_disturbed
 
     table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
     for column in ("task", "model", "method"):

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from reports.content.build import build
+from reports.data.disturbed_times import is_disturbed
 from reports.data.groups import COLOURS, SHADES, colour_of, group_trials, looks
-from reports.data.method_rows import is_disturbed
 from reports.figures import svg
 from suite.runs.folder.reader import read
 

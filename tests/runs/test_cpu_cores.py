@@ -10,7 +10,7 @@ import pytest
 from engine_children import Recorder, spec
 
 from suite.cost.hardware import hardware_facts
-from suite.runs.engines import places
+from suite.runs.engines import cpu_cores as places
 from suite.runs.engines.cpu_cores import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 from suite.runs.engines.local import LocalEngine
 

@@ -88,7 +88,7 @@ def test_the_passes_measure_steps_of_a_single_size():
         for _ in range(2):
             steps()
         assert sizes == [8]
-        assert steps.cost["step_flops"]["executed"] == expected
+        assert steps.cost.executed == expected
 
 
 def test_a_method_is_set_up_for_the_first_training_images():
