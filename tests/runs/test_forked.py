@@ -123,7 +123,7 @@ def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
     monkeypatch.setattr(parameters, "declared", declared)
     monkeypatch.setattr(planning, "declared", declared)
     counts = []
-    for seeds in ((0,), tuple(range(50))):
+    for seeds in ((0,), (0,), tuple(range(50))):  # the first also reads what modules declare when they are imported
         calls.clear()
         suite = {"methods": "dense,scratch", "tasks": "digits", "preset": "smoke", "device": "cpu", "dtype": "float32"}
         trials = plan(SuiteSpec(**suite, seeds=seeds, data_root=""))
@@ -131,4 +131,4 @@ def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
             (seed, method) for seed in seeds for method in ("dense", "prunetrain", "scratch")
         ]
         counts.append(len(calls))
-    assert counts[0] == counts[1]
+    assert counts[1] == counts[2] > 0
