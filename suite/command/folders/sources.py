@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.errors import UsageError
+from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
 from suite.runs.folder.columns import COLUMNS, read_table
 from suite.runs.folder.records import model_damage, read_record
@@ -19,6 +19,7 @@ from suite.runs.folder.results import rows
 from suite.runs.folder.store import Store, read_suite
 
 IN_USE = "in use by another command; try again when it has ended"
+FILES = ("epochs.jsonl", "layers.csv")
 _NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
 
@@ -67,7 +68,15 @@ class Trial:
             mine, theirs = _plain(self.record.get(name)), _plain(other.record.get(name))
             if mine != theirs:
                 return f"'{name}' of their trial.json differs"
-        return ""  # the checksums of their files are in the records
+        for name in FILES:
+            paths = [packed.held(folder / name) for folder in (self.folder, other.folder)]
+            try:
+                contents = {packed.read(path) for path in paths if path is not None}
+            except OSError as error:
+                return f"their {name} cannot be compared: {in_words(error)}"
+            if len(contents) > 1:
+                return f"their {name} differs"
+        return ""
 
 
 def _plain(value: Any) -> Any:
