@@ -54,7 +54,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
         },
         "busy_cores": round(busy, 2),
         "load_average": [round(load, 2) for load in os.getloadavg()],
-        "git": _git(ROOT),
+        "git": git_facts(ROOT),
         "command_line": clean(without_home(os.environ.get("PDT_COMMAND_LINE") or command_line())),
         "time_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
@@ -94,7 +94,7 @@ def _software() -> dict[str, Any]:
     return found
 
 
-def _git(root: Path) -> dict[str, Any]:
+def git_facts(root: Path) -> dict[str, Any]:
     """Return the commit of a checkout and whether it was changed; empty outside a checkout, or if git fails."""
     if not (root / ".git").exists():
         return {}

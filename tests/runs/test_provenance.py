@@ -11,7 +11,7 @@ import torch
 from suite.cost.hardware import hardware_id, program_output, read_cpu
 from suite.files import without_home
 from suite.runs.folder.columns import minor_version
-from suite.runs.provenance import _git, collect, command_line
+from suite.runs.provenance import collect, command_line, git_facts
 from suite.runs.trial import comparable
 
 
@@ -124,14 +124,14 @@ def test_versions_differ_by_major_and_minor_number():
 
 
 def test_git_of_a_checkout_and_of_none(tmp_path):
-    assert _git(tmp_path) == {}
+    assert git_facts(tmp_path) == {}
     git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *command], check=True)
-    assert _git(tmp_path)["dirty"] is False
-    assert len(_git(tmp_path)["commit"]) == 40
+    assert git_facts(tmp_path)["dirty"] is False
+    assert len(git_facts(tmp_path)["commit"]) == 40
     Path(tmp_path, "method.py").write_text("x")
-    assert _git(tmp_path)["dirty"] is True
+    assert git_facts(tmp_path)["dirty"] is True
 
 
 def test_a_program_that_is_missing_or_fails_leaves_the_fact_unknown():
