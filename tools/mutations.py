@@ -57,7 +57,7 @@ class Mutation(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a mutation lies: on line `number` of a file, `new` replaces the bytes from `start` to `end`."""
+    """Where a mutation is: on line `number` of a file, `new` replaces the bytes from `start` to `end`."""
 
     path: str
     number: int

@@ -67,7 +67,6 @@ class Evaluation:
             if not math.isfinite(record.get(name, 0.0)):
                 raise Diverged(f"the {name} is {record[name]} after epoch {epoch}")
 
-    @torch.no_grad()
     def accuracy_and_loss(
         self, batches: Batches, logits_of: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[float, float]:

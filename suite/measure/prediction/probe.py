@@ -227,7 +227,6 @@ class Probe:
         kept_s = 0.0 if self.epochs or self.steady else self.limit_s / 2
         return timed < self.most and (timed < FEWEST_TIMED or (timed < self.steps and self._left() > kept_s))
 
-    @torch.no_grad()
     def _time_evaluation(self, split: Batches) -> dict[str, float]:
         """Return the number of images of a split, and the seconds of evaluating one of them."""
         evaluation, size = self.trainer.evaluation, self.trainer.recipe.eval_batch_size

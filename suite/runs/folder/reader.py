@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from suite import files
 from suite.errors import UsageError
@@ -38,6 +38,7 @@ _MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of s
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
 
 LayerRow = Mapping[str, int | float | str | None]
+Content = TypeVar("Content")
 
 
 def finite(value: Any) -> float | None:
@@ -329,23 +330,26 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
         raise UsageError(
             f"{folder} has no results to report: its trials, as those of tune, were not evaluated on test images"
         )
-    times: tuple[GroupTimes, ...] = ()
-    profiles: tuple[GroupProfiles, ...] = ()
-    tuned = None
+    return Records(
+        folder,
+        tuple(_label_file_versions(tested)),
+        suite,
+        source,
+        times=tuple(_intact(TIMES.read, folder, damage) or ()),
+        profiles=tuple(_intact(PROFILES.read, folder, damage) or ()),
+        tuned=_intact(read_tuned, folder, damage),
+        untested=len(trials) - len(tested),
+        damage=tuple(damage),
+    )
+
+
+def _intact(read_file: Callable[[Path], Content], folder: Path, damage: list[str]) -> Content | None:
+    """Return what `read_file` returns; `None` if it finds damage, which becomes a line of `damage`."""
     try:
-        times = tuple(TIMES.read(folder))
+        return read_file(folder)
     except UsageError as error:
         damage.append(clean(str(error)))
-    try:
-        profiles = tuple(PROFILES.read(folder))
-    except UsageError as error:
-        damage.append(clean(str(error)))
-    try:
-        tuned = read_tuned(folder)
-    except UsageError as error:
-        damage.append(clean(str(error)))
-    labelled, untested = tuple(_label_file_versions(tested)), len(trials) - len(tested)
-    return Records(folder, labelled, suite, source, tuple(damage), times, tuned, untested, profiles)
+        return None
 
 
 def damage(records: Records) -> tuple[str, ...]:
