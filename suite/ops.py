@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from suite.method import Context, Method
-from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.network.products import TORCH
+from suite.training.data_parallel import reduce_gradients
 from suite.training.method_runner import MethodRunner
-from suite.training.reduction import reduce_gradients
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 

@@ -12,11 +12,11 @@ import torch
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, Splits, Task
+from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches
 from tasks.images.cutting import Cutter, TorchvisionCutter
 from tasks.images.dali import DaliCutter, check_dali
 from tasks.images.decoding import MAX_PIXELS, shown
-from tasks.images.normalization import Normalization
 from tasks.images.splits import choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder

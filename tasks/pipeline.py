@@ -18,11 +18,9 @@ from torch import Tensor
 from suite.errors import MissingData, UsageError
 from suite.recipe import ADDED, Recipe
 from suite.task import DataCopy, Splits, Task
-from tasks.images.augmentation import Augmentation, draw_epoch, source_pixels
-from tasks.images.batches import EpochBatches
+from tasks.images.augmentation import Augmentation, Normalization, Normalizer, draw_epoch, source_pixels
 from tasks.images.decoded import DecodedImages
-from tasks.images.normalization import Normalization, Normalizer
-from tasks.images.splits import choose_splits
+from tasks.images.splits import EpochBatches, choose_splits
 
 ONLY_FOR_FILES = ("image_size", "train_sizes", "eval_resize", "crop_area", "cache", "decoder", "bad_images")
 """Fields of the recipe that apply to `tasks.image_files` only."""

@@ -37,9 +37,9 @@ from benchmarks.steps.training_steps import SHAPE, Setting, random_splits, train
 from benchmarks.trial_environment import enter_trial_environment
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
+from suite.cost.clock import stamps_of
 from suite.cost.flops import count_model
 from suite.cost.interleaved import interleaved_ratio
-from suite.cost.timing import stamps_of
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.network.channels.spaces import find_index_spaces

@@ -241,8 +241,8 @@ def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: 
     import numpy as np
     import torch
 
+    from suite.cost.clock import stamps_of
     from suite.cost.interleaved import interleaved_times
-    from suite.cost.timing import stamps_of
 
     times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
     return {

@@ -91,8 +91,8 @@ def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device)
     """Return the median seconds of several calls that run in turn."""
     import numpy as np
 
+    from suite.cost.clock import stamps_of
     from suite.cost.interleaved import interleaved_times
-    from suite.cost.timing import stamps_of
 
     times = interleaved_times(calls, REPETITIONS, stamps_of(device), warm_ups=2)
     return [float(value) for value in np.median(times, axis=0)]

@@ -17,7 +17,7 @@ def product_seconds(
 ) -> dict[str, dict[str, float]]:
     """Measure the products of a new network's layers, and the pruning of their output gradients.
 
-    Forward and backward run with clocks around the products (`suite.cost.step_clock`); the times are means over
+    Forward and backward run with clocks around the products (`suite.cost.clock`); the times are means over
     the faster half of the passes.
 
     Args:
@@ -35,7 +35,7 @@ def product_seconds(
     import torch
     import torch.nn.functional as F
 
-    from suite.cost.step_clock import StepClock
+    from suite.cost.clock import StepClock
     from suite.ops import apply
 
     place = torch.device(device)

@@ -25,7 +25,7 @@ from suite.runs.building import inputs_of
 from suite.runs.spec import TrialSpec
 from suite.task import Batches, DataCopy, Inputs
 from suite.training.method_runner import MethodRunner
-from suite.training.phases import check_names
+from suite.training.trainer import check_names
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from suite.cost.timing import CpuStamps, Stamps
+from suite.cost.clock import CpuStamps, Stamps
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from suite.cost.timing import seconds_of
+from suite.cost.clock import seconds_of
 
 COPIES = tuple(2**power for power in (18, 20, 22, 24, 26, 28))
 """Bytes that the measured copies read and write together."""

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from suite.cost.clock import PARTS, Key, Stamps, StepClock, stamps_of
 from suite.cost.flops import PRODUCTS
 from suite.cost.interleaved import interleaved_times, ratio_of
 from suite.cost.roofline import Machine, measure_machine, moved_bytes
-from suite.cost.step_clock import PARTS, Key, StepClock
-from suite.cost.timing import Stamps, stamps_of
 from suite.errors import UsageError
 from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.network.layers import backend_name

@@ -10,9 +10,9 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
+from suite.cost.clock import stamps_of
 from suite.cost.hardware import busy_cores
 from suite.cost.interleaved import interleaved_times
-from suite.cost.timing import stamps_of
 from suite.errors import UsageError
 from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.recipe import Phase, Recipe

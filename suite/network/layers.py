@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from suite.errors import UsageError
-from suite.network.backends import TORCH, is_sampled
 from suite.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
-from suite.network.products import planned_op
+from suite.network.products import TORCH, is_sampled, planned_op
 from suite.plan import EMPTY_PLAN, Geometry
 
 

@@ -16,7 +16,7 @@ from suite.plan import Density, Keys, Layer, OpPlan, Site
 
 
 class ProductClock(Protocol):
-    """Measures the parts of a step (`suite.cost.step_clock`)."""
+    """Measures the parts of a step (`suite.cost.clock`)."""
 
     def span(self, part: str, layer: str) -> AbstractContextManager[None]:
         """Return a context whose time is added to a part of the step, for one layer."""

@@ -1,13 +1,14 @@
-"""The objects of a trial, built from its specification: device, data, network and trainer."""
+"""The objects of a trial, built from its specification: device, data, network with its first weights, and trainer."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor, nn
 
 from suite import registry
 from suite.choices import build_method, build_model
@@ -18,8 +19,7 @@ from suite.network import model_files
 from suite.runs.folder.records import damage, read_record
 from suite.runs.ranks.processes import cuda_device
 from suite.runs.spec import TrialSpec
-from suite.task import DataCopy, Inputs, LabelledBatches, Splits
-from suite.training.initialization import initialize
+from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits
 from suite.training.trainer import Trainer
 
 
@@ -176,3 +176,41 @@ def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:
     lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
     epochs = [record["epoch"] for record in map(json.loads, lines) if record["reconfigured"]]
     return (*[0] * (count - len(epochs)), *epochs)
+
+
+IMAGES = 5_000
+
+
+@runtime_checkable
+class InitializedFromImages(Protocol):
+    """A model whose initialisation depends on training images."""
+
+    def initialize_from_images(self, images: Tensor) -> None:
+        """Set weights; called once before the training, without gradients.
+
+        Args:
+            images: (N, C, H, W) normalised training images in the proportions of the classes, on the model's device; N
+                is `IMAGES`, or the size of the training split if that is smaller.
+        """
+
+
+def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
+    """Let a model set weights by training images, if it asks for them. All ranks draw the same images.
+
+    Args:
+        model: The new model.
+        splits: The data.
+        seed: Seed of the trial.
+
+    Raises:
+        UsageError: The task does not offer the images.
+    """
+    if not isinstance(model, InitializedFromImages):
+        return
+    if not isinstance(splits.train, SampledBatches):
+        raise UsageError(
+            f"{type(model).__name__} is initialised from training images, which the batches of this task do not offer: "
+            "they have no method `sample`"
+        )
+    with torch.no_grad():
+        model.initialize_from_images(splits.train.sample(IMAGES, seed))

@@ -280,7 +280,7 @@ class Trial:
 
     def _result(self, trainer: Any) -> dict[str, Any]:
         """Write `layers.csv` and return the measured and counted columns of `results.csv` that have a value."""
-        from suite.cost.timing import images_per_second
+        from suite.cost.clock import images_per_second
 
         ledger, progress = trainer.ledger, trainer.progress
         last_epoch = trainer.ctx.epochs_done + (trainer.ctx.batch_index > 0)

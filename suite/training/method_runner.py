@@ -1,29 +1,35 @@
-"""Calls of a method's hooks on a model, for the trainer and for your own training loop."""
+"""Calls of a method's hooks on a model, for the trainer and for your own training loop.
+
+A method may ask what the network would cost that a reconfiguration leaves: it is measured and counted on a copy.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from suite.cost.clock import NO_CLOCK, NoClock, StepClock
+from suite.cost.flops import count_model
 from suite.cost.hardware import hardware_facts, hardware_id
-from suite.cost.step_clock import NO_CLOCK, NoClock, StepClock
+from suite.cost.memory import StepMemory, measure_step
 from suite.errors import UsageError, renamed
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.network.channels import surgery
 from suite.network.channels.spaces import find_index_spaces
+from suite.network.channels.surgery import apply_plan
 from suite.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
 from suite.network.forward_pass import first_parameter, survey
 from suite.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.network.planned_layer import PlannedLayer, StepState
 from suite.plan import Keys
 from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
-from suite.training.estimates import Estimates
 from suite.training.optimizer_state import refuse_uncut_state
 from suite.training.ranks import Ranks, WrapperGuard
 
@@ -396,3 +402,63 @@ def _refuse_other_readers(method: Method, name: str, plan: OpPlan, readers: froz
             f"{type(method).__name__} plans layer '{name}', whose weight is also read by {whose}, which does not "
             "follow the plan; call the layer itself there, give it its own weight, or return no plan for it"
         )
+
+
+class Estimates:
+    """Answers what a method asks before it decides on a reconfiguration (`ctx.memory_estimate`, `ctx.inference_flops`).
+
+    Args:
+        ctx: Context of the method; its model is copied and stays unchanged.
+        ranks: Processes that train the model together.
+    """
+
+    def __init__(self, ctx: Context, ranks: Ranks) -> None:
+        self._ctx, self._ranks, self._input_shape = ctx, ranks, ctx.input_shape
+        self._measured: tuple[Any, float, StepMemory] | None = None
+
+    def network_changed(self) -> None:
+        """Discard measurements, because the model was reconfigured."""
+        self._measured = None
+
+    def memory(self, plan: ReconfigPlan) -> int:
+        """Return the bytes of a training step after `plan`.
+
+        They comprise parameters, gradients, buffers, optimizer state (as much per parameter as now), and what a
+        micro-batch keeps for backward.
+        """
+        ctx = self._ctx
+        cut = (plan.kept, plan.removed_branches, plan.gated)
+        # The same network with another batch size needs no new measurement.
+        if self._measured is None or self._measured[0] != cut:
+            model = self._cut_copy(plan)
+            before, after = (_bytes(one.parameters()) for one in (ctx.model, model))
+            states = [] if ctx.optimizer is None else [*ctx.optimizer.state.values()]
+            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
+            fixed = after * (2 + held / before) + _bytes(model.buffers())
+            devices = [ctx.device] if ctx.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # dropout draws random numbers
+                images = self._images_at_once(ctx.batch_size)
+                self._measured = cut, fixed, measure_step(model, self._input_shape, ctx.dtype, images)
+        _, fixed, step = self._measured
+        found = fixed + step.of(self._images_at_once(plan.batch_size or ctx.batch_size))
+        # Devices measure slightly different values, but all ranks must make the same decision.
+        return int(self._ranks.mean(torch.tensor(found, dtype=torch.float64, device=ctx.device)))
+
+    def inference_flops(self, plan: ReconfigPlan) -> float:
+        """Return the FLOPs of one image's inference after `plan`."""
+        return float(count_model(self._cut_copy(plan), self._input_shape)["inference_flops"])
+
+    def _images_at_once(self, batch_size: int) -> int:
+        """Return the number of images in a micro-batch on one rank."""
+        return -(-batch_size // (self._ctx.micro_batches * self._ranks.size))
+
+    def _cut_copy(self, plan: ReconfigPlan) -> nn.Module:
+        """Return a copy of the model after `plan`."""
+        model, spaces = copy.deepcopy(self._ctx.model), copy.deepcopy(self._ctx.spaces)
+        cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
+        apply_plan(model, cut, spaces, None)
+        return model
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from suite.cost import onednn
 from suite.cost.flops import PRODUCTS, LayerCost
-from suite.network.backends import TORCH
 from suite.network.layers import PlannedConv2d
 from suite.network.planned_layer import PlannedLayer
+from suite.network.products import TORCH
 from suite.plan import Backend, Compressed, Geometry, Operand, Site, takes_compressed
 
 log = logging.getLogger(__name__)

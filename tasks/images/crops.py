@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.images.batches import EpochBatches, draw_mirrored, epoch_generator
+from tasks.images.augmentation import Normalization, Normalizer
 from tasks.images.cutting import Cuts, Cutter, TorchvisionCutter
-from tasks.images.normalization import Normalization, Normalizer
+from tasks.images.splits import EpochBatches, draw_mirrored, epoch_generator
 from tasks.images.stored import ImageSource
 
 RATIOS = (3 / 4, 4 / 3)  # smallest and largest aspect ratio of a crop

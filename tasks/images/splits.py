@@ -1,11 +1,20 @@
-"""Assignment of images to splits: stratified by class, and determined by the recipe's seed, not by the trial's."""
+"""Which images are in a split, and how a split is divided into batches.
+
+Images are assigned to splits by class and by the recipe's seed, not by the trial's. All kinds of splits share the
+division into batches and the random numbers of epochs.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
@@ -72,3 +81,132 @@ def _first(order: Indices, count: int | None, field: str) -> Indices:
     if not 1 <= count <= len(order):
         raise UsageError(f"recipe.{field} is {count}; it must be between 1 and {len(order)} here")
     return order[:count]
+
+
+class EpochBatches(ABC):
+    """Base class of splits; implements `suite.task.Batches`.
+
+    Attributes:
+        num_samples: Number of images in the split.
+        labels: (N,) int64.
+    """
+
+    labels: Tensor
+
+    def __init__(self, num_samples: int, training: bool, drop_last: bool) -> None:
+        """Set how epochs are divided.
+
+        Args:
+            num_samples: Number of images in the split.
+            training: Whether epochs are shuffled and augmented.
+            drop_last: Whether a training split drops a last batch that is smaller than the others.
+        """
+        self.num_samples = num_samples
+        self._training, self._drop_last = training, drop_last and training
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Return the number of batches per epoch.
+
+        Raises:
+            UsageError: If a training split that drops its last, smaller batch has fewer images than one batch.
+        """
+        if not self._drop_last:
+            return -(-self.num_samples // batch_size)
+        if self.num_samples < batch_size:
+            raise UsageError(
+                f"a batch of {batch_size} is larger than the training split of {self.num_samples} images; "
+                "use a smaller --batch-size"
+            )
+        return self.num_samples // batch_size
+
+    def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the batches of one epoch.
+
+        A training split is shuffled and augmented; other splits keep their order. The last batch may be smaller than
+        the others, unless it is dropped.
+
+        Yields:
+            Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
+
+        Raises:
+            UsageError: As `steps_per_epoch`.
+        """
+        return self.share_of_epoch(epoch, batch_size, 0, 1)
+
+    def share_of_epoch(self, epoch: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over one rank's share of the batches of `epoch`: the images are those of the batch, divided in order.
+
+        Args:
+            epoch, batch_size: As for `epoch`.
+            rank: Number of the share, from 0.
+            ranks: Number of shares; the first ones have one image more if they cannot be equal.
+
+        Yields:
+            Images (n, C, H, W) and labels (n,), as `epoch`; n may be 0 in a last batch that is smaller than `ranks`.
+        """
+        wanted = self.steps_per_epoch(batch_size) * batch_size
+        batches = range(min(wanted, self.num_samples))
+        spans = [_share(batches[first : first + batch_size], rank, ranks) for first in range(0, wanted, batch_size)]
+        return self._training_epoch(epoch, spans) if self._training else self._ordered(spans)
+
+    def sample(self, count: int, seed: int) -> Tensor:
+        """Return images of the split, drawn without replacement in the proportions of its classes.
+
+        Args:
+            count: Number of images; all if there are fewer.
+            seed: Seed of the trial.
+
+        Returns:
+            (n, C, H, W) float32, normalised and not augmented.
+        """
+        drawn = np.sort(stratified_order(self.labels.cpu().numpy(), seed % 2**32)[:count])
+        return self._unaugmented(torch.from_numpy(drawn))
+
+    @abstractmethod
+    def _unaugmented(self, images: Tensor) -> Tensor:
+        """Return normalised images as an evaluation sees them, given by their indices (n,)."""
+
+    @abstractmethod
+    def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over augmented batches of one epoch, each a range of places in its shuffled order."""
+
+    @abstractmethod
+    def _ordered(self, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over batches of images in their order, each a range of images."""
+
+
+def epoch_generator(kind: str, seed: int, epoch: int) -> torch.Generator:
+    """Return a new generator on the CPU, whose random numbers depend on the arguments alone.
+
+    Args:
+        kind: Name of what is drawn, so that one kind of random numbers does not depend on whether others are drawn.
+        seed: Seed of the trial.
+        epoch: Number of the epoch.
+    """
+    digest = hashlib.blake2b(f"{kind} {seed} {epoch}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def draw_mirrored(seed: int, epoch: int, images: Tensor, alternating: bool) -> Tensor:
+    """Return which images are mirrored in an epoch.
+
+    Args:
+        seed: Seed of the trial.
+        epoch: Number of the epoch, from 0.
+        images: (N,) int64, indices of all images, in any order.
+        alternating: Whether the draw of the first epoch decides for each image, which is mirrored in every other epoch.
+
+    Returns:
+        (N,) bool, in the order of `images`.
+    """
+    if alternating:
+        first = torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, 0)).bool()
+        return first[images] ^ bool(epoch % 2)
+    return torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, epoch)).bool()
+
+
+def _share(batch: range, rank: int, ranks: int) -> range:
+    """Return one of the parts into which `Tensor.tensor_split` divides a batch."""
+    size, more = divmod(len(batch), ranks)
+    first = rank * size + min(rank, more)
+    return batch[first : first + size + (rank < more)]

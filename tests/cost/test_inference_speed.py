@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from suite.cost import timing
+from suite.cost import clock
 
 
 @pytest.mark.parametrize(("seconds", "passes"), [(0.001, 6), (0.3, 5), (0.6, 4)])
@@ -27,6 +27,6 @@ def test_slow_models_are_timed_in_fewer_passes(monkeypatch, seconds, passes):
         evaluation=SimpleNamespace(predict=predict),
         device=torch.device("cpu"),
     )
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.images_per_second(trainer) == pytest.approx(8 / seconds)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    assert clock.images_per_second(trainer) == pytest.approx(8 / seconds)
     assert len(called) == passes

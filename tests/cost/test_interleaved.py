@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from suite.cost.clock import stamps_of
 from suite.cost.interleaved import interleaved_ratio, interleaved_times
-from suite.cost.timing import stamps_of
 
 
 @pytest.mark.parametrize("last_begins", [False, True])

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from suite.cost.step_clock import BackwardClock, NormalizationClock, StepClock, is_normalization
-from suite.cost.timing import CudaStamps
+from suite.cost.clock import BackwardClock, CudaStamps, NormalizationClock, StepClock, is_normalization
 
 
 class Ticks:

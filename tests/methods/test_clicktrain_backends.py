@@ -190,7 +190,7 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
     from methods.backends import autotune
     from methods.backends.masked import fastest
-    from suite.network.backends import TorchBackend
+    from suite.network.products import TorchBackend
     from suite.ops import convert
 
     class Recording(TorchBackend):

@@ -9,7 +9,7 @@ import torch
 
 from suite import registry
 from suite.method import Density, Method, OpPlan
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 from suite.training.conformance import CONTRACTS, Broken, Subject, check
 from suite.training.conformance.check import _examine as examine
 from suite.training.conformance.contracts import density_is_true

@@ -14,8 +14,8 @@ from small_trials import train_in_suite
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import roofline
+from suite.cost.clock import NO_CLOCK
 from suite.cost.roofline import Machine
-from suite.cost.step_clock import NO_CLOCK
 from suite.errors import UsageError
 from suite.measure import profile_pass, running
 from suite.measure import profile_steps as steps

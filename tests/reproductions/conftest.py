@@ -15,7 +15,7 @@ from trials_here import run_here
 import reports
 from reproductions import published
 from suite.command import cli
-from suite.cost import timing
+from suite.cost import clock
 from suite.runs.engines.local import LocalEngine
 from suite.runs.engines.subprocess_call import SubprocessResult
 from suite.runs.folder.reader import read
@@ -45,7 +45,7 @@ def reproduce():
             patch.setattr(reports, "write_report", lambda folder: [])
             patch.setattr("suite.command.run.rehearse_new", lambda trials, folder: None)
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
-                patch.setattr(timing, name, 1)
+                patch.setattr(clock, name, 1)
             if not processes:
                 patch.setattr("reproductions.prunetrain.final_networks.call_in_subprocess", call_here)
                 patch.setattr("reproductions.clicktrain.convolution_time.call_in_subprocess", call_here)

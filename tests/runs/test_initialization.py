@@ -8,9 +8,9 @@ from small_training import SmallBatches
 from small_trials import spec, train
 
 from suite.errors import UsageError
+from suite.runs.building import initialize
 from suite.runs.trial import Trial
 from suite.task import Splits
-from suite.training.initialization import initialize
 from tasks.models.resnet9 import ResNet9
 
 

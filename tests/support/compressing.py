@@ -4,7 +4,7 @@ import torch
 
 from kernels.compressed import reference
 from suite.method import Compressed
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 
 
 def largest(n, m):

@@ -2,7 +2,7 @@
 
 import torch
 
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 
 
 class SlicingBackend(TorchBackend):

@@ -6,7 +6,7 @@ from slicing_backend import SLICING
 from torch import nn
 
 from suite.method import SKIP_STEP, Compact, Density, Method, OpPlan, ReconfigPlan
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 
 
 class Nothing(Method):

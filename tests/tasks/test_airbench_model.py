@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from suite.cost.flops import count_layers
 from suite.network.channels.spaces import find_index_spaces
-from suite.training.initialization import initialize
+from suite.runs.building import initialize
 from tasks.cifar10 import CIFAR10
 from tasks.models.airbench import SMALLEST_EIGENVALUE, Airbench, airbench
 

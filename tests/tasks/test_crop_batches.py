@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches, draw_boxes
-from tasks.images.normalization import Normalization
 from tasks.images.stored import MemoryImages
 from tasks.sources.image_cache import store
 from tasks.sources.image_tree import read_tree

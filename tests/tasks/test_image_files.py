@@ -30,9 +30,9 @@ from suite.errors import MissingData, UsageError
 from tasks.imagefolder import ImageFolderTask
 from tasks.imagenet import ImageNet
 from tasks.imagenette import Imagenette
+from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
-from tasks.images.normalization import Normalization
 from tasks.images.stored import RECORD, DamagedCache, MemoryImages, StoredImages, end_of_pixels
 from tasks.sources.cache import cache_folder
 from tasks.sources.extraction import LOCK

@@ -20,7 +20,6 @@ from suite.choices import MethodChoice
 from suite.command import cli
 from suite.command.export import contents
 from suite.cost import clock
-from suite.cost import timing as stamps
 from suite.cost.interleaved import interleaved_times
 from suite.cost.ledger import Ledger
 from suite.errors import UsageError
@@ -115,10 +114,8 @@ def seconds_of_step(monkeypatch):
             count(self, samples)
             clock.time.sleep(seconds(self))
 
-        fake = FakeTime()
-        for module in (clock, stamps):
-            monkeypatch.setattr(module, "time", fake)
-        monkeypatch.setattr(stamps, "seconds_of", lambda call, device: 1.0)  # of an inference
+        monkeypatch.setattr(clock, "time", FakeTime())
+        monkeypatch.setattr(clock, "seconds_of", lambda call, device: 1.0)  # of an inference
         monkeypatch.setattr(Ledger, "add_step", take_time)
 
     return replace

@@ -15,8 +15,7 @@ from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.recipe import Phase, Recipe
 from suite.task import Splits
-from suite.training.phases import Phases
-from suite.training.trainer import Trainer
+from suite.training.trainer import Phases, Trainer
 from tasks.models.airbench import airbench
 
 IMAGES, SIDE = 80, 12  # five steps of 16

@@ -17,7 +17,7 @@ from methods.sdgp import SDGP
 from suite.cost.flops import PRODUCTS, count_layers
 from suite.measure.steps import Steps
 from suite.method import Method, OpPlan, ReconfigPlan
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 from suite.task import Splits
 from suite.training.product_check import WrongProduct
 

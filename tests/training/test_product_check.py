@@ -11,7 +11,7 @@ from torch import nn
 from suite.cost import onednn
 from suite.cost.flops import count_layers
 from suite.method import Method, OpPlan, ReconfigPlan
-from suite.network.backends import TorchBackend
+from suite.network.products import TorchBackend
 from suite.ops import convert
 from suite.training.product_check import ProductCheck, WrongProduct
 

@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import torch
 
+from suite.cost.clock import synchronize
 from suite.cost.flops import PRODUCTS
-from suite.cost.timing import synchronize
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.recipe import Phase

@@ -104,7 +104,7 @@ class StepProfile(Strict):
         step_s: Seconds of a step without clocks: mean over the faster half of the steps.
         clocked_s: Seconds of a step with clocks, in the same way.
         clocks: Time of a step with clocks relative to the step without that ran next to it.
-        parts: Seconds of each part (`suite.cost.step_clock.PARTS`), over the same steps as `clocked_s`.
+        parts: Seconds of each part (`suite.cost.clock.PARTS`), over the same steps as `clocked_s`.
         layers: The layers, in the order in which they run.
     """
 
