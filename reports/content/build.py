@@ -23,7 +23,7 @@ from reports.content.remarks import (
 from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
-from reports.content.why.sections import why_sections
+from reports.content.why import why_sections
 from reports.data.estimates import facts
 from reports.data.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label, looks
 from reports.data.method_rows import MethodRow, method_rows

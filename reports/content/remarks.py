@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from reports.content.model import Headline
 from reports.content.verdict import skips
-from reports.content.why.causes import causes
+from reports.content.why import causes
 from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
 from reports.data.estimates import Estimate, Missing, Quantity, mean_of
 from reports.data.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of

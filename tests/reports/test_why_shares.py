@@ -3,7 +3,7 @@
 import pytest
 from profiles import profile, stage, step
 
-from reports.content.why.shares import flops, most_slowed_product, savings, share_of_products, total
+from reports.content.why import flops, most_slowed_product, savings, share_of_products, total
 from suite.runs.folder.profiles import MethodProfile, StageProfile
 
 
