@@ -43,7 +43,7 @@ from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert
 from suite.runs.spec import DTYPES, read_device, resolve_device, resolve_dtype
-from suite.training.steps import check_execution
+from suite.training.execution import check_execution
 
 OP_BATCH = 512
 EXECUTIONS = ("eager", "compile", "cuda_graph")

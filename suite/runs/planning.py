@@ -20,7 +20,7 @@ from suite.runs import controls
 from suite.runs.plugin_files import defining_files
 from suite.runs.spec import SuiteSpec, TrialSpec, checksum
 from suite.subnormals import FLUSH
-from suite.training.steps import check_execution
+from suite.training.execution import check_execution
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,4 @@
-"""Loss and gradients of one training step, eager or compiled, and which modes are possible on a device.
-
-`suite.training.cuda_graph` has the third mode.
+"""Loss and gradients of one training step, eager or compiled. `suite.training.cuda_graph` has the third mode.
 
 Only this part of a step depends on the execution mode. The parts before it (`transform_batch`) and after it (clipping,
 the optimizer and the hooks around it) are the same Python code in all modes.
@@ -8,21 +6,15 @@ the optimizer and the hooks around it) are the same Python code in all modes.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
-import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from suite.cost.memory import SavedTensors
-from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.training.data_parallel import DataParallel
 from suite.training.method_runner import MethodRunner
@@ -190,46 +182,3 @@ def undisturbed(runner: MethodRunner) -> Iterator[None]:
 def _graphs_made() -> int:
     """Return the number of graphs that torch has compiled in this process."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-class _Replayable(Protocol):
-    replayable: ClassVar[bool]
-
-
-def check_execution(
-    execution: str, kind: str, method: type[_Replayable], name: str = "this method", processes: int = 1
-) -> None:
-    """Check that the steps of a method can be executed in the given way on a kind of device.
-
-    Args:
-        execution: Value of `recipe.execution`: `eager`, `compile` or `cuda_graph`.
-        kind: Kind of device, `cpu` or `cuda`.
-        method: Class of the method.
-        name: Name of the method for the message.
-        processes: Number of processes that train the model together.
-
-    Raises:
-        UsageError: if they cannot; the message names the values that are possible.
-    """
-    if processes > 1 and execution != "eager":
-        raise UsageError(
-            f"recipe.execution={execution}: the steps of {processes} processes that train one model are eager; take "
-            "eager, or one process per trial"
-        )
-    if execution == "compile":
-        # Generated code needs a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
-        compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
-        if kind == "cpu" and shutil.which(compiler) is None:
-            raise UsageError(f"recipe.execution=compile: no C++ compiler is found ({compiler}); take eager")
-        if kind == "cuda" and importlib.util.find_spec("triton") is None:
-            raise UsageError("recipe.execution=compile: the package triton is not installed; take eager or cuda_graph")
-    if execution == "cuda_graph":
-        if kind != "cuda":
-            raise UsageError(
-                f"recipe.execution=cuda_graph: a CUDA graph needs a CUDA device, not '{kind}'; take eager or compile"
-            )
-        if not method.replayable:
-            raise UsageError(
-                f"recipe.execution=cuda_graph: a step of {name} runs Python code that a replay would leave out "
-                "(Method.replayable is False); take eager or compile"
-            )

@@ -27,13 +27,14 @@ from suite.task import Batches, Splits
 from suite.training.cuda_graph import GraphStep
 from suite.training.data_parallel import Batch
 from suite.training.evaluation import Evaluation
+from suite.training.execution import check_execution
 from suite.training.method_runner import MethodRunner
 from suite.training.mixing import BatchMixing
 from suite.training.optimizer_state import make_optimizer
 from suite.training.product_check import ProductCheck
 from suite.training.ranks import Ranks
 from suite.training.records import Diverged, EpochLosses, Progress, Record, StepRecord
-from suite.training.steps import CompiledStep, EagerStep, check_execution
+from suite.training.steps import CompiledStep, EagerStep
 from suite.training.weight_average import Lookahead, WeightAverage
 
 

@@ -24,7 +24,7 @@ from suite.network.random_keys import KeyBuffer
 from suite.plan import random_key
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
-from suite.training.steps import check_execution
+from suite.training.execution import check_execution
 
 GRAPH = dataclasses.replace(RECIPE, execution="cuda_graph")
 
