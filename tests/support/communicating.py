@@ -14,7 +14,7 @@ from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from suite.cost.ledger import Ledger
 from suite.ops import apply
-from suite.training.data_parallel import reduce_gradients
+from suite.training.reduction import reduce_gradients
 from tasks.models.resnet9 import resnet9
 
 RANKS, BATCH, SHAPE, STEPS = 2, 8, (3, 16, 16), 2
