@@ -6,6 +6,7 @@ exceptions keep their traceback.
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import os
@@ -19,21 +20,22 @@ from suite import registry
 from suite.errors import UsageError, nearest
 from suite.files import clean
 
-VERBS = (
-    "run",
-    "plan",
-    "list",
-    "describe",
-    "check",
-    "report",
-    "time",
-    "profile",
-    "tune",
-    "export",
-    "merge",
-    "compare",
-    "reproduce",
-)
+VERBS = {
+    "run": "suite.command.run:run",
+    "plan": "suite.command.plan:plan",
+    "list": "suite.command.describe:list_all",
+    "describe": "suite.command.describe:describe",
+    "check": "suite.command.verbs:check",
+    "report": "suite.command.verbs:report",
+    "time": "suite.command.verbs:time",
+    "profile": "suite.command.verbs:profile",
+    "tune": "suite.command.tune:tune",
+    "export": "suite.command.export:export",
+    "merge": "suite.command.folders.merge:merge",
+    "compare": "suite.command.folders.compare:compare",
+    "reproduce": "suite.command.reproduce:reproduce",
+}
+"""The function of each verb, `MODULE:NAME`. It is imported by itself: `list` does not wait for the imports of `run`."""
 CONTINUED = ("run", "tune", "reproduce", "time", "profile")
 """Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
 
@@ -128,42 +130,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _function(verb: str) -> Callable[[Sequence[str]], int]:
-    # Imported one by one, so that `list` does not wait for the imports of `run`.
-    if verb == "run":
-        from suite.command.run import run
-
-        return run
-    if verb == "plan":
-        from suite.command.plan import plan
-
-        return plan
-    if verb in ("list", "describe"):
-        from suite.command import describe
-
-        return describe.list_all if verb == "list" else describe.describe
-    if verb == "export":
-        from suite.command.export import export
-
-        return export
-    if verb == "compare":
-        from suite.command.folders.compare import compare
-
-        return compare
-    if verb == "merge":
-        from suite.command.folders.merge import merge
-
-        return merge
-    if verb == "tune":
-        from suite.command.tune import tune
-
-        return tune
-    if verb == "reproduce":
-        from suite.command.reproduce import reproduce
-
-        return reproduce
-    from suite.command import verbs
-
-    return {"check": verbs.check, "report": verbs.report, "time": verbs.time, "profile": verbs.profile}[verb]
+    module, _, name = VERBS[verb].partition(":")
+    function: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
+    return function
 
 
 if __name__ == "__main__":

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import reports
 from suite import files
 from suite.command.folders.destination import check_destination, new_folder
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
+from suite.runs.folder.records import without_home
+from suite.runs.folder.results import write_results
+from suite.runs.folder.store import Store
 
 # Files of the folder, copied unchanged.
 WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json", "tune.json")
@@ -32,10 +36,6 @@ def export(arguments: Sequence[str]) -> int:
         raise UsageError(f"export {source}: not the folder of a suite: it has no suite.json")
     place = check_destination("export", destination, [source])
 
-    from reports import write_report
-    from suite.runs.folder.results import write_results
-    from suite.runs.folder.store import Store
-
     store = Store(source)
     in_use = f"export {source}: in use by another command; try again when it has ended"
     if store.is_locked():
@@ -43,7 +43,7 @@ def export(arguments: Sequence[str]) -> int:
     with files.errors_of(source), store.writing():
         before = store.fingerprint()
         write_results(store)
-        write_report(source)  # the copied files are consistent then
+        reports.write_report(source)  # the copied files are consistent then
         with new_folder("export", place) as temporary:
             for name, content in contents(source):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,6 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
     """
-    from suite.runs.folder.store import Store
 
     for name in WHOLE:
         if (source / name).is_file():
@@ -83,7 +82,6 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: As `contents`.
     """
-    from suite.runs.folder.records import without_home
 
     for name in (*RECORDS, *PACKED):
         found = packed.held(trial / name)

@@ -12,16 +12,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import reports
 from suite import files, registry
 from suite.command.options import RunOptions, check_data_root, read_run_options
+from suite.cost.hardware import available_cores, competition, emulated_dtype
 from suite.errors import UsageError
+from suite.files import clean, without_home
 from suite.runs.callbacks.listening import Callback, CallingListener
 from suite.runs.engines.forked import forked
-from suite.runs.folder.columns import is_needless
+from suite.runs.folder.columns import is_needless, read_table
+from suite.runs.folder.results import write_results
+from suite.runs.folder.store import Store
 from suite.runs.listeners import listener_for
+from suite.runs.planning import plan
 from suite.runs.progress import duration
+from suite.runs.provenance import collect, command_line
 from suite.runs.ranks.allocation import Allocation, follow, in_allocation, lead
-from suite.runs.spec import SuiteSpec, TrialSpec, suite_hash
+from suite.runs.spec import SuiteSpec, TrialSpec, resolve_device, resolve_dtype, suite_hash
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +105,6 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
 
 def _planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
     """Return the suite, the trials and the output folder of a command, as `prepare` does."""
-    from suite.runs.planning import plan
 
     suite = resolve(options, trained_here)
     trials = plan(suite)
@@ -117,7 +123,6 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
         UsageError: The folder cannot be used, or a method cannot train a model on a task.
     """
     from suite.command.rehearsal import rehearse  # imports torch
-    from suite.runs.folder.store import Store
 
     store = Store(folder)
     store.check()
@@ -127,7 +132,6 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
     """Return the provenance of a command, for `suite.json`."""
-    from suite.runs.provenance import collect
 
     return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
@@ -144,8 +148,6 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
     """
     from kernels.cpu.build import refusal
-    from suite.cost.hardware import emulated_dtype
-    from suite.runs.spec import resolve_device, resolve_dtype
 
     device, index = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device, index)
@@ -232,15 +234,8 @@ def run_trials(
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
     """
-    from reports import write_report
     from reports.data.disturbed_times import is_disturbed
-    from suite.cost.hardware import available_cores, competition
-    from suite.files import clean, without_home
-    from suite.runs.folder.columns import read_table
     from suite.runs.folder.reader import read
-    from suite.runs.folder.results import write_results
-    from suite.runs.folder.store import Store
-    from suite.runs.provenance import command_line
 
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
@@ -278,7 +273,7 @@ def run_trials(
             with store.writing():
                 rows = write_results(store, none_runs=True)
         with store.writing():
-            report = write_report(folder) if tested else None
+            report = reports.write_report(folder) if tested else None
             written = [*(report.paths[:1] if report else ()), *more()]
         disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
 

@@ -17,7 +17,9 @@ from suite.command.options import Parser, RunOptions, add_run_options, program_n
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.runs.engines.forked import forked
+from suite.runs.folder.store import Store, read_record
 from suite.runs.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
+from suite.runs.planning import plan, read_choices, read_names
 from suite.runs.search import Dimension, check_names, settings, shown, space
 from suite.runs.spec import SuiteSpec, TrialSpec
 
@@ -139,7 +141,6 @@ def _prepare(
     import torch
 
     from suite.command.run import default_folder, provenance_of, rehearse_new, resolve
-    from suite.runs.planning import plan, read_choices, read_names
     from suite.task import DataCopy
 
     base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
@@ -237,7 +238,6 @@ def _result(
 
 
 def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Path) -> Setting:
-    from suite.runs.folder.store import Store, read_record
 
     records = [read_record(Store(folder).trial_folder(trial.trial_id)) or {} for trial in trials]
     done = all(record.get("status") == "done" for record in records)

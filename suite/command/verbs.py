@@ -6,16 +6,21 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import reports
 from suite import files, registry
+from suite.choices import MethodChoice, ModelChoice
 from suite.command.options import Parser, program_name
+from suite.cost.hardware import emulated_dtype
 from suite.errors import UsageError
+from suite.runs.folder import packed
+from suite.runs.folder.columns import read_table
+from suite.runs.folder.results import write_results
+from suite.runs.folder.store import Store
+from suite.runs.folder.targets import read_targets
 from suite.runs.planning import read_choices, read_names
+from suite.runs.spec import resolve_dtype
 from suite.subnormals import FLUSH, use_arithmetic
-
-if TYPE_CHECKING:
-    from reports import Written
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +46,6 @@ def check(arguments: Sequence[str]) -> int:
     read_names(namespace.method, "method", "check")
     use_arithmetic(FLUSH)  # here, so that a wrong name is found without torch
 
-    from suite.choices import MethodChoice, ModelChoice
-    from suite.cost.hardware import emulated_dtype
-    from suite.runs.spec import resolve_dtype
     from suite.training import conformance
 
     dtype = resolve_dtype(namespace.dtype, "cpu")
@@ -80,17 +82,11 @@ def report(arguments: Sequence[str]) -> int:
     files.read_path(typed, "report")
     folder = Path(typed).expanduser()
 
-    from suite.runs.folder import packed
-    from suite.runs.folder.store import Store
-    from suite.runs.folder.targets import read_targets
-
     targets = read_targets(namespace.target) if namespace.target is not None else ()
 
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
         raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
-
-    from suite.runs.folder.columns import read_table
 
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
@@ -106,18 +102,15 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> Written:
+def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> reports.Written:
     """Write the table of results and the report."""
-    from reports import write_report
-    from suite.runs.folder.results import write_results
-    from suite.runs.folder.store import Store
 
     store = Store(folder)
     while True:
         with store.writing():
             before = store.fingerprint()
             write_results(store, targets=targets)
-            written = write_report(folder, targets, latex, brief=brief)
+            written = reports.write_report(folder, targets, latex, brief=brief)
         # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
         if store.is_locked() or store.fingerprint() == before:
             return written

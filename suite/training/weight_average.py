@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN
@@ -35,7 +36,6 @@ class WeightAverage:
     """
 
     def __init__(self, runner: MethodRunner, decay: float) -> None:
-        from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
         self._runner, self._model = runner, runner.model
         # A plan refers to the method, which must not be copied with the layers.
@@ -148,7 +148,6 @@ class Lookahead(WeightAverage):
 
     def update(self, share: float) -> None:
         """Begin the average, or let the model become it, if it is time."""
-        from torch.optim.swa_utils import get_ema_multi_avg_fn
 
         recipe = self._recipe
         self._steps += 1

@@ -20,7 +20,7 @@ __all__ = ["suites", "without_figures"]
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Believe the tables of folders whose records are invented."""
-    monkeypatch.setattr("suite.runs.folder.results.current_rows", lambda folder: [])
+    monkeypatch.setattr("suite.command.folders.compare.current_rows", lambda folder: [])
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import torch
 from suite.command.options import read_run_options
 from suite.command.run import check_processes, resolve
 from suite.errors import UsageError
-from suite.runs import spec
 
 
 def test_each_process_needs_a_gpu_of_this_machine_unless_others_train(monkeypatch):
@@ -22,7 +21,7 @@ def test_each_process_needs_a_gpu_of_this_machine_unless_others_train(monkeypatc
 
 def test_machines_of_a_cluster_need_the_gpus_and_not_this_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(spec, "resolve_device", lambda text: ("cuda", None))
+    monkeypatch.setattr("suite.command.run.resolve_device", lambda text: ("cuda", None))
     command = ["--methods", "dense", "--task", "digits", "--dtype", "float32", "--nproc-per-trial", "8"]
     with pytest.raises(UsageError, match="this machine has 1 GPU"):
         resolve(read_run_options(command))

@@ -149,7 +149,7 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
 def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
     first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
     records = iter((first, second))
-    monkeypatch.setattr("suite.runs.folder.store.read_record", lambda folder: next(records))
+    monkeypatch.setattr("suite.command.tune.read_record", lambda folder: next(records))
     found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
     assert found.val_accuracy == (None if expected is None else pytest.approx(expected))
     assert found.train_flops_effective is None  # only one of the seeds has it

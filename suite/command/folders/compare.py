@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from suite import files
 from suite.command.options import Parser, program_name
+from suite.runs.folder.results import current_rows
 
 LINE_WIDTH = 140  # characters, where the output is not a terminal
 
@@ -33,7 +34,6 @@ def compare(arguments: Sequence[str]) -> int:
     from reports import comparison
     from reports.render import markdown
     from suite.runs.folder.reader import read
-    from suite.runs.folder.results import current_rows
 
     found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
     tables = comparison.tables(found)

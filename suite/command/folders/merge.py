@@ -11,12 +11,15 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import reports
 from suite import files
 from suite.command.folders.destination import check_destination, new_folder
+from suite.command.folders.entries import combine_times, latest_profiles
 from suite.command.folders.sources import Source, Trial, combine_commands
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder.profiles import PROFILES
+from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store
 from suite.runs.folder.times import TIMES
 from suite.runs.folder.tuning import Tuned, read_tuned, write_tuned
@@ -43,10 +46,6 @@ def merge(arguments: Sequence[str]) -> int:
     chosen, notes = choose(sources)
     rows = {name: trial.row for name, trial in sorted(chosen.items()) if trial.folder is None}
 
-    from reports import write_report
-    from suite.command.folders.entries import combine_times, latest_profiles
-    from suite.runs.folder.results import write_results
-
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
     tuned, kept = _tuned(paths)
@@ -68,7 +67,7 @@ def merge(arguments: Sequence[str]) -> int:
             write_tuned(temporary, tuned)
         write_results(store, none_runs=True, further=rows)
         try:
-            write_report(temporary, place=place)
+            reports.write_report(temporary, place=place)
         except UsageError as error:  # without a trial on test images
             report = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in (*notes, *lines, *more, *kept):

@@ -14,8 +14,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from suite import registry
+from suite.cost.hardware import use_threads_of_environment
 from suite.runs.engines.exit_with_parent import PARENT, die_with
 from suite.runs.engines.local import environment
+from suite.runs.provenance import collect
 from suite.subnormals import FLUSH, use_arithmetic
 
 
@@ -71,9 +74,6 @@ def call_in_subprocess(
 
 def main() -> None:
     """Call the function that the command line names and print its result as the last line."""
-    from suite import registry
-    from suite.cost.hardware import use_threads_of_environment
-    from suite.runs.provenance import collect
 
     module, _, name = sys.argv[1].partition(":")
     asked = json.loads(sys.stdin.read())
