@@ -7,6 +7,7 @@ DIR, outside of the work tree, has the trials with their networks and stages. RE
 those of `benchmarks/campaign.toml`, in order: each is a command `run` into DIR, and the same command continues after a
 stop. A training has one thread, as many run as there are cores, and all have the lowest priority. While a file
 DIR/PAUSE exists, nothing is trained: trials that run are interrupted, and continue after their last finished epoch.
+What RESULTS has already is not trained again: a campaign goes on where DIR was lost, or on another machine.
 """
 
 from __future__ import annotations
@@ -68,9 +69,19 @@ class Campaign:
         lock = FileLock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), timeout=0)
         try:
             with lock, files.errors_of(self.results):
+                self._take_exported()
                 return max(self._run(number, setting) for number, setting in enumerate(settings, 1))
         except Timeout:
             raise UsageError(f"campaign: another campaign uses {self.folder}") from None
+
+    def _take_exported(self) -> None:
+        """Copy each exported trial that the folder lacks into it."""
+        suite, copy = self.results / "suite.json", self.folder / "suite.json"
+        if suite.is_file() and not copy.exists():
+            files.write(copy, suite.read_bytes())
+        for trial in Store(self.results).trial_folders():
+            if not (place := self.folder / trial.relative_to(self.results)).exists():
+                _copy(trial, place)
 
     def _run(self, number: int, setting: Mapping[str, Any]) -> int:
         while (status := self._command(words(setting, self.folder))) is None:
@@ -106,7 +117,7 @@ class Campaign:
         return (self.folder / PAUSE).exists()
 
     def export(self) -> None:
-        """Export what is done and was not yet exported: each trial as a whole, or not at all."""
+        """Export what is done and was not yet exported."""
         for trial in Store(self.folder).trial_folders():
             record, place = read_record(trial) or {}, self.results / trial.relative_to(self.folder)
             if record.get("status") != "done":
@@ -116,13 +127,18 @@ class Campaign:
                     self._others.add(place.name)
                     print(f"campaign: {place} is of another training; it stays as it is", flush=True)
                 continue
-            with new_folder("export", place) as temporary:
-                for name, content in trial_contents(trial):
-                    files.write(temporary / name, content)
+            _copy(trial, place)
             print(f"campaign: exported {place.name}", flush=True)
         suite, copy = self.folder / "suite.json", self.results / "suite.json"
         if suite.is_file() and self.results.is_dir() and (not copy.exists() or copy.read_bytes() != suite.read_bytes()):
             files.write(copy, suite.read_bytes())
+
+
+def _copy(trial: Path, place: Path) -> None:
+    """Export a trial: its folder as a whole, or not at all."""
+    with new_folder("export", place) as temporary:
+        for name, content in trial_contents(trial):
+            files.write(temporary / name, content)
 
 
 def words(setting: Mapping[str, Any], out: Path | None = None) -> list[str]:

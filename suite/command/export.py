@@ -19,14 +19,14 @@ from suite.runs.folder.store import Store
 WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json", "tune.json")
 FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
 RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
-PACKED = ("epochs.jsonl", "layers.csv")  # files of a trial, compressed
 
 
 def export(arguments: Sequence[str]) -> int:
     """Copy the files that a report is built from, and return the exit status."""
     parser = Parser(
         prog=f"{program_name()} export",
-        description="Copy a suite without models and logs, with a current report, to commit or share it.",
+        description="Copy a suite without models and logs, with a current report, to commit or share it. A command may "
+        "continue a copy (--out).",
     )
     parser.add_argument("folder", metavar="DIR", help="output folder of a command")
     parser.add_argument("destination", metavar="DEST", help="new or empty folder")
@@ -83,7 +83,7 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
         UsageError: As `contents`.
     """
 
-    for name in (*RECORDS, *PACKED):
+    for name in (*RECORDS, *packed.COMPRESSED):
         found = packed.held(trial / name)
         if found is None:
             continue
@@ -92,7 +92,7 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
             content = packed.read(found)
         except OSError as error:
             raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
-        if name in PACKED:
+        if name in packed.COMPRESSED:
             yield Path(name + packed.SUFFIX), packed.pack(content)
         else:
             yield Path(name), without_home(content)

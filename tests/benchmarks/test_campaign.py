@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,10 @@ def test_a_campaign_that_is_killed_at_random_moments_loses_nothing_and_repeats_n
         assert {path.name for path in copy.iterdir()} == {"trial.json", "epochs.jsonl.gz", "layers.csv.gz"}
         assert read(copy / "epochs.jsonl.gz") == (own / "epochs.jsonl").read_bytes()
     assert (tmp_path / "results" / "suite.json").is_file()
+    shutil.rmtree(tmp_path / "work")  # or another machine goes on with the results
+    output = started(tmp_path, settings).communicate()[0].decode()
+    assert output.count("nothing to run: all") == 2, output
+    assert exported(tmp_path) == found
 
 
 @pytest.mark.slow

@@ -182,6 +182,27 @@ def test_which_trials_are_chosen(store):
     assert store.trial_folders() == []
 
 
+def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, caplog):
+    first = spec(0)
+    second = spec(1, method="ssl", depends_on={"dense": first.trial_id})
+    put(store, first, "done")
+    folder = store.trial_folder(first.trial_id)
+    (folder / "model.pt").unlink()
+    for name in packed.COMPRESSED:
+        (folder / f"{name}.gz").write_bytes(packed.pack((folder / name).read_bytes()))
+        (folder / name).unlink()
+    assert store.choose([first], "missing") == []
+    assert store.status(first.trial_id) == "done"
+    assert [trial for trial, _ in store.choose([first, second], "missing")] == [first, second]
+    assert f"{first.trial_id} is run again: another trial needs its model" in caplog.text
+    put(store, second, "done")
+    assert store.choose([first, second], "missing") == []
+    (folder / "layers.csv.gz").write_bytes(packed.pack(b"y"))
+    assert [trial for trial, _ in store.choose([first], "missing")] == [first]
+    (folder / "layers.csv.gz").unlink()
+    assert store.status(first.trial_id) == "error"
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null", b'{"status": "done"}', b'{"spec": 3, "status": "done"}']
 )

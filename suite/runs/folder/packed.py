@@ -1,4 +1,4 @@
-"""Files of a trial that may be compressed: `epochs.jsonl`, or `epochs.jsonl.gz` in an exported folder."""
+"""Files of a trial that are compressed in an exported folder: `epochs.jsonl`, or `epochs.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from suite.files import canonical_json
 
 SUFFIX = ".gz"
+COMPRESSED = ("epochs.jsonl", "layers.csv")  # in an exported folder
 LARGEST = 2**30  # bytes, of a file before compression: a few kilobytes may stand for terabytes
 
 
@@ -70,7 +71,7 @@ def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
     if record.get("status") != "done" or not isinstance(facts, Mapping):
         return []
     found = []
-    for name in ("epochs.jsonl", "layers.csv"):
+    for name in COMPRESSED:
         path, expected = held(folder / name), facts.get(name)
         if path is None or not isinstance(expected, Mapping):
             continue

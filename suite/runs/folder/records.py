@@ -153,6 +153,20 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     return ""
 
 
+def is_whole_export(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Return whether a folder is what `export` wrote of a finished trial: its files, compressed, without the model."""
+    if (folder / "model.pt").exists():
+        return False
+    try:
+        for name in packed.COMPRESSED:
+            content = packed.read(folder / f"{name}{packed.SUFFIX}")
+            if hashlib.sha256(content).hexdigest() != record.get("files", {}).get(name, {}).get("sha256"):
+                return False
+    except OSError:  # the trial runs again, as one with any other damage
+        return False
+    return True
+
+
 def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why `model.pt`, which exists, is not what the trial wrote; empty if it is, or if the record knows none."""
     expected = record.get("files", {}).get("model.pt")

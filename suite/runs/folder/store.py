@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
-from suite.runs.folder.records import ENDED, RUNNING, damage, read_record, write_json, write_record
+from suite.runs.folder.records import ENDED, RUNNING, damage, is_whole_export, read_record, write_json, write_record
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
@@ -258,12 +258,14 @@ class Store:
             return "", ""
         if "spec" not in record:
             return "error", record["message"]
-        if record["status"] == "done" and (reason := damage(folder, record)):
+        if record["status"] == "done" and (reason := damage(folder, record)) and not is_whole_export(folder, record):
             return "error", reason
         return "error" if record["status"] == RUNNING else str(record["status"]), ""
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
         """The trials to run, each with its folder. One that was done and is damaged is among them, with a line.
+
+        A trial of an exported folder is done, unless another one that is to run needs its model.
 
         Args:
             only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
@@ -273,10 +275,13 @@ class Store:
         Raises:
             UsageError: if a symbolic link, or a file, is in place of the folder of one of them; nothing is deleted yet.
         """
-        chosen = []
-        for trial in trials:
+        chosen: list[tuple[TrialSpec, Path]] = []
+        needed: set[str] = set()
+        for trial in reversed(trials):  # those that others depend on precede them
             folder = self.trial_folder(trial.trial_id)
             status, reason = ("", "") if only == "all" else self._state(trial.trial_id)
+            if status == "done" and trial.trial_id in needed and not (folder / "model.pt").exists():
+                status, reason = "error", "another trial needs its model, which is not in the folder"
             if status == "done" and not folder.is_symlink():
                 # Left by a process that was killed between its record and this.
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -290,7 +295,8 @@ class Store:
                     raise UsageError(f"{folder} is a file, and the trial's folder is to be there")
                 if reason:
                     log.warning("%s is run again: %s", trial.trial_id, reason)
-                chosen.append((trial, folder))
+                chosen.insert(0, (trial, folder))
+                needed.update(trial.depends_on.values())
         if only == "all":
             for _, folder in chosen:
                 if folder.exists():
