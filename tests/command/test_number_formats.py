@@ -61,7 +61,7 @@ def test_a_method_is_checked_in_bfloat16(monkeypatch):
 def test_a_trial_records_that_its_numbers_were_emulated(tmp_path):
     from suite.runs.folder.records import write_record
     from suite.runs.spec import TrialSpec
-    from suite.runs.trial import Trial
+    from suite.runs.trial_run import TrialRun
 
     for dtype in ("bfloat16", "float32"):
         spec = TrialSpec(
@@ -71,7 +71,7 @@ def test_a_trial_records_that_its_numbers_were_emulated(tmp_path):
         provenance = {}
         write_record(tmp_path, spec, "running")
         with pytest.raises(Exception, match="absent"):
-            Trial(spec, tmp_path).run({}, provenance)
+            TrialRun(spec, tmp_path).run({}, provenance)
         assert provenance.get("emulated_dtype") == (dtype if dtype == "bfloat16" else None), json.dumps(provenance)
 
 

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.cost import clock as energy
 from suite.cost.clock import Clock, EnergyCounter, NoCounter, RaplPackage, open_nvml, open_rapl
-from suite.runs.trial import count_energy
+from suite.runs.trial_run import count_energy
 
 CPU = torch.device("cpu")
 
@@ -161,7 +160,7 @@ def test_spans_share_the_energy_as_they_share_the_time():
 
 def test_a_trial_says_what_is_counted_or_why_nothing_is(tmp_path, monkeypatch):
     clock = Clock(CPU)
-    monkeypatch.setattr(energy, "open_counter", lambda device: open_rapl(tmp_path))
+    monkeypatch.setattr("suite.runs.trial_run.open_counter", lambda device: open_rapl(tmp_path))
     assert count_energy(clock, CPU) == f"not measured (RAPL: {tmp_path} has no intel-rapl package)"
     assert clock.joules is None
     package(tmp_path, 0)

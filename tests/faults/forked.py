@@ -216,14 +216,13 @@ def _leave(main):
 
 def quick_facts(popen=ForkedPopen):
     """Replace slow functions that do not matter here, in a forked process."""
-    from suite.cost import clock
-    from suite.runs import provenance
+    from suite.runs import provenance, trial_run
     from suite.runs.engines import local
 
     os.environ["OMP_NUM_THREADS"] = "1"  # as in the process that this one was forked from
     provenance.busy_cores = lambda: 0.0
     provenance._output = lambda *command: ""
-    clock.images_per_second = lambda trainer: 1.0
+    trial_run.images_per_second = lambda trainer: 1.0
     local.POLL_INTERVAL = 0.01
     local.subprocess = type("Forking", (), {"Popen": popen, "PIPE": -1, "STDOUT": -2})
 

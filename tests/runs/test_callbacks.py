@@ -22,6 +22,7 @@ from suite.runs.callbacks.listening import CallingListener
 from suite.runs.callbacks.tensorboard import FOLDER, TensorBoard, scalars
 from suite.runs.folder.records import RUNNING, read_record, write_record
 from suite.runs.spec import TrialSpec
+from suite.runs.trial_run import TrialRun
 
 SMALL = {"train_images": 32, "test_images": 20, "batch_size": 16, "epochs": 3}
 CALLED = []
@@ -266,14 +267,14 @@ def test_what_a_callback_changes_in_a_record_stays_with_it(tmp_path):
 
 def test_writing_is_not_training_time(tmp_path, monkeypatch):
     spans = []
-    real = module.Trial._append_record
+    real = TrialRun._append_record
 
     def append(self, record, clock):
         before = dict(clock.seconds)
         real(self, record, clock)
         spans.append({name for name, seconds in clock.seconds.items() if seconds != before[name]})
 
-    monkeypatch.setattr(module.Trial, "_append_record", append)
+    monkeypatch.setattr(TrialRun, "_append_record", append)
     trial = trial_with("keeps_calls")
     train(tmp_path / trial.trial_id, trial)
     assert spans == [{"io"}] * 3

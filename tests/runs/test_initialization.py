@@ -9,7 +9,7 @@ from small_trials import spec, train
 
 from suite.errors import UsageError
 from suite.runs.building import initialize
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 from suite.task import Splits
 from tasks.models.resnet9 import ResNet9
 
@@ -27,14 +27,14 @@ def calls(monkeypatch):
 
 
 def test_a_new_trial_is_initialised_and_a_resumed_one_is_not(calls, tmp_path, monkeypatch):
-    save = Trial._save_checkpoint
+    save = TrialRun._save_checkpoint
 
     def interrupt(self, state, epochs_done):
         save(self, state, epochs_done)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trial, "_save_checkpoint", interrupt)
+        patch.setattr(TrialRun, "_save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "resumed", spec("prunetrain"))
     (images,) = calls

@@ -12,7 +12,7 @@ from suite.cost.hardware import hardware_id, program_output, read_cpu
 from suite.files import without_home
 from suite.runs.folder.columns import minor_version
 from suite.runs.provenance import collect, command_line, git_facts
-from suite.runs.trial import comparable
+from suite.runs.trial_run import comparable
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from suite.runs.ranks.failures import Failure
 from suite.runs.ranks.heartbeats import beat
 from suite.runs.ranks.messages import RankEnd, Start, receive, send
 from suite.runs.ranks.remote import RemoteRank
+from suite.runs.trial_run import TrialRun
 
 
 @pytest.fixture
@@ -303,7 +304,7 @@ def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch)
     write_record(tmp_path, trial, "running")
     monkeypatch.setattr(sys, "argv", ["trial", str(tmp_path)])
     monkeypatch.setenv("PDT_RANK", "1")
-    monkeypatch.setattr(trials.Trial, "run", lambda self, result, provenance: left.append("trained"))
+    monkeypatch.setattr(TrialRun, "run", lambda self, result, provenance: left.append("trained"))
     monkeypatch.setattr(processes, "leave_ranks", lambda: left.append("left"))
     assert trials.main() == 0
     assert left == ["trained", "left"]

@@ -23,7 +23,7 @@ from suite.network import model_files
 from suite.network.planned_layer import PlannedLayer
 from suite.runs.engines.local import LocalEngine
 from suite.runs.spec import TrialSpec
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 from suite.task import DataCopy
 
 ROOT = Path(__file__).parents[2]
@@ -268,7 +268,7 @@ def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, 
     damage(folder)
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text())["spec"])
     with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to start from the beginning"):
-        Trial(spec, folder).run({}, {})
+        TrialRun(spec, folder).run({}, {})
 
 
 def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path, monkeypatch):

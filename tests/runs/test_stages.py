@@ -12,7 +12,7 @@ from suite.errors import UsageError
 from suite.network import model_files
 from suite.runs import stages as stages_module
 from suite.runs.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 
 
 def record(epoch, executed=100.0, **changes):
@@ -185,7 +185,7 @@ def test_a_resumed_trial_ends_with_the_same_stages(tmp_path, monkeypatch):
     """It is interrupted after the record of an epoch that begins a stage, before the epoch's checkpoint."""
     records = train(tmp_path / "whole", spec("prunetrain"))
     stages = [stage.epoch for stage in StageList(records).stages()]
-    save = Trial._save_checkpoint
+    save = TrialRun._save_checkpoint
 
     def interrupt(self, state, epochs_done):
         if epochs_done == stages[1]:
@@ -193,7 +193,7 @@ def test_a_resumed_trial_ends_with_the_same_stages(tmp_path, monkeypatch):
         save(self, state, epochs_done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trial, "_save_checkpoint", interrupt)
+        patch.setattr(TrialRun, "_save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "resumed", spec("prunetrain"))
     assert stage_file(tmp_path / "resumed", stages[1]).is_file()

@@ -8,7 +8,7 @@ from suite.errors import UsageError
 from suite.runs.folder.records import write_record
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec, TrialSpec
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 
 
 def planned(path):
@@ -71,7 +71,7 @@ def test_a_trial_does_not_start_from_another_content(tmp_path):
     folder.mkdir()
     path.write_bytes(b"weightz")
     with pytest.raises(UsageError, match="has changed since this trial was planned"):
-        Trial(trial, folder).run({}, {})
+        TrialRun(trial, folder).run({}, {})
 
 
 def train(trial, folder):
@@ -79,7 +79,7 @@ def train(trial, folder):
     path = folder / trial.trial_id
     path.mkdir()
     result, provenance = {}, {}
-    Trial(trial, path).run(result, provenance)
+    TrialRun(trial, path).run(result, provenance)
     write_record(path, trial, "done", "", result=result, provenance=provenance)
     return [json.loads(line) for line in (path / "epochs.jsonl").read_text().splitlines()]
 

@@ -9,7 +9,7 @@ from suite.choices import MethodChoice
 from suite.recipe import Recipe
 from suite.runs.folder.records import write_record
 from suite.runs.spec import TrialSpec
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 from suite.subnormals import FLUSH
 
 
@@ -45,7 +45,7 @@ def train(folder, trial):
     """Train a trial in a folder, and return the records of its epochs."""
     folder.mkdir(parents=True, exist_ok=True)
     result, provenance = {}, {}
-    Trial(trial, folder).run(result, provenance)
+    TrialRun(trial, folder).run(result, provenance)
     write_record(folder, trial, "done", result=result, provenance=provenance)
     return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 

@@ -20,7 +20,7 @@ from suite.errors import MissingData
 from suite.network.channels.spaces import find_index_spaces
 from suite.runs.planning import plan
 from suite.runs.spec import SuiteSpec
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 from tasks.digits import load_digits
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -76,7 +76,7 @@ def test_the_documented_task_trains_the_documented_model(folder: Path) -> None:
     (trial,) = plan(suite)
     (folder / "trial").mkdir()
     result: dict[str, Any] = {}
-    Trial(trial, folder / "trial").run(result, {})
+    TrialRun(trial, folder / "trial").run(result, {})
     assert result["test_accuracy"] > 0.5  # of three equal classes
 
 

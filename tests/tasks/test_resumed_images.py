@@ -11,7 +11,7 @@ from image_trials import spec, write_images
 from small_trials import train
 
 from suite.network import model_files
-from suite.runs.trial import Trial
+from suite.runs.trial_run import TrialRun
 
 EPOCHS = 3
 
@@ -25,15 +25,15 @@ def test_a_resumed_trial_has_the_weights_of_an_uninterrupted_one(
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     epochs = train(whole, trial)
 
-    save = Trial._save_checkpoint
+    save = TrialRun._save_checkpoint
 
-    def save_and_stop(self: Trial, state: Any, epochs_done: int) -> None:
+    def save_and_stop(self: TrialRun, state: Any, epochs_done: int) -> None:
         save(self, state, epochs_done)
         if epochs_done == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trial, "_save_checkpoint", save_and_stop)
+        patch.setattr(TrialRun, "_save_checkpoint", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             train(resumed, trial)
     assert not (resumed / "model.pt").exists()
