@@ -93,10 +93,11 @@ def test_costs_are_medians_over_all_seeds() -> None:
     assert of_dense(late, list(rows.values()), "flops_to_target") is None
 
 
-def test_a_trial_that_failed_otherwise_is_left_out_and_a_seed_counts_once() -> None:
-    one = group(trial("dense", 0), trial("dense", 0, pace=3.0), trial("dense", 1, status="error"))
+def test_a_trial_that_failed_otherwise_is_left_out_and_a_seed_counts_once_with_the_longer_trial() -> None:
+    later = trial("dense", 0, (0.1, 0.2, 0.3, 0.75))
+    one = group(trial("dense", 0), later, trial("dense", 1, status="error"))
     row = rows_of(one, 0.7)["dense"]
-    assert (row.seeds, row.reached) == (1, 1)
+    assert (row.seeds, row.reached, row.epoch) == (1, 1, 4)
 
 
 def test_a_seed_that_fell_below_the_target_again_is_named() -> None:

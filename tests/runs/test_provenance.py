@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.cost.hardware import hardware_id, program_output, read_cpu
+from suite.cost.hardware import hardware_id, program_output, read_cpu, use_threads_of_environment
 from suite.files import without_home
 from suite.runs.folder.columns import minor_version
 from suite.runs.provenance import collect, command_line, git_facts
@@ -98,6 +98,18 @@ def test_threads_are_a_setting_and_not_hardware(tmp_path):
     assert hardware_id(one) == hardware_id(other)
     before = {"hardware": one, "hardware_id": hardware_id(one), "git": {}, "software": {}}
     assert comparable(before) != comparable({**before, "hardware": other})  # a resumed trial says so
+
+
+@pytest.mark.parametrize(("variable", "threads"), [("1", 1), ("1,4", 1), ("0", 2), ("", 2)])
+def test_torch_takes_the_threads_of_the_outer_level(monkeypatch, variable, threads):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    try:
+        torch.set_num_threads(2)
+        use_threads_of_environment()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_arm_spells_the_same_facts_otherwise(tmp_path):
