@@ -93,7 +93,8 @@ def main() -> int:
         return 0
     if verb == "trace" and arguments:
         command, trial = trace(arguments)
-        print("\n".join(sorted(str(Path(file).relative_to(ROOT)) for file in command)))
+        for file in sorted(command):
+            print(f"{'trial' if file in trial else '':7}{Path(file).relative_to(ROOT)}")
         print(f"{len(command)} files in the whole command, {len(trial)} in the process of a trial")
         return 0
     print(__doc__, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from suite.command.folders.destination import check_destination, new_folder
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
+from suite.runs.folder.reader import NotTestedError
 from suite.runs.folder.records import without_home
 from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store
@@ -43,7 +45,8 @@ def export(arguments: Sequence[str]) -> int:
     with files.errors_of(source), store.writing():
         before = store.fingerprint()
         write_results(store)
-        reports.write_report(source)  # the copied files are consistent then
+        with contextlib.suppress(NotTestedError):
+            reports.write_report(source)  # the copied files are consistent then
         with new_folder("export", place) as temporary:
             for name, content in contents(source):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,9 @@ def export(arguments: Sequence[str]) -> int:
             if store.fingerprint() != before:
                 raise UsageError(in_use)
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
-    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {destination / 'report.md'}")
+    report = destination / "report.md"
+    said = report if report.exists() else "none, since its trials were not evaluated on test images"
+    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {said}")
     return 0
 
 

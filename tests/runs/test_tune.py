@@ -232,6 +232,12 @@ def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys)
     reached = [one.val_accuracy for one in tuned.methods[0].settings]
     assert tuned.methods[0].chosen == reached.index(max(reached))
 
+    assert cli.main(["export", "out", "exported"]) == 0
+    assert "report: none, since its trials were not evaluated on test images" in capsys.readouterr().out
+    assert cli.main(["tune", "dense", "--budget", "2", *SMALL, "--out", "exported"]) == 0
+    assert len(in_process) == 2  # none is trained again
+    assert read_tuned(folder / "exported").methods == tuned.methods
+
 
 def test_a_task_that_loads_the_test_split_all_the_same_does_not_give_it_to_a_trial(monkeypatch):
     load = Digits.load

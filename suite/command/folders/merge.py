@@ -19,6 +19,7 @@ from suite.command.folders.sources import Source, Trial, combine_commands
 from suite.command.options import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder.profiles import PROFILES
+from suite.runs.folder.reader import NotTestedError
 from suite.runs.folder.results import write_results
 from suite.runs.folder.store import Store
 from suite.runs.folder.times import TIMES
@@ -68,7 +69,7 @@ def merge(arguments: Sequence[str]) -> int:
         write_results(store, none_runs=True, further=rows)
         try:
             reports.write_report(temporary, place=place)
-        except UsageError as error:  # without a trial on test images
+        except NotTestedError as error:
             report = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in (*notes, *lines, *more, *kept):
         print(f"merge: {line}")

@@ -229,6 +229,10 @@ _SPEC_OBJECTS = ("recipe", "replaced", "parameters", "model_parameters", "data_c
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
 
 
+class NotTestedError(UsageError):
+    """No trial of a folder was evaluated on test images, as those of `tune` are not: there is nothing to report."""
+
+
 @dataclass(frozen=True, eq=False)
 class Trial:
     """One trial: its row of the results table and the files of its folder. It equals only itself.
@@ -311,7 +315,8 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
             `results.csv`, for callers that have just written it).
 
     Raises:
-        UsageError: If the folder has no results on the test set, or `results.csv` cannot be read.
+        NotTestedError: If no trial was evaluated on test images.
+        UsageError: If the folder has no results, or `results.csv` cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist, or is not a folder")
@@ -327,7 +332,7 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
         raise UsageError(f"{folder} has no results to report: results.csv has no rows")
     tested = [trial for trial in trials if not _is_untested(trial)]
     if not tested:
-        raise UsageError(
+        raise NotTestedError(
             f"{folder} has no results to report: its trials, as those of tune, were not evaluated on test images"
         )
     return Records(
