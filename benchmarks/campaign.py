@@ -32,7 +32,8 @@ from suite.command.folders.destination import new_folder
 from suite.cost.hardware import available_cores
 from suite.errors import UsageError
 from suite.runs.engines.exit_with_parent import die_with
-from suite.runs.folder.store import Store, read_record
+from suite.runs.folder.records import export_damage, read_record
+from suite.runs.folder.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "benchmarks" / "campaign.toml"
@@ -77,10 +78,17 @@ class Campaign:
     def _take_exported(self) -> None:
         """Copy each exported trial that the folder lacks into it."""
         suite, copy = self.results / "suite.json", self.folder / "suite.json"
-        if suite.is_file() and not copy.exists():
+        if not copy.exists():
+            if not suite.is_file() or any(path.name != PAUSE for path in self.folder.glob("*")):
+                return  # `run` says what is wrong with a folder of something else
             files.write(copy, suite.read_bytes())
         for trial in Store(self.results).trial_folders():
-            if not (place := self.folder / trial.relative_to(self.results)).exists():
+            place = self.folder / trial.relative_to(self.results)
+            if place.exists():
+                continue
+            if reason := export_damage(trial, read_record(trial) or {}):
+                print(f"campaign: {trial} is not taken over, and trained again: {reason}", flush=True)
+            else:
                 _copy(trial, place)
 
     def _run(self, number: int, setting: Mapping[str, Any]) -> int:

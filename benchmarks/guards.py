@@ -56,6 +56,8 @@ def methods(root: Path) -> list[str]:
 def commit(root: Path) -> str:
     """Return the commit of a checkout; end the program if a file differs from it."""
     facts = git_facts(root)
+    if not facts:
+        raise SystemExit(f"{root} is not a checkout")
     if facts["dirty"]:
         raise SystemExit(f"{root} has changes that are not committed; commit them, or leave out --keep")
     return str(facts["commit"])
@@ -133,13 +135,13 @@ def differences(old: Path, new: Path) -> list[str]:
         if not _equal(*tensors):
             lines.append(f"{key}: other weights")
         results = [one["result"] for one in (ours, theirs)]
-        names = [name for name in results[0] if any(part in name for part in COUNTED) and name in results[1]]
+        names = sorted(name for name in {*results[0], *results[1]} if any(part in name for part in COUNTED))
         if not names:
-            lines.append(f"{key}: no counted number in common")
+            lines.append(f"{key}: no counted number")
         lines += [
-            f"{key}: {name} was {results[0][name]}, is {results[1][name]}"
+            f"{key}: {name} was {was}, is {now}"
             for name in names
-            if results[0][name] != results[1][name]
+            if (was := results[0].get(name)) != (now := results[1].get(name))
         ]
     return lines
 

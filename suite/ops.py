@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from suite.errors import nearest
 from suite.method import Context, Method
 from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
 from suite.network.products import TORCH
@@ -20,16 +21,24 @@ from suite.training.method_runner import MethodRunner
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
 
-def apply(model: nn.Module, method: Method, **context: Any) -> MethodRunner:
+GIVEN = ("input_shape", "num_classes", "epochs", "batch_size", "seed", "device", "dtype", "task", "network", "preset",
+         "train_images", "micro_batches", "others", "rehearsal", "untimed")  # fmt: skip
+"""Attributes of a context that a training loop may give; a runner fills in the others."""
+
+
+def apply(model: nn.Module, method: Method, train_size: int | None = None, **context: Any) -> MethodRunner:
     """Plan the layers of a model by a method, for a training loop of your own.
 
     Args:
         model: The bare model, on its device; its layers are converted in place.
         method: An instance of the method, with its parameters.
+        train_size: Height and width of the first training images, if they differ from those of `input_shape`.
         context: Attributes of the method's context (`suite.method.Context`): `input_shape`, `num_classes`, `epochs` and
-            `batch_size` are required, `seed` and others are optional.
+            `batch_size` are required; others of `GIVEN` are optional.
 
     Returns:
         The runner, whose hooks the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
     """
-    return MethodRunner(method, Context(model, **context))
+    for name in context.keys() - set(GIVEN):
+        raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
+    return MethodRunner(method, Context(model, **context), train_size)

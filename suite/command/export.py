@@ -66,7 +66,6 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
     """
-
     for name in WHOLE:
         if (source / name).is_file():
             files.refuse_link(source / name)
@@ -87,7 +86,6 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: As `contents`.
     """
-
     for name in (*RECORDS, *packed.COMPRESSED):
         found = packed.held(trial / name)
         if found is None:

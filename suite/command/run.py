@@ -105,7 +105,6 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
 
 def _planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
     """Return the suite, the trials and the output folder of a command, as `prepare` does."""
-
     suite = resolve(options, trained_here)
     trials = plan(suite)
     if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
@@ -132,7 +131,6 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
     """Return the provenance of a command, for `suite.json`."""
-
     return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
 

@@ -104,7 +104,6 @@ def report(arguments: Sequence[str]) -> int:
 
 def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> reports.Written:
     """Write the table of results and the report."""
-
     store = Store(folder)
     while True:
         with store.writing():

@@ -23,6 +23,7 @@ from suite.network import model_files
 from suite.runs.building import build_trainer, data_facts, device_of, load_splits
 from suite.runs.callbacks.calls import CallbackTrial, Calls
 from suite.runs.engines.cpu_cores import place_of_environment
+from suite.runs.folder import packed
 from suite.runs.progress import ProgressFile
 from suite.runs.provenance import collect, tuning
 from suite.runs.ranks import processes
@@ -139,7 +140,8 @@ class TrialRun:
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             if self.writes:
-                records.unlink(missing_ok=True)
+                for place in (records, *(self.folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)):
+                    place.unlink(missing_ok=True)  # of an earlier attempt, or exported
                 self.stages = StageKeeper(self.folder)
             return 0
         hint = f"delete {path} to start from the beginning"

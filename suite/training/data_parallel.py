@@ -50,7 +50,7 @@ class DataParallel:
     """The part of a training that several ranks share.
 
     Args:
-        runner: MethodRunner of the method on the bare model, which have found the ranks.
+        runner: The method on the bare model, which has found the ranks.
 
     Attributes:
         ranks: Rank of this process, and the number of ranks.

@@ -35,7 +35,12 @@ from suite.training.ranks import Ranks, WrapperGuard
 
 log = logging.getLogger(__name__)
 
-RENAMED = {"close_epoch": "plan_epoch_end", "carry_out": "apply_plan"}
+RENAMED = {
+    "close_epoch": "plan_epoch_end",
+    "carry_out": "apply_plan",
+    "input_shape": "ctx.input_shape",
+    "dtype": "ctx.dtype",
+}
 
 
 class MethodRunner:

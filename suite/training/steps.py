@@ -29,7 +29,7 @@ class EagerStep:
     """A step that runs eagerly.
 
     Args:
-        runner: MethodRunner of the method on its model.
+        runner: The method on its model.
         recipe: The recipe.
         dtype: `torch.float32`, or the autocast type.
         scaler: Scaler that multiplies the loss before the backward; `None` for no scaling.

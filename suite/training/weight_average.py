@@ -28,7 +28,7 @@ class WeightAverage:
     used.
 
     Args:
-        runner: MethodRunner of the method on the model; reconfigurations cut the average from now on.
+        runner: The method on the model; reconfigurations cut the average from now on.
         decay: Share of the average that remains in a step; 0 < decay < 1.
 
     Attributes:
@@ -148,7 +148,6 @@ class Lookahead(WeightAverage):
 
     def update(self, share: float) -> None:
         """Begin the average, or let the model become it, if it is time."""
-
         recipe = self._recipe
         self._steps += 1
         if not self._averaged.n_averaged:

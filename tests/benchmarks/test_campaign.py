@@ -13,10 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_trials import spec
 
 from benchmarks import campaign
 from suite.errors import UsageError
-from suite.runs.folder.packed import read
+from suite.runs.folder.packed import COMPRESSED, pack, read
+from suite.runs.folder.records import write_record
 
 SETTINGS = """
 [common]
@@ -133,6 +135,33 @@ def test_a_pause_interrupts_trials_and_its_end_continues_them(tmp_path, settings
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def test_what_was_exported_is_taken_over_whole_and_into_no_foreign_folder(tmp_path, capsys):
+    work, results = tmp_path / "work", tmp_path / "results"
+    trials = [spec("dense", seed=seed) for seed in range(2)]
+    for trial in trials:
+        place = results / "trials" / trial.trial_id
+        place.mkdir(parents=True)
+        for name in COMPRESSED:
+            (place / name).write_text("x")
+        write_record(place, trial, "done")
+        for name in COMPRESSED:
+            (place / f"{name}.gz").write_bytes(pack(b"x"))
+            (place / name).unlink()
+    (place / "layers.csv.gz").write_bytes(b"\x1f\x8b")
+    (results / "suite.json").write_text("{}")
+    work.mkdir()
+    (work / "notes.txt").touch()
+    campaign.Campaign(work, results)._take_exported()
+    assert [path.name for path in work.iterdir()] == ["notes.txt"]
+    (work / "notes.txt").rename(work / campaign.PAUSE)
+    campaign.Campaign(work, results)._take_exported()
+    assert [path.name for path in (work / "trials").iterdir()] == [trials[0].trial_id]
+    assert f"{trials[1].trial_id} is not taken over, and trained again: layers.csv.gz" in capsys.readouterr().out
+    (work / "suite.json").write_text("[]")
+    campaign.Campaign(work, results)._take_exported()
+    assert (work / "suite.json").read_text() == "[]"
 
 
 def test_settings_are_options_with_those_that_all_share(settings):

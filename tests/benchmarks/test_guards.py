@@ -10,10 +10,10 @@ from benchmarks import guards
 
 @pytest.fixture
 def folders(tmp_path):
-    def write(side, weight=1.0, flops=8.0, status="done", method="sdgp", **more):
+    def write(side, weight=1.0, flops=8.0, status="done", method="sdgp", dtype=torch.float32, **more):
         folder = tmp_path / side / "trials" / f"{method}-{side}"  # names may differ
         folder.mkdir(parents=True)
-        torch.save({"tensors": {"weight": torch.tensor([weight])}}, folder / "model.pt")
+        torch.save({"tensors": {"weight": torch.tensor([weight], dtype=dtype)}}, folder / "model.pt")
         spec = {"method": method, "recipe": {"epochs": 4}, "seed": 0}
         result = {"train_flops_executed": flops, "train_time_s": len(side), **more}
         (folder / "trial.json").write_text(json.dumps({"spec": spec, "status": status, "result": result}))
@@ -30,6 +30,8 @@ def test_equal_trials_have_no_difference(folders):
     ("change", "line"),
     [
         ({"weight": 1.0 + 2**-23}, "other weights"),
+        ({"dtype": torch.float64}, "other weights"),
+        ({"params": 3.0}, "params was None, is 3.0"),
         ({"flops": 9.0}, "train_flops_executed was 8.0, is 9.0"),
         ({"status": "skipped"}, "done, skipped"),
         ({"method": "dense"}, "only in one of the two"),

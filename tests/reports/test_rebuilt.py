@@ -17,11 +17,16 @@ from suite.runs.folder import packed
 from suite.runs.folder.reader import read
 
 ROOT = Path(__file__).parents[2]
-SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/suite.json"))
+SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/report.md"))
 
 
 def test_committed_suites_exist() -> None:
     assert len(SUITES) >= 6
+
+
+def test_tables_without_arithmetic_are_of_trials_with_subnormal_numbers() -> None:
+    found = {trial.text("arithmetic") for folder in SUITES for trial in read(folder).trials}
+    assert found == {"flush", "ieee"}
 
 
 def numbers(text: str) -> dict[str, list[str]]:

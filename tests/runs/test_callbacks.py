@@ -136,7 +136,7 @@ def test_wrong_callbacks_are_refused(text, words, monkeypatch):
 
 
 class Takes:
-    """MethodRunner with other arguments than those of a call."""
+    """Callbacks with other arguments than those of a call."""
 
     def fine(self, trial, record, more=None): ...
     def short(self, trial): ...

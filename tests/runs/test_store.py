@@ -197,9 +197,23 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
     assert f"{first.trial_id} is run again: another trial needs its model" in caplog.text
     put(store, second, "done")
     assert store.choose([first, second], "missing") == []
-    (folder / "layers.csv.gz").write_bytes(packed.pack(b"y"))
-    assert [trial for trial, _ in store.choose([first], "missing")] == [first]
-    (folder / "layers.csv.gz").unlink()
+    third = spec(2, method="ssl", depends_on={"ssl": second.trial_id})
+    assert [trial for trial, _ in store.choose([first, second, third], "missing")] == [third]
+    for content, reason in (
+        (packed.pack(b"y"), "does not have the checksum"),
+        (b"", "cannot be read"),
+        (None, "missing"),
+    ):
+        if content is None:
+            (folder / "layers.csv.gz").unlink()
+        else:
+            (folder / "layers.csv.gz").write_bytes(content)
+        assert [trial for trial, _ in store.choose([first], "missing")] == [first]
+        assert f"{first.trial_id} is run again: layers.csv.gz" in caplog.messages[-1]
+        assert reason in caplog.messages[-1]
+    (folder / "layers.csv.gz").write_bytes(packed.pack(b"x"))
+    assert store.status(first.trial_id) == "done"
+    (folder / "model.pt").write_text("x")  # no export has one: the other files are lost
     assert store.status(first.trial_id) == "error"
 
 

@@ -216,3 +216,15 @@ def test_a_former_name_gives_the_new_one():
         _ = Site("conv", "grad_dgrad", 0, 0, 0).slot
     with pytest.raises(AttributeError, match=r"'closed'$"):
         _ = runner.closed
+    with pytest.raises(AttributeError, match=r"'input_shape'; it is called ctx\.input_shape now"):
+        _ = runner.input_shape
+
+
+def test_what_a_runner_fills_in_cannot_be_given():
+    given = {"input_shape": SHAPE, "num_classes": 4, "epochs": 1, "batch_size": 2}
+    with pytest.raises(TypeError, match=r"^apply\(\) got an unexpected keyword argument 'rank'"):
+        apply(small_net(), Nothing(), **given, rank=5)
+    with pytest.raises(TypeError, match=r"'sed'.*seed"):
+        apply(small_net(), Nothing(), **given, sed=5)
+    runner = apply(small_net(), Nothing(), train_size=SHAPE[1] * 2, **given)
+    assert runner.ctx.spaces.input_sizes != apply(small_net(), Nothing(), **given).ctx.spaces.input_sizes

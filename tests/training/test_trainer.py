@@ -269,6 +269,17 @@ def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
         small_trainer(Infinite()).fit()
 
 
+def test_hooks_at_the_end_of_an_epoch_see_its_progress():
+    seen = []
+
+    class Notes(Method):
+        def on_epoch_end(self, ctx):
+            seen.append((ctx.epochs_done, ctx.progress))
+
+    small_trainer(Notes()).fit()
+    assert seen == [(1, 1 / 3), (2, 2 / 3), (3, 1.0)]
+
+
 def test_divergence_in_the_last_evaluation_leaves_the_trial_unfinished():
     class Poisons(Method):
         def on_epoch_end(self, ctx):

@@ -85,8 +85,7 @@ def forecast(
     store = Store(folder)
     locked = folder.is_dir() and store.is_locked()
     found = []
-    for trial in trials:
-        status = store.status(trial.trial_id, in_use=locked)
+    for trial, (status, _) in zip(trials, store.states(trials, in_use=locked), strict=True):
         runs = only == "all" or (status != "done" if only == "missing" else status not in ("", "done", RUNNING))
         record = read_record(store.trial_folder(trial.trial_id)) if status == "done" else None
         found.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))

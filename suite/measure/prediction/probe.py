@@ -51,7 +51,7 @@ HOOKS = (
     "reconfigure",
     "on_reconfigured",
 )
-"""MethodRunner by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
+"""Hooks by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
 
 
 @dataclasses.dataclass

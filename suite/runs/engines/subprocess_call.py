@@ -74,7 +74,6 @@ def call_in_subprocess(
 
 def main() -> None:
     """Call the function that the command line names and print its result as the last line."""
-
     module, _, name = sys.argv[1].partition(":")
     asked = json.loads(sys.stdin.read())
     if sys.platform == "linux" and not die_with(asked["parent"]):

@@ -153,18 +153,25 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def is_whole_export(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Return whether a folder is what `export` wrote of a finished trial: its files, compressed, without the model."""
-    if (folder / "model.pt").exists():
-        return False
-    try:
-        for name in packed.COMPRESSED:
-            content = packed.read(folder / f"{name}{packed.SUFFIX}")
-            if hashlib.sha256(content).hexdigest() != record.get("files", {}).get(name, {}).get("sha256"):
-                return False
-    except OSError:  # the trial runs again, as one with any other damage
-        return False
-    return True
+def is_export(folder: Path) -> bool:
+    """Return whether the folder of a trial is one that `export` wrote: with compressed files, and without a model."""
+    packed_files = (folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)
+    return any(path.exists() for path in packed_files) and not (folder / "model.pt").exists()
+
+
+def export_damage(folder: Path, record: Mapping[str, Any]) -> str:
+    """Return why the exported folder of a finished trial does not count, as `damage` does for other folders."""
+    for name in packed.COMPRESSED:
+        path, facts = folder / f"{name}{packed.SUFFIX}", record.get("files", {})
+        if name not in facts or not path.is_file():
+            return f"{path.name} is missing"
+        try:
+            content = packed.read(path)
+        except OSError as error:
+            return f"{path.name} cannot be read: {in_words(error)}"
+        if hashlib.sha256(content).hexdigest() != facts[name]["sha256"]:
+            return f"{path.name} does not have the checksum in trial.json"
+    return ""
 
 
 def model_damage(folder: Path, record: Mapping[str, Any]) -> str:

@@ -30,7 +30,16 @@ from filelock import FileLock, Timeout, lock_descriptor
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.runs.folder import packed
-from suite.runs.folder.records import ENDED, RUNNING, damage, is_whole_export, read_record, write_json, write_record
+from suite.runs.folder.records import (
+    ENDED,
+    RUNNING,
+    damage,
+    export_damage,
+    is_export,
+    read_record,
+    write_json,
+    write_record,
+)
 from suite.runs.spec import SuiteSpec, TrialSpec
 
 __all__ = ["ENDED", "ONLY", "RUNNING", "Store", "read_record", "write_json", "write_record"]
@@ -247,10 +256,9 @@ class Store:
             trial_id: Id of the trial.
             in_use: Whether another process holds the lock; `running` is returned then, too.
         """
-        record = read_record(self.trial_folder(trial_id)) if in_use else None
-        return RUNNING if record and record["status"] == RUNNING else self._state(trial_id)[0]
+        return self._state(trial_id, in_use)[0]
 
-    def _state(self, trial_id: str) -> tuple[str, str]:
+    def _state(self, trial_id: str, in_use: bool) -> tuple[str, str]:
         """Return the status, and the reason why a finished trial or a record does not count."""
         folder = self.trial_folder(trial_id)
         record = read_record(folder)
@@ -258,14 +266,32 @@ class Store:
             return "", ""
         if "spec" not in record:
             return "error", record["message"]
-        if record["status"] == "done" and (reason := damage(folder, record)) and not is_whole_export(folder, record):
+        if record["status"] == "done" and (reason := (export_damage if is_export(folder) else damage)(folder, record)):
             return "error", reason
-        return "error" if record["status"] == RUNNING else str(record["status"]), ""
+        return "error" if record["status"] == RUNNING and not in_use else str(record["status"]), ""
+
+    def states(self, trials: Sequence[TrialSpec], in_use: bool = False) -> list[tuple[str, str]]:
+        """Return the status of each trial of a command, and the reason why a finished one has to run again.
+
+        A trial of an exported folder is done, unless another one, which is not done, needs its model.
+
+        Args:
+            trials: The trials; those that others depend on precede them.
+            in_use: As for `status`.
+        """
+        found: list[tuple[str, str]] = []
+        needed: set[str] = set()
+        for trial in reversed(trials):
+            status, reason = self._state(trial.trial_id, in_use)
+            if status == "done" and trial.trial_id in needed and is_export(self.trial_folder(trial.trial_id)):
+                status, reason = "error", "another trial needs its model, which is not in the folder"
+            if status != "done":
+                needed.update(trial.depends_on.values())
+            found.insert(0, (status, reason))
+        return found
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
         """The trials to run, each with its folder. One that was done and is damaged is among them, with a line.
-
-        A trial of an exported folder is done, unless another one that is to run needs its model.
 
         Args:
             only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
@@ -276,12 +302,9 @@ class Store:
             UsageError: if a symbolic link, or a file, is in place of the folder of one of them; nothing is deleted yet.
         """
         chosen: list[tuple[TrialSpec, Path]] = []
-        needed: set[str] = set()
-        for trial in reversed(trials):  # those that others depend on precede them
+        states = [("", "")] * len(trials) if only == "all" else self.states(trials)
+        for trial, (status, reason) in zip(trials, states, strict=True):
             folder = self.trial_folder(trial.trial_id)
-            status, reason = ("", "") if only == "all" else self._state(trial.trial_id)
-            if status == "done" and trial.trial_id in needed and not (folder / "model.pt").exists():
-                status, reason = "error", "another trial needs its model, which is not in the folder"
             if status == "done" and not folder.is_symlink():
                 # Left by a process that was killed between its record and this.
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -295,8 +318,7 @@ class Store:
                     raise UsageError(f"{folder} is a file, and the trial's folder is to be there")
                 if reason:
                     log.warning("%s is run again: %s", trial.trial_id, reason)
-                chosen.insert(0, (trial, folder))
-                needed.update(trial.depends_on.values())
+                chosen.append((trial, folder))
         if only == "all":
             for _, folder in chosen:
                 if folder.exists():
