@@ -201,7 +201,7 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
     assert [trial for trial, _ in store.choose([first, second, third], "missing")] == [third]
     for content, reason in (
         (packed.pack(b"y"), "does not have the checksum"),
-        (b"", "cannot be read"),
+        (b"no gzip file", "cannot be read"),
         (None, "missing"),
     ):
         if content is None:
