@@ -34,7 +34,7 @@ from suite.training.optimizer_state import make_optimizer
 from suite.training.product_check import ProductCheck
 from suite.training.ranks import Ranks
 from suite.training.records import Diverged, EpochLosses, Progress, Record, StepRecord
-from suite.training.steps import CompiledStep, EagerStep
+from suite.training.steps import CompiledStep, EagerStep, Outcome
 from suite.training.weight_average import Lookahead, WeightAverage
 
 
@@ -261,6 +261,10 @@ class Trainer:
         self.on_step((done + 1 / whole) / length)
         return step
 
+    def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
+        """Compute the gradients of this rank's share of a batch, and return its loss and the method's term."""
+        return self.step.gradients(images, labels, saved)
+
     def setting_of_step(self) -> Record:
         """Return what the cost of a step depends on, besides its counted operations."""
         return {
@@ -277,7 +281,7 @@ class Trainer:
         """
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         with self.parallel.statistics_of_own_images():
-            task_loss, term = self.step.gradients(images, labels, saved)
+            task_loss, term = self.gradients(images, labels, saved)
         if saved:
             size = self.average.bytes if self.average else 0
             self.progress.note_counted_memory(saved, self.model, self.optimizer, self.recipe, size)

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -175,30 +176,35 @@ def density_is_true(subject: Subject) -> str:
     return f"stated and observed agree in {density.steps} steps; {saved}"
 
 
+class _OnlyKept(Trainer):
+    """A trainer in whose steps the gradients are zero that a method does not use."""
+
+    def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
+        self.kept.update(self.ctx)
+        outcome = super().gradients(images, labels, saved)
+        for layer in self.ctx.layers.values():
+            mask, gradient = self.kept.masks.get(id(layer.weight)), layer.weight.grad
+            if mask is not None and gradient is not None:
+                gradient.mul_(mask)
+        return outcome
+
+    @cached_property
+    def kept(self) -> KeptGradients:
+        return KeptGradients(self.runner.method)
+
+
 def kept_gradients_suffice(subject: Subject) -> str:
     """If the method names the gradients that it uses, the weights of a training do not depend on the others."""
     trainer, _, _ = subject.undisturbed
     if not trainer.runner.method.kept_gradients(trainer.ctx):
         return "the method uses all gradients"
-    without = subject.trainer()
-    kept, gradients = KeptGradients(without.runner.method), without.step.gradients
-
-    def kept_ones(images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
-        kept.update(without.ctx)
-        outcome = gradients(images, labels, saved)
-        for layer in without.ctx.layers.values():
-            mask, gradient = kept.masks.get(id(layer.weight)), layer.weight.grad
-            if mask is not None and gradient is not None:
-                gradient.mul_(mask)
-        return outcome
-
-    without.step.gradients = kept_ones  # type: ignore[method-assign]
+    without = subject.trainer_of(_OnlyKept)
     without.fit()
     for (name, wanted), found in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
         if not torch.equal(wanted, found):
             raise Broken(f"'{name}' differs at the end if the gradients that are not used are zero", "kept_gradients")
     elements = sum(parameter.numel() for parameter in trainer.model.parameters())
-    return f"{kept.left_out // 4:,} of {elements:,} gradients are not used at the end"
+    return f"{without.kept.left_out // 4:,} of {elements:,} gradients are not used at the end"
 
 
 def never_grows(subject: Subject) -> str:

@@ -22,8 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suite.cost.memory import SavedTensors
 from suite.method import Compact, Compressed, Density, OpPlan, Site
 from suite.network.planned_layer import PlannedLayer
+from suite.training.data_parallel import Batch
+from suite.training.records import StepRecord
+from suite.training.steps import Outcome
 from suite.training.trainer import Trainer
 
 IMAGES = 8
@@ -71,24 +75,14 @@ class DensityCheck:
         self._seen: dict[str, _Seen] = {}
         for name, layer in trainer.ctx.layers.items():
             layer.register_forward_hook(lambda layer, inputs, output, name=name: self._note(name, layer, output))
-        gradients, end_step = trainer.step.gradients, trainer.runner.end_step
-
-        def observe_after_gradients(*arguments: Any) -> Any:
-            self._outputs.clear()
-            outcome = gradients(*arguments)
-            self._observe()
-            return outcome
-
-        def compare_at_end_of_step() -> None:
-            self._compare()
-            end_step()
-
-        trainer.step.gradients = observe_after_gradients  # type: ignore[method-assign, assignment]
-        trainer.runner.end_step = compare_at_end_of_step  # type: ignore[method-assign]
 
     @property
     def findings(self) -> list[str]:
         return list(self._wrong.values())
+
+    def begin_step(self) -> None:
+        """Forget the outputs of the step before."""
+        self._outputs.clear()
 
     def _note(self, name: str, layer: Any, output: Tensor) -> None:
         # Not the output's own channels: those of a gated layer are scattered among others.
@@ -99,7 +93,7 @@ class DensityCheck:
             self._outputs[name] = (min(output.numel() // output.shape[-1], IMAGES), channels)
 
     @torch.no_grad()
-    def _observe(self) -> None:
+    def observe(self) -> None:
         """Store what is stated and what was multiplied, before any hook of the step."""
         ctx, self._seen = self._trainer.ctx, {}
         for name, layer in ctx.layers.items():
@@ -119,7 +113,7 @@ class DensityCheck:
                 self._seen[name] = _Seen(stated, layer.op_plan, _nonzeros(used, 0), used.numel(), grad, site)
 
     @torch.no_grad()
-    def _compare(self) -> None:
+    def compare(self) -> None:
         """Compare, after the step, what was stated with what was multiplied."""
         self.steps += 1
         costs = self._trainer.ledger.current
@@ -144,6 +138,25 @@ class DensityCheck:
                         f"'{name}', step {seen.site.step}: {PRODUCTS[product]} needs {needed:.4f} of its "
                         f"multiply-adds, but density states {product}={stated:.4f} ({HINTS[product]})",
                     )
+
+
+class ComparedTrainer(Trainer):
+    """A trainer whose steps are compared. The comparison changes no result."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.density = DensityCheck(self)
+
+    def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
+        self.density.begin_step()
+        outcome = super().gradients(images, labels, saved)
+        self.density.observe()
+        return outcome
+
+    def train_step(self, batch: Batch) -> StepRecord:
+        step = super().train_step(batch)
+        self.density.compare()
+        return step
 
 
 def _needed(seen: _Seen, product: str, trained: Tensor, seed: int | None = None) -> float:

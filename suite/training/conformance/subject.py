@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,13 @@ from suite.network.channels.surgery import apply_plan
 from suite.parameters import resolve
 from suite.recipe import Recipe
 from suite.task import Inputs, Splits
-from suite.training.conformance.density import DensityCheck
+from suite.training.conformance.density import ComparedTrainer, DensityCheck
 from suite.training.trainer import Record, Trainer
 
 TASK, MODEL, PRESET = "digits", "resnet9[width=0.125]", "smoke"
 EPOCHS, BATCH_SIZE, TRAIN_IMAGES, TEST_IMAGES = 4, 64, 512, 200
+
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
 class Broken(Exception):
@@ -116,7 +118,11 @@ class Subject:
 
     def trainer(self, **callbacks: Any) -> Trainer:
         """Return a trainer before its first step."""
-        return Trainer(
+        return self.trainer_of(Trainer, **callbacks)
+
+    def trainer_of(self, kind: type[AnyTrainer], **callbacks: Any) -> AnyTrainer:
+        """Return a trainer of a class before its first step."""
+        return kind(
             self.model(),
             self.method(),
             self.recipe,
@@ -164,8 +170,9 @@ class Subject:
                 checkpoints.append(path.read_bytes())
 
             try:
-                trainer = self.trainer(on_epoch=records.append, on_checkpoint=keep)
-                self.density = DensityCheck(trainer)  # it changes nothing: resumed trainings without it end equally
+                # Resumed trainings are not compared, and end equally.
+                trainer = self.trainer_of(ComparedTrainer, on_epoch=records.append, on_checkpoint=keep)
+                self.density = trainer.density
                 trainer.fit()
             except Exception as error:  # raised again by `undisturbed`, for each contract
                 return error
