@@ -1,5 +1,6 @@
 """What the contract refuses when a class is defined, what asks for new plans, and where a failed check points to."""
 
+import importlib
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from suite.command.cli import main
 from suite.errors import UsageError
 from suite.method import Method, OpPlan
 from suite.training.conformance import Broken, Subject, check
-from suite.training.conformance.check import place_of
+from suite.training.conformance.check import place_of, place_of_error
 from suite.training.conformance.contracts import leaves_the_rest_alone
 
 REFUSED = {
@@ -230,6 +231,21 @@ def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monk
     monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].mul_(0.5)))
     with pytest.raises(Broken, match="changed before the first step"):
         leaves_the_rest_alone(Subject("changes"))
+
+
+def test_an_error_is_placed_in_the_method_s_file_or_in_one_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "helper_of_method.py").write_text("def fail():\n    raise ValueError\n")
+    text = "from helper_of_method import fail\nfrom suite.method import Method\n\n\nclass Fails(Method):\n"
+    (tmp_path / "failing_method.py").write_text(text + "    def setup(self, ctx):\n        fail()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("failing_method")
+    places = []
+    for function in (lambda: module.Fails().setup(None), module.fail, lambda: int("x")):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            function()
+        places.append(place_of_error(caught.value, module.Fails))
+    beside = f"{tmp_path / 'helper_of_method.py'}:2, in fail"
+    assert places == [f"{tmp_path / 'failing_method.py'}:7, in setup", beside, ""]
 
 
 def test_the_check_refuses_an_unknown_task_before_it_trains():
