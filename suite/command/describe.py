@@ -15,7 +15,7 @@ from docstring_parser import DocstringStyle, parse
 from suite import registry
 from suite.choices import MethodChoice, ModelChoice
 from suite.command.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
-from suite.command.options import Parser, program_name
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import REQUIRED, allowed, search_of, show, type_name

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite import registry
 from suite.brackets import read_list
-from suite.command.options import program_name
+from suite.command.parser import program_name
 from suite.errors import UsageError
 from suite.runs.folder.columns import COLUMNS
 

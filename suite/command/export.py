@@ -9,7 +9,7 @@ from pathlib import Path
 import reports
 from suite import files
 from suite.command.folders.destination import check_destination, new_folder
-from suite.command.options import Parser, program_name
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder import packed
 from suite.runs.folder.reader import NotTestedError

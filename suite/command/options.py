@@ -10,14 +10,14 @@ import argparse
 import math
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from suite import registry
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
 from suite.runs.callbacks.calls import read_callbacks
@@ -25,66 +25,6 @@ from suite.runs.folder.store import ONLY, Store
 from suite.runs.folder.targets import read_targets
 from suite.runs.planning import read_names, read_override
 from suite.runs.spec import read_device, read_dtype, read_preset, read_seeds
-
-
-def program_name() -> str:
-    """Return the command that started this program: `pdt` or `python run_suite.py`."""
-    return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
-
-
-class _StoreOnce(argparse.Action):
-    """Store an option's value and refuse a second one; argparse alone would keep the last."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        assert isinstance(parser, Parser)
-        if option is not None and self.dest in parser.given:
-            hint = "; lists are separated by commas, without spaces" if self.dest in parser.lists else ""
-            parser.error(f"{option} is given twice{hint}")
-        parser.given.add(self.dest)
-        setattr(namespace, self.dest, values)
-
-
-class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `UsageError` and suggests the nearest option.
-
-    Attributes:
-        given: Destinations of the options that were read so far.
-        lists: Destinations of the options whose values are lists.
-    """
-
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
-        self.given: set[str] = set()
-        self.lists: tuple[str, ...] = ()
-        self.register("action", None, _StoreOnce)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse all arguments.
-
-        Raises:
-            UsageError: An argument is unknown, or an option is given more than once.
-        """
-        for text in arguments:
-            # argparse would take `--` for the end of the options even here, and store an empty list.
-            if text.startswith("--") and text.endswith("=--"):
-                raise UsageError(f"{text.removesuffix('=--')} '--': expected one argument")
-        self.given.clear()
-        namespace, unknown = self.parse_known_args(arguments)
-        if unknown:
-            # Compared without dashes, which would make any two options similar.
-            options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
-            typed = unknown[0].partition("=")[0]
-            if typed.startswith("-"):
-                hint = nearest(typed.lstrip("-"), options).replace("mean '", "mean '--")
-                raise UsageError(f"no option is called '{typed}'{hint}")
-            raise UsageError(f"unexpected argument '{typed}'; lists are separated by commas, without spaces")
-        return namespace
-
 
 MAX_JOBS = 1000
 

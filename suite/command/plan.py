@@ -7,7 +7,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from suite.command.options import Parser, add_run_options, program_name, resolve_run_options
+from suite.command.options import add_run_options, resolve_run_options
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.engines.forked import forked
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from suite import files, registry
 from suite.brackets import split
-from suite.command.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
+from suite.command.options import RunOptions, add_run_options, resolve_run_options
+from suite.command.parser import Parser, program_name
 from suite.command.run import rehearse_new, resolve, run_trials
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json

@@ -13,7 +13,8 @@ from typing import Any
 
 from suite import files, registry
 from suite.choices import RECIPE, MethodChoice
-from suite.command.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
+from suite.command.options import RunOptions, add_run_options, resolve_run_options
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.runs.engines.forked import forked

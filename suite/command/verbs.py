@@ -10,7 +10,7 @@ from pathlib import Path
 import reports
 from suite import files, registry
 from suite.choices import MethodChoice, ModelChoice
-from suite.command.options import Parser, program_name
+from suite.command.parser import Parser, program_name
 from suite.cost.hardware import emulated_dtype
 from suite.errors import UsageError
 from suite.runs.folder import packed

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from suite import files
-from suite.command.options import Parser, program_name
+from suite.command.parser import Parser, program_name
 from suite.runs.folder.results import current_rows
 
 LINE_WIDTH = 140  # characters, where the output is not a terminal

@@ -16,7 +16,7 @@ from suite import files
 from suite.command.folders.destination import check_destination, new_folder
 from suite.command.folders.entries import combine_times, latest_profiles
 from suite.command.folders.sources import Source, Trial, combine_commands
-from suite.command.options import Parser, program_name
+from suite.command.parser import Parser, program_name
 from suite.errors import UsageError
 from suite.runs.folder.profiles import PROFILES
 from suite.runs.folder.reader import NotTestedError
