@@ -39,6 +39,8 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
     Returns:
         The runner, whose hooks the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
     """
+    if not isinstance(method, Method):
+        raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
     for name in context.keys() - set(GIVEN):
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
     return MethodRunner(method, Context(model, **context), train_size)

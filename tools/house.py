@@ -3,9 +3,9 @@
     python tools/house.py sizes [FOLDER]
     python tools/house.py trace --methods dense --task digits --preset smoke
 
-`trace` runs the command of the suite in this working tree, and prints in how many of the project's files a function
-runs: in all of its processes, and in the process of a trial. Bodies of modules and classes do not count, nor do files
-`__init__.py`.
+`trace` runs the command of the suite, without its `--out`, in this working tree, and prints in how many of the
+project's files a function runs: in all of its processes, and in the process of a trial. Bodies of modules and classes
+do not count, nor do files `__init__.py`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def main() -> int:
             print(f"{package:24}{files:7,}{lines:9,}{imports:27,}")
         return 0
     if verb == "trace" and arguments:
-        command, trial = trace(arguments)
+        try:
+            command, trial = trace(arguments)
+        except subprocess.CalledProcessError as error:  # the command has said why
+            return int(error.returncode)
         for file in sorted(command):
             print(f"{'trial' if file in trial else '':7}{Path(file).relative_to(ROOT)}")
         print(f"{len(command)} files in the whole command, {len(trial)} in the process of a trial")

@@ -1,4 +1,7 @@
-"""What a step and an epoch of a training found, and the state of a training between epochs."""
+"""What a step and an epoch of a training found, and the state of a training between epochs.
+
+`suite/runs/trial_run.py` writes the records of epochs into `epochs.jsonl`.
+"""
 
 from __future__ import annotations
 

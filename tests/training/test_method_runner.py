@@ -224,6 +224,8 @@ def test_what_a_runner_fills_in_cannot_be_given():
     given = {"input_shape": SHAPE, "num_classes": 4, "epochs": 1, "batch_size": 2}
     with pytest.raises(TypeError, match=r"^apply\(\) got an unexpected keyword argument 'rank'"):
         apply(small_net(), Nothing(), **given, rank=5)
+    with pytest.raises(TypeError, match="expects an instance of a method"):
+        apply(small_net(), Nothing, **given)
     with pytest.raises(TypeError, match=r"'sed'.*seed"):
         apply(small_net(), Nothing(), **given, sed=5)
     runner = apply(small_net(), Nothing(), train_size=SHAPE[1] * 2, **given)
