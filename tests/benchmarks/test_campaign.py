@@ -13,12 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_trials import spec
+from small_trials import spec, write_export
 
 from benchmarks import campaign
 from suite.errors import UsageError
-from suite.runs.folder.packed import COMPRESSED, pack, read
-from suite.runs.folder.records import write_record
+from suite.runs.folder.packed import read
 
 SETTINGS = """
 [common]
@@ -142,13 +141,7 @@ def test_what_was_exported_is_taken_over_whole_and_into_no_foreign_folder(tmp_pa
     trials = [spec("dense", seed=seed) for seed in range(2)]
     for trial in trials:
         place = results / "trials" / trial.trial_id
-        place.mkdir(parents=True)
-        for name in COMPRESSED:
-            (place / name).write_text("x")
-        write_record(place, trial, "done")
-        for name in COMPRESSED:
-            (place / f"{name}.gz").write_bytes(pack(b"x"))
-            (place / name).unlink()
+        write_export(place, trial)
     (place / "layers.csv.gz").write_bytes(b"\x1f\x8b")
     (results / "suite.json").write_text("{}")
     work.mkdir()

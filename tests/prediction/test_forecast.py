@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from small_trials import spec
+from small_trials import spec, write_export
 
 from suite.command import cli
 from suite.measure.prediction import forecast as module
@@ -12,7 +12,6 @@ from suite.measure.prediction.forecast import forecast, seconds_here, threads_of
 from suite.measure.prediction.render import KINDS, notes, table, totals
 from suite.runs.engines import local
 from suite.runs.engines.subprocess_call import SubprocessResult
-from suite.runs.folder.packed import COMPRESSED, pack
 from suite.runs.folder.records import RUNNING, write_record
 from suite.runs.folder.store import Store
 
@@ -130,14 +129,7 @@ def test_what_exists_is_not_probed(tmp_path):
 def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path):
     first = spec("dense")
     second = dataclasses.replace(spec("dense", seed=1), depends_on={"dense": first.trial_id})
-    place = Store(tmp_path).trial_folder(first.trial_id)
-    place.mkdir(parents=True)
-    for name in COMPRESSED:
-        (place / name).write_text("x")
-    write_record(place, first, "done")
-    for name in COMPRESSED:
-        (place / f"{name}.gz").write_bytes(pack(b"x"))
-        (place / name).unlink()
+    write_export(Store(tmp_path).trial_folder(first.trial_id), first)
     assert [(one.status, one.runs) for one in forecast_of([first], tmp_path, Probes())] == [("done", False)]
     found = forecast_of([first, second], tmp_path, Probes())
     assert [(one.status, one.runs) for one in found] == [("error", True), ("", True)]

@@ -4,7 +4,7 @@ import itertools
 import os
 
 import pytest
-from small_trials import spec, train
+from small_trials import spec, train, write_export
 
 from suite import files, registry
 from suite.choices import build_model
@@ -179,6 +179,13 @@ def test_a_trial_keeps_the_state_before_each_change(tmp_path):
         assert state["trainer"]["hooks"]["epochs_done"] == stage.epoch - 1
         weights = sum(value.numel() for name, value in state["trainer"]["model"].items() if "running" not in name)
         assert weights < sum(value.numel() for value in build().state_dict().values())
+
+
+def test_a_trial_that_begins_anew_has_no_file_of_an_export(tmp_path):
+    trial = spec("dense", epochs=1)
+    write_export(tmp_path / "trial", trial)
+    train(tmp_path / "trial", trial)
+    assert not [*(tmp_path / "trial").glob("*.gz")]
 
 
 def test_a_resumed_trial_ends_with_the_same_stages(tmp_path, monkeypatch):

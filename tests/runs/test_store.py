@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from small_trials import write_export
 
 from suite.errors import UsageError
 from suite.recipe import Recipe
@@ -185,12 +186,8 @@ def test_which_trials_are_chosen(store):
 def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, caplog):
     first = spec(0)
     second = spec(1, method="ssl", depends_on={"dense": first.trial_id})
-    put(store, first, "done")
     folder = store.trial_folder(first.trial_id)
-    (folder / "model.pt").unlink()
-    for name in packed.COMPRESSED:
-        (folder / f"{name}.gz").write_bytes(packed.pack((folder / name).read_bytes()))
-        (folder / name).unlink()
+    write_export(folder, first)
     assert store.choose([first], "missing") == []
     assert store.status(first.trial_id) == "done"
     assert [trial for trial, _ in store.choose([first, second], "missing")] == [first, second]

@@ -33,7 +33,6 @@ from suite.runs.folder.columns import (
 from suite.runs.folder.profiles import PROFILES, GroupProfiles
 from suite.runs.folder.times import TIMES, GroupTimes
 from suite.runs.folder.tuning import Tuned, read_tuned
-from suite.subnormals import IEEE
 
 _MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
@@ -415,9 +414,9 @@ def _trial(trials: Path, row: Mapping[str, Any]) -> Trial:
     provenance = drop_non_objects(
         record.get("provenance") or {}, _PROVENANCE_OBJECTS, "the provenance in trial.json", damage
     )
-    # The table has only those fields of the recipe in which its trials differ, and committed ones have no arithmetic.
+    # The table has only those fields of the recipe in which its trials differ.
     known = recipe_cells(spec["recipe"]) if spec.get("recipe") else {}
-    row = {"arithmetic": IEEE, **known, **{key: value for key, value in row.items() if value not in ("", None)}}
+    row = {**known, **{key: value for key, value in row.items() if value not in ("", None)}}
     recipe = sorted(column for column in row if column.startswith(RECIPE_PREFIX))
     texts = {
         column: clean(str(row[column])) for column in (*TEXT_COLUMNS, *recipe) if row.get(column) not in ("", None)
