@@ -145,28 +145,28 @@ class Context:
     task: str = ""
     network: str = ""
     preset: str = ""
-    layers: dict[str, Layer] = field(default_factory=dict, init=False)
-    spaces: IndexSpaces = field(default_factory=lambda: IndexSpaces({}), init=False)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    spaces: IndexSpaces = field(default_factory=lambda: IndexSpaces({}))
     dtype: torch.dtype = torch.float32
     train_images: int = 0
     micro_batches: int = 1
     others: Mapping[str, OtherTrial] = field(default_factory=dict)
     rehearsal: bool = False
-    optimizer: torch.optim.Optimizer | None = field(default=None, init=False)
-    rank: int = field(default=0, init=False)
-    ranks: int = field(default=1, init=False)
-    step: int = field(default=0, init=False)
-    epochs_done: int = field(default=0, init=False)
-    batch_index: int = field(default=0, init=False)
-    progress: float = field(default=0.0, init=False)
-    task_loss: Tensor | None = field(default=None, init=False)
-    all_reduce: Callable[[Tensor], Tensor] = field(default_factory=lambda: lambda tensor: tensor, init=False)
-    from_first_rank: Callable[[Any], Any] = field(default_factory=lambda: lambda value: value, init=False)
-    memory_estimate: Callable[[ReconfigPlan], int] = field(default_factory=lambda: lambda plan: 0, init=False)
-    inference_flops: Callable[[ReconfigPlan], float] = field(default_factory=lambda: lambda plan: 0.0, init=False)
+    optimizer: torch.optim.Optimizer | None = None
+    rank: int = 0
+    ranks: int = 1
+    step: int = 0
+    epochs_done: int = 0
+    batch_index: int = 0
+    progress: float = 0.0
+    task_loss: Tensor | None = None
+    all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    from_first_rank: Callable[[Any], Any] = lambda value: value
+    memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
+    inference_flops: Callable[[ReconfigPlan], float] = lambda plan: 0.0
     untimed: Callable[[], AbstractContextManager[None]] = nullcontext
-    hardware_id: Callable[[], str] = field(default_factory=lambda: lambda: "", init=False)
-    replan: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
+    hardware_id: Callable[[], str] = lambda: ""
+    replan: Callable[[], None] = lambda: None
 
     def key(self, purpose: str) -> int:
         """Return a random key in 0 .. 2**63 - 1 for this step, rank and purpose, to seed a generator in a hook.

@@ -7,7 +7,6 @@ that leave part of the work to torch.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import nn
@@ -22,6 +21,11 @@ from suite.training.method_runner import MethodRunner
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
 
+GIVEN = ("input_shape", "num_classes", "epochs", "batch_size", "seed", "device", "dtype", "task", "network", "preset",
+         "train_images", "micro_batches", "others", "rehearsal", "untimed")  # fmt: skip
+"""Attributes of a context that a training loop may give; a runner fills in the others."""
+
+
 def apply(model: nn.Module, method: Method, train_size: int | None = None, **context: Any) -> MethodRunner:
     """Plan the layers of a model by a method, for a training loop of your own.
 
@@ -30,14 +34,13 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
         method: An instance of the method, with its parameters.
         train_size: Height and width of the first training images, if they differ from those of `input_shape`.
         context: Attributes of the method's context (`suite.method.Context`): `input_shape`, `num_classes`, `epochs` and
-            `batch_size` are required, `seed` and others are optional.
+            `batch_size` are required; others of `GIVEN` are optional.
 
     Returns:
         The runner, whose hooks the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
     """
     if not isinstance(method, Method):
         raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
-    given = [field.name for field in dataclasses.fields(Context) if field.init and field.name != "model"]
-    for name in context.keys() - set(given):
-        raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, given)}")
+    for name in context.keys() - set(GIVEN):
+        raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
     return MethodRunner(method, Context(model, **context), train_size)
