@@ -2,7 +2,7 @@
 
 import sys
 
-from suite.command.cli import main
+from suite.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

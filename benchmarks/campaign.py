@@ -27,13 +27,13 @@ import psutil
 from filelock import FileLock, Timeout
 
 from suite import files
-from suite.command.export import trial_contents
-from suite.command.folders.destination import new_folder
-from suite.cost.hardware import available_cores
+from suite.cli.export import trial_contents
+from suite.cli.folders.destination import new_folder
+from suite.engine.cost.hardware import available_cores
 from suite.errors import UsageError
-from suite.runs.engines.exit_with_parent import die_with
-from suite.runs.folder.records import export_damage, read_record
-from suite.runs.folder.store import Store
+from suite.trials.engines.exit_with_parent import die_with
+from suite.trials.folder.records import export_damage, read_record
+from suite.trials.folder.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "benchmarks" / "campaign.toml"

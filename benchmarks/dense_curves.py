@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports.data.estimates import Estimate, estimate
-from reports.data.groups import BASELINE
 from reports.figures.figure import Figure
 from reports.figures.panels import Line, Panel, curves_figure
 from suite import load_results
+from suite.trials.estimates import Estimate, estimate
+from suite.trials.groups import BASELINE
 
 KEYS = ["name", "model", "epochs"]
 

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import torch
 
-from suite.runs.provenance import git_facts
+from suite.trials.provenance import git_facts
 
 COMMON = ("--model=resnet9[width=0.0625]", "--preset=smoke", "--device=cpu", "--dtype=float32", "--seeds=0,",
           "--jobs=2")  # fmt: skip

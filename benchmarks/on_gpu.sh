@@ -21,7 +21,7 @@ done
 cd "$(dirname "$0")/.." && mkdir -p "$out" runs/gpu/done || exit 2
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PATH="$PATH:/usr/local/cuda/bin"
 results=$PWD/runs/gpu
-error=$(python3 -c 'import json, pathlib, sys; from suite.runs.provenance import collect
+error=$(python3 -c 'import json, pathlib, sys; from suite.trials.provenance import collect
 pathlib.Path(sys.argv[1]).write_text(json.dumps(collect("cuda"), indent=2) + "\n")' "$results/machine.json" 2>&1) ||
   refuse "no GPU can be used: ${error##*$'\n'}"
 

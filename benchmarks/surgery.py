@@ -29,12 +29,12 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.surgery import apply_plan
+from suite.engine.network.channels.trial_cut import freeze_what_fails
 from suite.files import write
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
-from suite.network.channels.spaces import find_index_spaces
-from suite.network.channels.surgery import apply_plan
-from suite.network.channels.trial_cut import freeze_what_fails
 from suite.reconfiguration import IndexMap
 from tasks.models.torchvision_models import classifier
 

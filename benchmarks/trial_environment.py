@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
-from suite.runs.engines.local import environment
 from suite.subnormals import FLUSH, use_arithmetic
+from suite.trials.engines.local import environment
 
 
 def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import kernels
 from kernels import PruneRule
 from kernels.prune.rule import Mode
-from methods.backends.pruned_gradients import PrunedGradientBackends, Pruning
+from methods.gradients.backends import PrunedGradientBackends, Pruning
 from suite.method import Compressed, Context, Density, Method, OpPlan, Site
 from suite.parameters import Search
 from suite.recipe import Tuning

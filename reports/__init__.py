@@ -64,7 +64,7 @@ def write_report(
     from reports.content.build import build
     from reports.render import html, markdown
     from reports.render import latex as tables
-    from suite.runs.folder.reader import damage, read
+    from suite.trials.folder.reader import damage, read
 
     # The names of a report's figures begin with the slug of a group.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}

@@ -11,10 +11,10 @@ from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
 from reports.content.provenance import flatten
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
-from reports.data.estimates import Estimate, Missing, Quantity, paired
-from reports.data.groups import column_text, label, recipe, seed_of
 from reports.data.method_rows import by_seed, not_measured
-from suite.runs.folder.reader import Records, Trial
+from suite.trials.estimates import Estimate, Missing, Quantity, paired
+from suite.trials.folder.reader import Records, Trial
+from suite.trials.groups import column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
 """What trials that are compared have in common, besides the method with its parameters and the seed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from reports.data.estimates import Estimate
+from suite.trials.estimates import Estimate
 
 DASH = "–"
 MINUS = "−"

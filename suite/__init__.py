@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reports.data.frames import Results
-    from suite.runs.callbacks.calls import CallbackTrial
+    from suite.trials.callbacks.calls import CallbackTrial
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ def load_results(folder: str | Path) -> Results:
         suite.errors.UsageError: The folder has no results, or its table cannot be read.
     """
     from reports.data.frames import load
-    from suite.runs.folder.results import current_rows
+    from suite.trials.folder.results import current_rows
 
     place = Path(folder).expanduser()
     return load(place, current_rows(place))
@@ -55,9 +55,9 @@ def run(
     Raises:
         suite.errors.UsageError: The arguments, a function, a file or a plugin can be corrected.
     """
-    from suite.command.run import run as run_command
+    from suite.cli.run import run as run_command
     from suite.errors import UsageError
-    from suite.runs.callbacks.calls import accepts
+    from suite.trials.callbacks.calls import accepts
 
     typed = {"on_epoch": on_epoch, "on_trial": on_trial}
     functions = {name: function for name, function in typed.items() if function is not None}

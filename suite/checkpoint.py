@@ -1,5 +1,5 @@
 """Entry point for final models of trials: `load_model` opens a trial's `model.pt` without the trial."""
 
-from suite.network.model_files import load_model
+from suite.engine.network.model_files import load_model
 
 __all__ = ["load_model"]

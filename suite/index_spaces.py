@@ -2,7 +2,7 @@
 
 The channels that a convolution produces are also those that the batch normalisation behind it scales, that the next
 convolution consumes, and, across the sum of a residual block, that another convolution produces. Channels that occur in
-the same tensors form one `IndexSpace`. `suite.network.channels.spaces` finds the index spaces of a model.
+the same tensors form one `IndexSpace`. `suite.engine.network.channels.spaces` finds the index spaces of a model.
 """
 
 from __future__ import annotations

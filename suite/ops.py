@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import nn
 
+from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.engine.network.products import TORCH
+from suite.engine.training.data_parallel import reduce_gradients
+from suite.engine.training.method_runner import MethodRunner
 from suite.errors import nearest
 from suite.method import Context, Method
-from suite.network.layers import PlannedConv2d, PlannedLinear, convert, restore
-from suite.network.products import TORCH
-from suite.training.data_parallel import reduce_gradients
-from suite.training.method_runner import MethodRunner
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 

@@ -100,9 +100,9 @@ PACKAGES = {
     "method": "methods",
     "task": "tasks",
     "model": "tasks",
-    "engine": "suite.runs.engines",
-    "callback": "suite.runs.callbacks",
-    "reproduction": "reproductions",
+    "engine": "suite.trials.engines",
+    "callback": "suite.trials.callbacks",
+    "reproduction": "reports.papers",
 }
 """The package that contains the project's own objects of each kind, in its modules or those of its subpackages."""
 ENTRY_POINTS = {
@@ -115,7 +115,7 @@ ENTRY_POINTS = {
 CONTRACTS = {
     "method": ("suite.method", "Method"),
     "task": ("suite.task", "Task"),
-    "reproduction": ("reproductions.contract", "Reproduction"),
+    "reproduction": ("reports.papers.contract", "Reproduction"),
 }
 """Module and name of the base class of each kind that has one."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names are typed, and are part of the names of folders

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from trials_here import run_here
 
-from suite.command import cli
-from suite.runs.engines.local import LocalEngine
+from suite.cli import main as cli
+from suite.trials.engines.local import LocalEngine
 
 ROOT = Path(__file__).parents[1]
 

@@ -217,7 +217,7 @@ def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
 
 
 def test_the_short_setting_of_prunetrain_for_resnet32_follows_from_counted_flops():
-    from reproductions.prunetrain.quantities import IN_FEW_EPOCHS
+    from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
 
     table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
     tried = table[table["update"] == "subgradient"]

@@ -37,10 +37,10 @@ def test_the_oldest_version_is_that_of_the_package():
 
 
 def test_torch_and_its_torchvision_are_installed_before_the_tests_run(commands):
-    assert tool.main(["2.14.1", "-n", "0", "tests/cost"]) == 0
+    assert tool.main(["2.14.1", "-n", "0", "tests/engine/cost"]) == 0
     install, _, tests = commands
     assert install[1:] == ["-m", "pip", "install", "--quiet", "torch==2.14.1", "torchvision", "-e", ".[test]"]
-    assert tests[1:] == ["-m", "pytest", "-n", "0", "tests/cost"]
+    assert tests[1:] == ["-m", "pytest", "-n", "0", "tests/engine/cost"]
     assert install[0] == tests[0]
     assert tests[0] != sys.executable
 

@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Files by subject. A file belongs to the first subject that lists it.
 SUBJECTS = {
     "kernels": ["kernels/**/*.py"],
-    "statistics": ["reports/data/*.py", "suite/cost/interleaved.py"],
-    "ledger and FLOPs": ["suite/cost/*.py"],
-    "surgery": ["suite/network/channels/*.py"],
-    "resume": ["suite/training/**/*.py", "suite/runs/*.py", "suite/runs/folder/*.py"],
+    "statistics": ["reports/data/*.py", "suite/engine/cost/interleaved.py"],
+    "ledger and FLOPs": ["suite/engine/cost/*.py"],
+    "surgery": ["suite/engine/network/channels/*.py"],
+    "resume": ["suite/engine/training/**/*.py", "suite/trials/*.py", "suite/trials/folder/*.py"],
 }
 OUTCOMES = ("noticed", "not noticed", "gone", "not tried")
 MESSAGES = {"log", "logger", "logging", "print", "warnings"}  # calls that only tell a person something

@@ -1,7 +1,7 @@
 """Run the fast tests with a version of torch, in a virtual environment that is made for it.
 
     python tools/test_with_torch.py 2.14.1
-    python tools/test_with_torch.py oldest -n 0 tests/cost
+    python tools/test_with_torch.py oldest -n 0 tests/engine/cost
 
 VERSION is `oldest` (the one in `pyproject.toml`), `newest`, or digits. What follows it is passed to pytest. The
 environment takes about 6 GB and is removed at the end; with `--keep FOLDER` it stays there and is used again.

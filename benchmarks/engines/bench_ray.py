@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from suite.cost.hardware import available_cores
-from suite.cost.interleaved import interleaved_times, ratio_of
+from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.interleaved import interleaved_times, ratio_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST_RATIO = 1.10

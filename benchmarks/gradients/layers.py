@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from suite.brackets import read_list
 from suite.choices import ModelChoice
-from suite.cost.flops import LayerCost, count_layers
+from suite.engine.cost.flops import LayerCost, count_layers
 from suite.method import Geometry
 from suite.ops import TORCH
 

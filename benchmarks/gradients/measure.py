@@ -16,7 +16,7 @@ from benchmarks.gradients.bounds import SIDE, bound, fastest_copy, moved_bytes, 
 from benchmarks.gradients.layers import LayerShape, Operands, dense_product
 from kernels import PruneRule, compress_nm, prune_nm
 from kernels.compressed.dispatch import data_gradient, weight_gradient
-from suite.cost.interleaved import ratio_of
+from suite.engine.cost.interleaved import ratio_of
 from suite.method import Compressed
 
 KEY = 1  # of random masks

@@ -29,7 +29,7 @@ from benchmarks.kernels import alternatives
 from benchmarks.kernels.cases import LEAST_ROUNDS, Case, Plan
 from benchmarks.stopwatch import Watch, copies, count, measured_time, watch_of
 from kernels.prune import reference
-from suite.cost.interleaved import Ratio, ratio_of
+from suite.engine.cost.interleaved import Ratio, ratio_of
 
 pytestmark = pytest.mark.benchmark(timer=measured_time)
 

@@ -12,7 +12,7 @@ from torch import nn
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.choices import ModelChoice, build_model
-from suite.cost.flops import count_layers
+from suite.engine.cost.flops import count_layers
 from suite.errors import UsageError, nearest
 
 LARGE = "large"

@@ -17,7 +17,7 @@ from benchmarks.partial_results import OtherRunError, compare, read, write
 from benchmarks.stopwatch import cache_bytes
 from suite.errors import UsageError
 from suite.files import without_home
-from suite.runs.provenance import collect
+from suite.trials.provenance import collect
 
 PLAN = pytest.StashKey[Plan]()
 PROVENANCE = pytest.StashKey[dict[str, Any]]()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import UsageError
-from suite.runs.folder.columns import minor_version
+from suite.trials.folder.columns import minor_version
 
 FORMAT = 1  # version of `kernel_benchmarks`
 KEY = "kernel_benchmarks"

@@ -21,7 +21,7 @@ from reports import formatting
 from reports.content.model import Cell, Column, Table
 from reports.figures.figure import Figure
 from reports.render.markdown import code, escape, table
-from suite.command.parser import Parser
+from suite.cli.parser import Parser
 from suite.errors import UsageError
 
 NAME = "kernels.md"

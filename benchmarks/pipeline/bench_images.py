@@ -31,11 +31,11 @@ import torch
 from torch import nn
 
 from suite.choices import build_model
-from suite.cost.hardware import available_cores
-from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.interleaved import Ratio, interleaved_ratio, ratio_of
 from suite.errors import UsageError
-from suite.runs.provenance import collect
 from suite.subnormals import FLUSH, use_arithmetic
+from suite.trials.provenance import collect
 from tasks.image_files import IMAGENET
 from tasks.images.crops import CropBatches
 from tasks.images.cutting import Cutter

@@ -33,9 +33,9 @@ import numpy as np
 import psutil
 import torch
 
-from suite.cost.hardware import available_cores
-from suite.runs.provenance import collect
+from suite.engine.cost.hardware import available_cores
 from suite.task import DataCopy
+from suite.trials.provenance import collect
 from tasks.imagefolder import ImageFolderTask
 
 DIFFERENT, CLASSES, TEST_SHARE, BATCH = 64, 10, 0.1, 64

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.runs.folder.frame_columns import FLOPS_KINDS, LAYERS, PRODUCTS
-from suite.runs.folder.records import write_record
-from suite.runs.spec import TrialSpec
+from suite.trials.folder.frame_columns import FLOPS_KINDS, LAYERS, PRODUCTS
+from suite.trials.folder.records import write_record
+from suite.trials.spec import TrialSpec
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("dense", *(f"method{index}" for index in range(10)))

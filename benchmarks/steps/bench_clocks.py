@@ -21,9 +21,9 @@ import torch
 from benchmarks.steps.training_steps import Setting, new_trainer, quick_recipe, random_splits, steps_of
 from benchmarks.trial_environment import enter_trial_environment
 from suite.choices import MethodChoice
-from suite.cost.clock import seconds_of
-from suite.cost.interleaved import interleaved_times, ratio_of
-from suite.network import products
+from suite.engine.cost.clock import seconds_of
+from suite.engine.cost.interleaved import interleaved_times, ratio_of
+from suite.engine.network import products
 
 EXTRA = 100
 LARGEST_SHARE = 0.01

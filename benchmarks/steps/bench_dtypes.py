@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.steps.training_steps import Setting, quick_recipe, random_splits, trainer_steps
 from benchmarks.trial_environment import enter_trial_environment
-from suite.cost.clock import stamps_of
-from suite.cost.interleaved import interleaved_ratio
-from suite.runs.provenance import collect
-from suite.runs.spec import resolve_device
+from suite.engine.cost.clock import stamps_of
+from suite.engine.cost.interleaved import interleaved_ratio
+from suite.trials.provenance import collect
+from suite.trials.spec import resolve_device
 
 STEPS = 2  # of one measurement
 

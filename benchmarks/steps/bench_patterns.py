@@ -36,20 +36,19 @@ from benchmarks.stopwatch import Watch, watch_of
 from benchmarks.trial_environment import enter_trial_environment
 from kernels.cuda import library as cuda
 from kernels.sparse_conv.dispatch import available, sparse_convolution
-from methods.clicktrain import ClickTrain
-from methods.shared import clicktrain_settings as settings
-from methods.shared.patterns import PruneMask, choose_patterns, generic_pool, outside_patterns
-from methods.shared.structures import least_important_kernels
-from reproductions.clicktrain.timed_layers import Layer
-from reproductions.clicktrain.timed_layers import conversions as ways_to_convert
+from methods.clicktrain import ClickTrain, settings
+from methods.clicktrain.patterns import PruneMask, choose_patterns, generic_pool, outside_patterns
+from methods.masks.structures import least_important_kernels
+from reports.papers.clicktrain.timed_layers import Layer
+from reports.papers.clicktrain.timed_layers import conversions as ways_to_convert
 from suite.choices import build_model
-from suite.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.engine.cost.interleaved import Ratio, interleaved_ratio, ratio_of
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.errors import UsageError
 from suite.method import Geometry
-from suite.network.channels.spaces import find_index_spaces
 from suite.ops import TORCH
 from suite.recipe import Recipe
-from suite.runs.spec import resolve_device
+from suite.trials.spec import resolve_device
 
 PARTS = ("layers", "conversion", "steps")
 PRODUCTS = ("forward", "data gradient", "weight gradient")

@@ -26,8 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from suite.runs.folder.records import FILES, write_record
-from suite.runs.spec import TrialSpec
+from suite.trials.folder.records import FILES, write_record
+from suite.trials.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -44,7 +44,7 @@ from benchmarks.trial_environment import enter_trial_environment
 from kernels.compressed import cpu
 from suite.brackets import split
 from suite.choices import MethodChoice
-from suite.cost.interleaved import Ratio, interleaved_ratio
+from suite.engine.cost.interleaved import Ratio, interleaved_ratio
 from suite.errors import UsageError
 
 STEPS = 2

@@ -36,14 +36,14 @@ from benchmarks.steps.training_steps import SHAPE, Setting, quick_recipe, random
 from benchmarks.trial_environment import enter_trial_environment
 from suite import registry
 from suite.choices import build_method
-from suite.cost.clock import stamps_of
-from suite.cost.flops import count_layers
-from suite.cost.interleaved import interleaved_ratio
+from suite.engine.cost.clock import stamps_of
+from suite.engine.cost.flops import count_layers
+from suite.engine.cost.interleaved import interleaved_ratio
+from suite.engine.training.execution import check_execution
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert
-from suite.runs.spec import DTYPES, read_device, resolve_device, resolve_dtype
-from suite.training.execution import check_execution
+from suite.trials.spec import DTYPES, read_device, resolve_device, resolve_dtype
 
 OP_BATCH = 512
 EXECUTIONS = ("eager", "compile", "cuda_graph")

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.cost.hardware import read_cpu
-from suite.cost.interleaved import interleaved_ratio
+from suite.engine.cost.hardware import read_cpu
+from suite.engine.cost.interleaved import interleaved_ratio
 from suite.subnormals import FLUSH, IEEE, use_arithmetic
 
 CHANNELS, SIDE, BATCH = (47, 64), 16, 128

@@ -10,11 +10,11 @@ from torch import nn
 
 from benchmarks.steps.training_steps import CLASSES, SHAPE
 from methods.prunetrain import PruneTrain
-from suite.cost.flops import count_model
+from suite.engine.cost.flops import count_model
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.surgery import apply_plan
 from suite.index_spaces import IndexSpaces
 from suite.method import Context, Method, ReconfigPlan
-from suite.network.channels.spaces import find_index_spaces
-from suite.network.channels.surgery import apply_plan
 from suite.ops import apply
 
 SPREAD = 0.5  # relative half-width of the remaining shares of index spaces around their mean

@@ -11,10 +11,10 @@ from torch import nn
 
 from suite import registry
 from suite.choices import build_method, build_model
+from suite.engine.training.trainer import Trainer
 from suite.method import Method
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.training.trainer import Trainer
 from tasks.cifar import NORMALIZATION
 from tasks.images.augmentation import Augmentation
 from tasks.pipeline import DeviceBatches

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Interval
 
-from methods.shared.masking import MaskedMethod
-from methods.shared.schedules import cubic, periodic
+from methods.masks.masking import MaskedMethod
+from methods.masks.schedules import cubic, periodic
 from suite.registry import register
 
 

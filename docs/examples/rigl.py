@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge, Interval
 
-from methods.shared.masking import MaskedMethod
-from methods.shared.schedules import cosine, periodic
-from methods.shared.scores import gradient, magnitude, uniform_random
-from methods.shared.structures import strongest
+from methods.masks.masking import MaskedMethod
+from methods.masks.schedules import cosine, periodic
+from methods.masks.scores import gradient, magnitude, uniform_random
+from methods.masks.structures import strongest
 from suite.method import SKIP_STEP
 from suite.registry import register
 

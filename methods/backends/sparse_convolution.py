@@ -30,7 +30,9 @@ def can_skip(device: torch.device) -> bool:
 def kernels_version(device: torch.device) -> str:
     """Return a hash of everything in this code that decides the times of masked products: kernels, compiler, flags."""
     digest = hashlib.sha256()
-    for path in (*sorted(Path(kernels.__file__).parent.rglob("*")), *sorted(Path(__file__).parent.glob("*.py"))):
+    products = (Path(__file__).parents[1] / name for name in ("backends", "gradients", "masks"))
+    folders = (Path(kernels.__file__).parent, *products)
+    for path in (file for folder in folders for file in sorted(folder.rglob("*"))):
         if path.suffix in (".py", ".cpp", ".h", ".cu", ".cuh"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     if device.type == "cpu" and (compiled := library()) is not None:

@@ -1,12 +1,8 @@
-"""Parts that several methods share. A plugin may import all of them.
+"""Former names of the modules of `methods.masks`, so that plugins written for them load unchanged."""
 
-- `masking`: the base class of methods that mask weights; it combines the parts below.
-- `scores`: how much each weight matters.
-- `distributions`: how the remaining weights are divided among the layers.
-- `structures`: which weights remain in one layer.
-- `schedules`: when, and how far, weights are masked.
-- `patterns`: patterns of 3x3 kernels, and a group lasso on what they leave out.
-- `group_lasso`, `lasso`: a group lasso on channels, and the removal of the channels that it drives to zero.
-- `mixup`: mixed images and labels.
-- `clicktrain_settings`: ClickTrain's published settings.
-"""
+import sys
+
+from methods.masks import distributions, masking, schedules, scores, structures
+
+for _module in (distributions, masking, schedules, scores, structures):
+    sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module

@@ -24,8 +24,7 @@ from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why import why_sections
-from reports.data.estimates import facts
-from reports.data.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label, looks
+from reports.data.looks import looks
 from reports.data.method_rows import MethodRow, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.verdict import COSTS, Answers, answer, evidence, margins
@@ -33,8 +32,10 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
-from suite.runs.folder.reader import Records, Trial
 from suite.subnormals import FLUSH
+from suite.trials.estimates import facts
+from suite.trials.folder.reader import Records, Trial
+from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from reports.data.estimates import chance, facts
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
+from suite.trials.estimates import chance, facts
 
 LEVEL = 0.025
 """A guess that reaches dense's accuracy with a larger probability cannot be told from it."""

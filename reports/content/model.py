@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports import formatting
-from reports.data.estimates import Missing, Quantity
 from reports.figures.figure import Figure
+from suite.trials.estimates import Missing, Quantity
 
 Kind = Literal[
     "measured", "measured, dense fitted", "counted", "counted, assumes hardware that skips", "modelled", "published", ""

@@ -11,11 +11,11 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Problems, Provenance, Table, missing_cell
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
-from reports.data.groups import label
 from suite.files import clean, without_home
-from suite.runs.folder.columns import is_needless
-from suite.runs.folder.reader import Records, Trial
-from suite.runs.folder.tuning import Tuned, TunedMethod
+from suite.trials.folder.columns import is_needless
+from suite.trials.folder.reader import Records, Trial
+from suite.trials.folder.tuning import Tuned, TunedMethod
+from suite.trials.groups import label
 
 
 def problem_section(records: Records) -> Problems | None:

@@ -26,15 +26,15 @@ from reports.content.model import Headline
 from reports.content.verdict import skips
 from reports.content.why import causes
 from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
-from reports.data.estimates import Estimate, Missing, Quantity, mean_of
-from reports.data.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
 from suite.files import clean
-from suite.runs.folder.profiles import MethodProfile
-from suite.runs.folder.reader import FILES, Records, Trial
-from suite.runs.folder.times import BUSY
 from suite.subnormals import FLUSH
+from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
+from suite.trials.folder.profiles import MethodProfile
+from suite.trials.folder.reader import FILES, Records, Trial
+from suite.trials.folder.times import BUSY
+from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 
 _NEGLIGIBLE = 0.005
 # A training may be shorter than its effective FLOPs by this share before the sentence points to other causes.

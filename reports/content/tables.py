@@ -8,11 +8,11 @@ from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
 from reports.content.verdict import inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
-from reports.data.estimates import Estimate, Missing, Quantity, estimate, mean_of
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
-from suite.runs.folder.columns import COLUMNS
+from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_of
+from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
     "± is the half-width of the 95 % confidence interval over seeds. Spreads are pooled: that of dense over its "

@@ -10,9 +10,9 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
-from reports.data.groups import BASELINE, TrialGroup
 from reports.data.method_rows import MethodRow
 from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
+from suite.trials.groups import BASELINE, TrialGroup
 
 _MEDIAN = (
     "Median over all seeds, of which those that did not reach the target count as longer than the others. There is no "

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, Verdict, quantity_cell
-from reports.data.estimates import Estimate, Missing, Quantity
-from reports.data.groups import TrialGroup, epochs
 from reports.data.method_rows import MethodRow, with_interval
 from reports.data.rule import (
     FEWEST_PASSES,
@@ -31,6 +29,8 @@ from reports.data.rule import (
 from reports.data.verdict import Answers, Cost, evidence, gain_of
 from reports.sentences import say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
+from suite.trials.estimates import Estimate, Missing, Quantity
+from suite.trials.groups import TrialGroup, epochs
 
 
 def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:

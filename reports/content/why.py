@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell, number_cell
-from reports.data.estimates import mean_of
-from reports.data.groups import BASELINE
 from reports.data.method_rows import MethodRow
 from reports.figures.figure import Figure
 from reports.figures.step_parts import step_figure
 from reports.sentences import say
-from suite.runs.folder.profiles import (
+from suite.trials.estimates import mean_of
+from suite.trials.folder.profiles import (
     PART_TITLES,
     LayerProfile,
     MethodProfile,
@@ -28,6 +27,7 @@ from suite.runs.folder.profiles import (
     StageProfile,
     StepProfile,
 )
+from suite.trials.groups import BASELINE
 
 PRODUCTS: tuple[Product, ...] = ("forward", "dgrad", "wgrad")
 Flops = Literal["dense", "current", "effective", "executed"]

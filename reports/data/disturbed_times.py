@@ -7,8 +7,8 @@ from itertools import groupby, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from suite.runs.folder.reader import Trial, finite
-from suite.runs.folder.times import BUSY
+from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 UNSTEADY = 1.5

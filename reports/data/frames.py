@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.runs.folder.columns import SCHEMA, Column, differing_fields, recipe_column
-from suite.runs.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
-from suite.runs.folder.reader import Trial, damage, read
-from suite.runs.folder.times import GroupTimes, PassTime
+from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
+from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
+from suite.trials.folder.reader import Trial, damage, read
+from suite.trials.folder.times import GroupTimes, PassTime
 
 if TYPE_CHECKING:  # pandas takes half a second to import
     import pandas as pd
@@ -51,7 +51,7 @@ class Results:
 
 
 def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
-    """Return the results of a suite's folder; for `rows` see `suite.runs.folder.reader.read`."""
+    """Return the results of a suite's folder; for `rows` see `suite.trials.folder.reader.read`."""
     import pandas as pd
 
     records = read(folder, rows)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from reports.data.disturbed_times import is_disturbed
-from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
-from reports.data.groups import BASELINE, Look, TrialGroup, is_control, label, seed_of
+from reports.data.looks import Look
 from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
-from suite.runs.folder.columns import NUMBER_COLUMNS
-from suite.runs.folder.reader import Trial
-from suite.runs.folder.times import MethodTime, PassTime
+from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
+from suite.trials.folder.columns import NUMBER_COLUMNS
+from suite.trials.folder.reader import Trial
+from suite.trials.folder.times import MethodTime, PassTime
+from suite.trials.groups import BASELINE, TrialGroup, is_control, label, seed_of
 
 FLOPS = ("dense", "current", "effective", "executed")
 
@@ -90,7 +91,7 @@ class MethodRow:
 
     @property
     def is_control(self) -> bool:
-        """Whether this is a control of other methods (`reports.data.groups.is_control`)."""
+        """Whether this is a control of other methods (`suite.trials.groups.is_control`)."""
         return any(map(is_control, self.trials))
 
     @property
@@ -127,7 +128,7 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
 
     Args:
         group: Trials that may be compared.
-        looks: How each label is drawn (`reports.data.groups.looks`). It is the same in the whole report.
+        looks: How each label is drawn (`reports.data.looks.looks`). It is the same in the whole report.
     """
     members: dict[str, list[Trial]] = {}
     for trial in group.trials:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from reports.data.estimates import CONFIDENCE, Estimate, is_guess
-from reports.data.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
 from reports.data.method_rows import by_seed
-from suite.runs.folder.columns import COLUMNS
-from suite.runs.folder.reader import Trial
-from suite.runs.folder.times import GroupTimes, MethodTime
+from suite.trials.estimates import CONFIDENCE, Estimate, is_guess
+from suite.trials.folder.columns import COLUMNS
+from suite.trials.folder.reader import Trial
+from suite.trials.folder.times import GroupTimes, MethodTime
+from suite.trials.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
 
 ACCURACY = ("device", *(name for name in KEY if name not in MACHINE))
 FEWEST_SEEDS = 3

@@ -23,13 +23,13 @@ from itertools import pairwise
 from typing import Any
 
 from reports.data.disturbed_times import is_disturbed
-from reports.data.estimates import Estimate
-from reports.data.groups import BASELINE, TrialGroup, seed_of, share_of_steps
-from reports.data.groups import epochs as epochs_of
 from reports.data.method_rows import MethodRow
-from suite.runs.folder.reader import Trial, finite
-from suite.runs.folder.targets import COSTS, cost_until, declared_targets, first_reached
-from suite.runs.folder.times import MethodTime
+from suite.trials.estimates import Estimate
+from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.targets import COSTS, cost_until, declared_targets, first_reached
+from suite.trials.folder.times import MethodTime
+from suite.trials.groups import BASELINE, TrialGroup, seed_of, share_of_steps
+from suite.trials.groups import epochs as epochs_of
 
 COLUMNS = ("flops_to_target", *COSTS)
 NOT_REACHED = math.inf

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.estimates import Estimate, is_guess
-from reports.data.groups import BASELINE, TrialGroup, label, share_of_steps
 from reports.data.method_rows import MethodRow, by_seed, seed_of
 from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
-from suite.runs.folder.reader import Trial, finite
+from suite.trials.estimates import Estimate, is_guess
+from suite.trials.folder.reader import Trial, finite
+from suite.trials.groups import BASELINE, TrialGroup, label, share_of_steps
 
 Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import seaborn
 
-from reports.data.groups import seed_of
 from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
-from suite.runs.folder.reader import Trial
+from suite.trials.folder.reader import Trial
+from suite.trials.groups import seed_of
 
 MOST_MAPS = 6
 # Maps with more columns do not show numbers in their cells.

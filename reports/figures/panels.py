@@ -14,9 +14,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from reports import formatting
-from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.figures.figure import Figure
+from suite.trials.estimates import Estimate
 
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # does not occur in the colour scale

@@ -33,7 +33,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from reports.data.groups import Look
+from reports.data.looks import Look
 
 INK, MUTED, GRID, DENSE, GROUND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _INLINE = {
@@ -101,7 +101,7 @@ def style() -> Iterator[None]:
 
 @cache
 def colour(index: int) -> str:
-    """Return a colour by its number (`reports.data.groups.Look`); 0 is dense, -1 a control.
+    """Return a colour by its number (`reports.data.looks.Look`); 0 is dense, -1 a control.
 
     Beyond the palette there are two shades of each colour, which both schemes show; then the colours repeat.
     """

@@ -11,15 +11,15 @@ from matplotlib.axes import Axes
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
-from reports.data.estimates import Estimate, Quantity, estimate, mean_of
-from reports.data.groups import Look
+from reports.data.looks import Look
 from reports.data.method_rows import MethodRow, all_timed
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
-from suite.runs.folder.reader import Trial
+from suite.trials.estimates import Estimate, Quantity, estimate, mean_of
+from suite.trials.folder.reader import Trial
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None

@@ -14,14 +14,15 @@ from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
 from reports.data.disturbed_times import DISTURBED, is_disturbed
-from reports.data.groups import Look, seed_of
+from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.svg import DOTTED, LineEnd, draw_lines, draw_points, is_long, name_lines
 from reports.figures.tradeoff import SIZE
-from suite.runs.folder.reader import finite
+from suite.trials.folder.reader import finite
+from suite.trials.groups import seed_of
 
 _MARKERS_PER_LINE = 10
 _MARKER_AREA = 22

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from suite.errors import UsageError
 from suite.measure.candidates import AGAIN, Candidate
-from suite.runs.building import with_data_here
-from suite.runs.engines.local import LocalEngine
-from suite.runs.folder.records import read_record
-from suite.runs.folder.store import Store
-from suite.runs.listeners import listener_for
-from suite.runs.spec import TrialSpec
+from suite.trials.building import with_data_here
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
+from suite.trials.listeners import listener_for
+from suite.trials.spec import TrialSpec
 
 
 def train_again(

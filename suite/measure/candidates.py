@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.data.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
 from suite.brackets import split
 from suite.choices import MethodChoice
-from suite.cost.hardware import hardware_facts, hardware_id
+from suite.engine.cost.hardware import hardware_facts, hardware_id
 from suite.errors import UsageError, nearest
-from suite.runs.folder.columns import minor_version
-from suite.runs.folder.reader import Trial, read
-from suite.runs.folder.records import read_record
-from suite.runs.folder.results import current_rows
-from suite.runs.spec import TrialSpec
-from suite.runs.stages import Stage, StageList, stage_file
 from suite.subnormals import FLUSH
+from suite.trials.folder.columns import minor_version
+from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.records import read_record
+from suite.trials.folder.results import current_rows
+from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
+from suite.trials.spec import TrialSpec
+from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
 """Folder, within that of a suite, of the trials that were trained again because their states were not here."""

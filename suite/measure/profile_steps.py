@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.cost.clock import PARTS, Key, Stamps, StepClock, stamps_of
-from suite.cost.flops import PRODUCTS
-from suite.cost.interleaved import interleaved_times, ratio_of
-from suite.cost.roofline import Machine, measure_machine, moved_bytes
+from suite.engine.cost.clock import PARTS, Key, Stamps, StepClock, stamps_of
+from suite.engine.cost.flops import PRODUCTS
+from suite.engine.cost.interleaved import interleaved_times, ratio_of
+from suite.engine.cost.roofline import Machine, measure_machine, moved_bytes
+from suite.engine.network.layers import backend_name
+from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
 from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
-from suite.network.layers import backend_name
-from suite.network.planned_layer import PlannedLayer
-from suite.runs.building import build_trainer, device_of, load_splits
-from suite.runs.provenance import collect
-from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost, stage_file
+from suite.trials.building import build_trainer, device_of, load_splits
+from suite.trials.provenance import collect
+from suite.trials.spec import TrialSpec
+from suite.trials.stages import Cost, stage_file
 
 FEWEST_ROUNDS = 6
 WARM_UPS = 2  # of steps with clocks
@@ -98,8 +98,8 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `method`, `dense` and `ratio`, as in `suite.runs.folder.profiles.StageProfile`; `machine`; `provenance`; or only
-        `error`: why the stage cannot be measured.
+        `method`, `dense` and `ratio`, as in `suite.trials.folder.profiles.StageProfile`; `machine`; `provenance`; or
+        only `error`: why the stage cannot be measured.
     """
     try:
         own = TrialSpec.from_json(spec)
@@ -146,7 +146,7 @@ def run_rounds(steps: Sequence[ProfiledSteps], rounds: int) -> list[Samples]:
 
 
 def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
-    """Return the fields of `suite.runs.folder.profiles.StepProfile`."""
+    """Return the fields of `suite.trials.folder.profiles.StepProfile`."""
     chosen = faster_half(samples.clocked)
     keys = dict.fromkeys(key for index in chosen for key in samples.parts[index])
     seconds = {key: sum(samples.parts[index].get(key, 0.0) for index in chosen) / len(chosen) for key in keys}
@@ -175,7 +175,7 @@ def interval(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
 
 
 def _layer(name: str, steps: ProfiledSteps, seconds: Mapping[Key, float], machine: Machine) -> dict[str, Any]:
-    """Return the fields of `suite.runs.folder.profiles.LayerProfile`."""
+    """Return the fields of `suite.trials.folder.profiles.LayerProfile`."""
     trainer = steps.trainer
     built = trainer.ledger.dense[name]
     cost, layer = trainer.ledger.current.get(name), trainer.ctx.layers.get(name)

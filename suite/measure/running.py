@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suite.cost.hardware import available_cores, busy_cores, competition
+from suite.engine.cost.hardware import available_cores, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate, find_candidates
-from suite.runs.engines.subprocess_call import call_in_subprocess
-from suite.runs.folder.columns import minor_version
-from suite.runs.folder.entries import EntryFile, Strict
-from suite.runs.folder.store import Store
-from suite.runs.plugin_files import load_recorded
+from suite.trials.engines.subprocess_call import call_in_subprocess
+from suite.trials.folder.columns import minor_version
+from suite.trials.folder.entries import EntryFile, Strict
+from suite.trials.folder.store import Store
+from suite.trials.plugin_files import load_recorded
 
 METHOD_S = 120.0
 """Seconds that the measured steps of one method should take together."""

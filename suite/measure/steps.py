@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from suite.engine.network import model_files
+from suite.engine.training.data_parallel import Batch
+from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
-from suite.network import model_files
 from suite.recipe import Phase
-from suite.runs.building import build_trainer
-from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost
-from suite.training.data_parallel import Batch
-from suite.training.trainer import Trainer
+from suite.trials.building import build_trainer
+from suite.trials.spec import TrialSpec
+from suite.trials.stages import Cost
 
 WARM_UPS = 3
 """Unmeasured steps of each trainer; one if a step takes long."""

@@ -14,15 +14,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from suite.cost.hardware import available_cores
+from suite.engine.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.measure.again import train_again
 from suite.measure.candidates import Candidate, dense_spec
 from suite.measure.running import Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.recipe import Phase
-from suite.runs.building import with_data_here
-from suite.runs.engines.local import environment
-from suite.runs.folder.times import TIMES, MethodTime, PassTime
+from suite.trials.building import with_data_here
+from suite.trials.engines.local import environment
+from suite.trials.folder.times import TIMES, MethodTime, PassTime
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 3

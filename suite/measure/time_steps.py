@@ -10,19 +10,19 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
-from suite.cost.clock import stamps_of
-from suite.cost.hardware import busy_cores
-from suite.cost.interleaved import interleaved_times
+from suite.engine.cost.clock import stamps_of
+from suite.engine.cost.hardware import busy_cores
+from suite.engine.cost.interleaved import interleaved_times
+from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
 from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
 from suite.recipe import Phase, Recipe
-from suite.runs.building import build_trainer, device_of, load_splits
-from suite.runs.folder.times import FEWEST_PAIRS
-from suite.runs.provenance import collect
-from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost, end_file, stage_file
 from suite.task import Splits
-from suite.training.trainer import Trainer
+from suite.trials.building import build_trainer, device_of, load_splits
+from suite.trials.folder.times import FEWEST_PAIRS
+from suite.trials.provenance import collect
+from suite.trials.spec import TrialSpec
+from suite.trials.stages import Cost, end_file, stage_file
 
 TURN_S = 0.05
 """Seconds that a trainer runs at least before the other one does, so that caches are not those of the other."""

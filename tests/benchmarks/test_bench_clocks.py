@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.steps import bench_clocks
-from suite.network import products
-from suite.network.planned_layer import StepState
+from suite.engine.network import products
+from suite.engine.network.planned_layer import StepState
 
 
 def test_contexts_are_entered_more_often_and_restored(monkeypatch):

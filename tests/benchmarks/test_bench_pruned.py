@@ -10,8 +10,8 @@ import torch
 from benchmarks.steps import bench_pruned
 from benchmarks.steps.training_steps import SHAPE
 from suite.choices import build_model
-from suite.cost.flops import count_model
-from suite.network.channels.spaces import find_index_spaces
+from suite.engine.cost.flops import count_model
+from suite.engine.network.channels.spaces import find_index_spaces
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from small_trials import spec, write_export
 
 from benchmarks import campaign
 from suite.errors import UsageError
-from suite.runs.folder.packed import read
+from suite.trials.folder.packed import read
 
 SETTINGS = """
 [common]
@@ -61,7 +61,7 @@ def wait_for_trials(process, seconds=240):
     while time.monotonic() < until:
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
-            if any("suite.runs.trial" in one.cmdline() for one in family):
+            if any("suite.trials.trial" in one.cmdline() for one in family):
                 return family
         if process.poll() is not None:
             return []
@@ -116,7 +116,7 @@ def test_a_pause_interrupts_trials_and_its_end_continues_them(tmp_path, settings
         nice = []
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-                if "suite.runs.trial" in one.cmdline():
+                if "suite.trials.trial" in one.cmdline():
                     nice.append((one.nice(), Path(f"/proc/{one.pid}/autogroup").read_text().split()[-1]))
         assert nice
         assert {*nice} == {(campaign.LOWEST, str(campaign.LOWEST))}

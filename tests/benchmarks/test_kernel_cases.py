@@ -17,7 +17,7 @@ from benchmarks.kernels import cases as kernel_cases
 from benchmarks.kernels.gradient_shapes import gradients
 from kernels import PruneRule
 from kernels.prune import reference
-from suite.cost import interleaved as pairs
+from suite.engine.cost import interleaved as pairs
 from suite.errors import UsageError
 
 TYPED = dict.fromkeys(("shapes", "batch_size", "dtypes", "groups", "modes", "rounds", "slow_rounds"))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.steps.plan_accuracy import COLUMNS, SETTINGS, epochs_for, line, row, summary
-from suite.command.options import resolve_run_options, run_parser
+from suite.cli.options import resolve_run_options, run_parser
 
 
 def test_ten_different_settings_can_be_typed():

@@ -19,9 +19,9 @@ from scipy.stats import t
 from time_passes import time_json
 
 from reports import write_report
-from reports.data.groups import group_trials
-from suite.runs.folder.columns import COLUMNS, NUMBER_COLUMNS
-from suite.runs.folder.reader import read
+from suite.trials.folder.columns import COLUMNS, NUMBER_COLUMNS
+from suite.trials.folder.reader import read
+from suite.trials.groups import group_trials
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra `test`)")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

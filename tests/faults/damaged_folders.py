@@ -60,8 +60,8 @@ def make_base(folder: Path) -> Path:
     from profiles import profile, step
     from profiles import stage as profiled
 
-    from suite.runs.folder import entries, packed, profiles, tuning
-    from suite.runs.folder.times import TIMES
+    from suite.trials.folder import entries, packed, profiles, tuning
+    from suite.trials.folder.times import TIMES
 
     suites.warm_up(folder)
     out = folder / "base"
@@ -91,7 +91,7 @@ def make_base(folder: Path) -> Path:
 
 def called(words: list[str]) -> tuple[int, str]:
     """Run a command line in this process, and return its status and output."""
-    from suite.command import cli
+    from suite.cli import main as cli
 
     heard = io.StringIO()
 
@@ -189,7 +189,7 @@ OTHERS = (-1, 0.5, "x", True, [0.5], [[]])  # in place of objects and lists
 
 def signed(folder: Path, chance: random.Random) -> str:
     """Give a value of a record another type or a number out of its domain, and compute the checksum again."""
-    from suite.runs.folder import packed
+    from suite.trials.folder import packed
 
     if not (found := _trials(folder)):
         return "nothing"
@@ -335,7 +335,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
     Of the record, without the path of the data, and without texts that may be anything and decide nothing.
     """
-    from suite.runs.folder import packed
+    from suite.trials.folder import packed
 
     found = {}
     for name in CONTENT:
@@ -356,7 +356,7 @@ class Truth:
     """What the trials of the undamaged folder wrote."""
 
     def __init__(self, base: Path) -> None:
-        from suite.runs.folder.reader import read
+        from suite.trials.folder.reader import read
 
         self.content = {path.name: content_of(path) for path in _trials(base)}
         self.numbers = {trial.name: dict(trial.numbers) for trial in read(base).trials}
@@ -370,8 +370,8 @@ class Truth:
             tables: Whether the table must be right even about trials of which there is no record.
         """
         from suite.errors import UsageError
-        from suite.runs.folder.reader import read
-        from suite.runs.folder.results import current_rows
+        from suite.trials.folder.reader import read
+        from suite.trials.folder.results import current_rows
 
         try:
             records = read(folder, current_rows(folder))

@@ -141,7 +141,7 @@ class _Writer(io.BufferedWriter):
 
 
 class ForkedPopen:
-    """Replacement of `subprocess.Popen` for `python -m suite.runs.trial FOLDER` that forks this process."""
+    """Replacement of `subprocess.Popen` for `python -m suite.trials.trial FOLDER` that forks this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, start_new_session, env):
         assert start_new_session
@@ -157,7 +157,7 @@ class ForkedPopen:
             os.environ.update(env)
             _speak_to_descriptors()
             sys.argv = ["trial", command[-1]]
-            from suite.runs import trial
+            from suite.trials import trial
 
             _leave(trial.main)
         os.close(reader)
@@ -177,7 +177,7 @@ class SamePopen:
     """Like `ForkedPopen`, but runs the trial in this process and then forks a child that ends at once."""
 
     def __init__(self, command, **options):
-        from suite.runs import trial
+        from suite.trials import trial
 
         sys.argv = ["trial", command[-1]]
         status = trial.main()
@@ -216,8 +216,8 @@ def _leave(main):
 
 def quick_facts(popen=ForkedPopen):
     """Replace slow functions that do not matter here, in a forked process."""
-    from suite.runs import provenance, trial_run
-    from suite.runs.engines import local
+    from suite.trials import provenance, trial_run
+    from suite.trials.engines import local
 
     os.environ["OMP_NUM_THREADS"] = "1"  # as in the process that this one was forked from
     provenance.busy_cores = lambda: 0.0
@@ -295,7 +295,7 @@ def _case(arguments, log, answer, operations, report, before):
     if command == 0:
         os.setsid()
         os.closerange(3, 256)
-        from suite.command import cli
+        from suite.cli import main as cli
 
         quick_facts()
         if not report:

@@ -33,7 +33,7 @@ MEASURED = ("_time_s", "_per_s", "peak_", "hardware", "time_to")
 
 def warm_up(scratch):
     """Import the modules of commands and trials once, before processes are forked."""
-    from suite.command import cli
+    from suite.cli import main as cli
 
     def train():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -20,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from toy_suite import TOY, forget_plugins
 
 import reports
-from suite.command import cli, run
-from suite.runs import provenance
-from suite.runs.engines.local import LocalEngine
-from suite.runs.folder import store
+from suite.cli import main as cli
+from suite.cli import run
+from suite.trials import provenance
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder import store
 
 SEED = 23
 MANY, SAMPLE = 400, 60

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from suite.runs.folder.times import TIMES
+from suite.trials.folder.times import TIMES
 
 PASSES = 7
 SUITE = (
@@ -23,7 +23,7 @@ SUITE = (
 
 def command(*words):
     return subprocess.Popen(
-        [sys.executable, "-m", "suite.command.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "suite.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 

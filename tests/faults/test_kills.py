@@ -8,7 +8,7 @@ import suites
 from forked import Operations
 from shards import shards
 
-from suite.network.model_files import load
+from suite.engine.network.model_files import load
 
 SHARDS = 8
 SAMPLE = 3

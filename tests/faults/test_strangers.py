@@ -17,7 +17,7 @@ from small_trials import spec
 from toy_suite import ROOT
 
 import suite
-from suite.command.export import contents
+from suite.cli.export import contents
 from suite.errors import UsageError
 
 PLUGIN = """

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sparse_conv.cpu import CpuSparseConvolution, Window, from_blocks, to_blocks
-from methods.shared.patterns import choose_patterns, generic_pool
+from methods.clicktrain.patterns import choose_patterns, generic_pool
 
 pytestmark = pytest.mark.usefixtures("compiled")
 RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}

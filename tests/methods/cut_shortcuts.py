@@ -18,9 +18,9 @@ from small_training import CLASSES, SmallBatches
 
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
+from suite.engine.training.trainer import Trainer
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.training.trainer import Trainer
 
 SHAPE = (3, 32, 32)
 RECIPE = Recipe(epochs=3, batch_size=32, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)

@@ -62,7 +62,7 @@ def test_auto_takes_who_was_measured_to_be_fastest(skipping, monkeypatch):
         assert structure == {"percent": 71.875, "pool": 4, "scope": "kernel", "balance": "layer"}
         return choice("skipping" if size == (16, 16) else "masked")
 
-    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
+    monkeypatch.setattr("methods.masks.backends.fastest", fastest)
     run = Run(stages(backend="auto"))
     run.epochs(1)
     assert len(asked) == len(set(asked))  # once for all layers of a shape
@@ -91,7 +91,7 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
     run = Run(stages(backend="skipping"))
     run.epochs(3)
     again = stages(backend="auto")
-    monkeypatch.setattr("methods.backends.masked.can_skip", lambda device: False)
+    monkeypatch.setattr("methods.masks.backends.can_skip", lambda device: False)
     again.setup(run.runner.ctx)
     with pytest.raises(
         ValueError, match="checkpoint of this trial uses kernels that skip weights, which are not available here"
@@ -139,7 +139,7 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
         backends["blocks"].forward(torch.zeros(1, kept.shape[1], 4, 4), layer.weight, None, layer.geometry)
         return choice("blocks")
 
-    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
+    monkeypatch.setattr("methods.masks.backends.fastest", fastest)
     run = Run(stages(scope="filter", backend="auto"))
     run.epochs(3)
     assert asked
@@ -168,9 +168,9 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
         asked[layer.name] = (prepare()[0], images, size)
         return choice("masked")
 
-    monkeypatch.setattr("methods.backends.masked.fastest", fastest)
+    monkeypatch.setattr("methods.masks.backends.fastest", fastest)
     monkeypatch.setattr(
-        "methods.shared.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
+        "methods.clicktrain.settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 75.0, "3": 75.0}
     )
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1),
@@ -189,8 +189,8 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
     from methods.backends import autotune
-    from methods.backends.masked import fastest
-    from suite.network.products import TorchBackend
+    from methods.masks.backends import fastest
+    from suite.engine.network.products import TorchBackend
     from suite.ops import convert
 
     class Recording(TorchBackend):
@@ -256,7 +256,7 @@ def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choi
 
 
 def test_skipping_says_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr("methods.backends.masked.can_skip", lambda device: False)
+    monkeypatch.setattr("methods.masks.backends.can_skip", lambda device: False)
     with pytest.raises(ValueError, match=r"no kernels that skip weights are available on cpu \(.*\); use backend=auto"):
         Run(stages(backend="skipping"))
     run = Run(stages(backend="auto"))
@@ -265,11 +265,11 @@ def test_skipping_says_where_it_cannot_be_had(monkeypatch):
 
 
 def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeypatch):
-    monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("skipping"))
+    monkeypatch.setattr("methods.masks.backends.fastest", lambda *given: choice("skipping"))
     run = Run(stages(backend="auto"))
     run.epochs(3)
     assert all(run.runner.ctx.layers[name].op_plan.backend.name == "skipping" for name in run.weights())
-    monkeypatch.setattr("methods.backends.masked.fastest", lambda *given: choice("masked"))
+    monkeypatch.setattr("methods.masks.backends.fastest", lambda *given: choice("masked"))
     run.runner.choose_again()
     assert set(run.method.record(run.runner.ctx)["backends"].values()) == {"masked"}
     assert all(run.runner.ctx.layers[name].op_plan.empty for name in run.weights())

@@ -5,10 +5,9 @@ import math
 import pytest
 from small_clicktrain import SHAPE, network
 
-from methods.clicktrain import ClickTrain
-from methods.shared import clicktrain_settings as settings
+from methods.clicktrain import ClickTrain, settings
 from suite.choices import build_model
-from suite.cost.flops import count_layers
+from suite.engine.cost.flops import count_layers
 from suite.ops import apply
 
 # Compression that the ratios of each published list give, by the published measure; which list its file ships is first.

@@ -7,7 +7,7 @@ from small_clicktrain import SHAPE, Run, network
 from torch import nn
 
 from methods.clicktrain import ClickTrain
-from methods.shared.clicktrain_settings import compression
+from methods.clicktrain.settings import compression
 from suite.choices import build_model
 from suite.ops import apply
 from tasks.models.clicktrain.vgg import vgg11_click
@@ -74,7 +74,7 @@ def test_a_layer_that_the_model_never_calls_is_left_alone():
 
 
 def test_a_list_does_not_reach_into_grouped_convolutions(monkeypatch):
-    monkeypatch.setattr("methods.shared.clicktrain_settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 50.0})
+    monkeypatch.setattr("methods.clicktrain.settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 50.0})
     method = ClickTrain(ratios="cifar10-vgg11_click-1")
     with pytest.raises(ValueError, match="'1' is a grouped convolution"):
         apply(plain(groups=2), method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)

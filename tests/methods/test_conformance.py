@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from suite import registry
+from suite.engine.network.products import TorchBackend
+from suite.engine.training.conformance import CONTRACTS, Broken, Subject, check
+from suite.engine.training.conformance.check import _examine as examine
+from suite.engine.training.conformance.contracts import density_is_true
 from suite.method import Density, Method, OpPlan
-from suite.network.products import TorchBackend
-from suite.training.conformance import CONTRACTS, Broken, Subject, check
-from suite.training.conformance.check import _examine as examine
-from suite.training.conformance.contracts import density_is_true
 
 VARIANTS = {
     "sdgp": (

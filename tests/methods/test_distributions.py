@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.shared import distributions
+from methods.masks import distributions
 
 sizes = st.tuples(st.integers(1, 64), st.integers(1, 64), st.just(3), st.just(3))
 networks = st.lists(sizes, min_size=1, max_size=6).map(lambda several: dict(zip("abcdef", several, strict=False)))

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from methods.oneshot import OneShot
-from methods.shared.lasso import lasso_layers, penalty
-from methods.ssl import SSL
+from methods.prunetrain.lasso import lasso_layers, penalty
+from methods.prunetrain.oneshot import OneShot
+from methods.prunetrain.ssl import SSL
+from suite.engine.network.model_files import save_model
 from suite.errors import UsageError
 from suite.method import OtherTrial, ReconfigPlan
-from suite.network.model_files import save_model
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from methods.backends import masked
+from methods.masks import backends as masked
 from suite.method import Geometry
 
 

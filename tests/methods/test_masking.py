@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.shared import schedules, structures
+from methods.masks import schedules, structures
 from suite import registry
+from suite.engine.training.conformance import Subject
+from suite.engine.training.conformance.contracts import density_is_true
 from suite.errors import UsageError
-from suite.training.conformance import Subject
-from suite.training.conformance.contracts import density_is_true
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from methods.shared.patterns import (
+from methods.clicktrain.patterns import (
     EPSILON,
     PruneMask,
     choose_patterns,
@@ -13,7 +13,7 @@ from methods.shared.patterns import (
     generic_pool,
     penalty,
 )
-from methods.shared.structures import least_important_kernels
+from methods.masks.structures import least_important_kernels
 
 
 def picture(pattern):

@@ -8,7 +8,7 @@ from small_prunetrain import SHAPE, start, train
 from torch import nn
 
 from methods.prunetrain import PruneTrain
-from methods.shared.lasso import (
+from methods.prunetrain.lasso import (
     LassoLayer,
     arithmetic,
     channel_peaks,
@@ -17,7 +17,7 @@ from methods.shared.lasso import (
     soft_threshold,
     soft_threshold_arithmetic,
 )
-from suite.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.spaces import find_index_spaces
 from tasks.models.resnet9 import resnet9
 
 

@@ -7,13 +7,13 @@ from small_prunetrain import decide, kill, start, train
 from small_trials import train as train_trial
 
 from methods.clicktrain import ClickTrain
-from methods.oneshot import OneShot
 from methods.prunetrain import PruneTrain
-from methods.ssl import SSL
+from methods.prunetrain.oneshot import OneShot
+from methods.prunetrain.ssl import SSL
 from suite.method import OtherTrial, ReconfigPlan
-from suite.runs.folder.records import read_record
-from suite.runs.planning import plan
-from suite.runs.spec import SuiteSpec
+from suite.trials.folder.records import read_record
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec
 
 PRUNED = {"ratio": 0.5, "threshold": 7e-2}
 

@@ -12,14 +12,14 @@ from small_training import RECIPE, Checkpoints, small_net, small_trainer
 from torch import nn
 
 import kernels
-from methods.backends import pruned_gradients
 from methods.backends.autotune import Fastest
 from methods.backends.layer_choices import Shape
+from methods.gradients import backends as pruned_gradients
 from methods.sdgp import SDGP
+from suite.engine.training.conformance import CONTRACTS, Subject
+from suite.engine.training.conformance.contracts import resumes
 from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
-from suite.training.conformance import CONTRACTS, Subject
-from suite.training.conformance.contracts import resumes
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from suite.runs.folder import reader as records
+from suite.trials.folder import reader as records
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

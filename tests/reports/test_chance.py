@@ -10,7 +10,7 @@ import scipy.stats
 
 from reports.content.build import build
 from reports.render import html, markdown
-from suite.runs.folder.reader import read
+from suite.trials.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -14,10 +14,10 @@ from shards import shards
 
 from reports import write_report
 from reports.content.build import build
-from suite.command.verbs import report
+from suite.cli.verbs import report
 from suite.errors import UsageError
-from suite.runs.folder import packed
-from suite.runs.folder.reader import read
+from suite.trials.folder import packed
+from suite.trials.folder.reader import read
 
 
 def report_of(unreported: Path, folder: Path, seed: int) -> str:

@@ -15,11 +15,11 @@ import pytest
 from time_passes import time_json
 
 import suite as suite_package
-from suite.cost.communication import KINDS
+from suite.engine.cost.communication import KINDS
 from suite.errors import UsageError
-from suite.runs.folder import packed
-from suite.runs.folder.columns import SCHEMA
-from suite.runs.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION, NESTED
+from suite.trials.folder import packed
+from suite.trials.folder.columns import SCHEMA
+from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION, NESTED
 
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-emr-2cores" / "sdgp-ratios"

@@ -9,7 +9,7 @@ import pytest
 
 from reports.content.build import build
 from reports.content.remarks import _prerequisites
-from suite.runs.folder.reader import read
+from suite.trials.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -11,8 +11,8 @@ import pytest
 from reports.content.build import build
 from reports.content.model import Cell, Column, Table
 from reports.render import latex, markdown
-from suite.command.cli import main
-from suite.runs.folder.reader import read
+from suite.cli.main import main
+from suite.trials.folder.reader import read
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
-from reports.data.estimates import Estimate
-from reports.data.groups import group_trials, label, looks
+from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.figures import svg
 from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
 from reports.figures.training_curves import curve_figures
-from reproductions.clicktrain.charts import positions_figure, stacked_figure
-from suite.runs.folder.reader import read
+from reports.papers.clicktrain.charts import positions_figure, stacked_figure
+from suite.trials.estimates import Estimate
+from suite.trials.folder.reader import read
+from suite.trials.groups import group_trials, label
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):

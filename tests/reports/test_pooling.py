@@ -9,8 +9,8 @@ import pytest
 from time_passes import time_json
 
 from reports.content.build import build
-from reports.data.groups import group_trials
-from suite.runs.folder.reader import read
+from suite.trials.folder.reader import read
+from suite.trials.groups import group_trials
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 HERE, THERE = "12e45678", "99999999"

@@ -12,9 +12,9 @@ import pytest
 
 from reports import write_report
 from reports.content.build import build
-from suite.command.verbs import report
-from suite.runs.folder import packed
-from suite.runs.folder.reader import read
+from suite.cli.verbs import report
+from suite.trials.folder import packed
+from suite.trials.folder.reader import read
 
 ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/report.md"))

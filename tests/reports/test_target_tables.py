@@ -16,12 +16,13 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.targets import TargetRequest, target_sections
-from reports.data.groups import KEY, TrialGroup, label, looks
+from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import of_any_machine
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.runs.folder.reader import Trial, read
-from suite.runs.folder.times import MethodTime
+from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.times import MethodTime
+from suite.trials.groups import KEY, TrialGroup, label
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 

@@ -7,14 +7,15 @@ import pytest
 from matplotlib.colors import to_hex
 from time_passes import one_pass
 
-from reports.data.groups import group_trials, looks
+from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import pool_machines
 from reports.figures import svg
 from reports.figures.tradeoff import lower_edge, pareto_line, tradeoff_figures
 from reports.figures.training_curves import curve_figures
-from suite.runs.folder.reader import read
-from suite.runs.folder.times import MethodTime
+from suite.trials.folder.reader import read
+from suite.trials.folder.times import MethodTime
+from suite.trials.groups import group_trials
 
 NO_BUDGETS = {"time": (), "flops": ()}
 

@@ -4,10 +4,10 @@ import pytest
 
 from reports.content.provenance import provenance_section
 from suite import registry
-from suite.command.folders.merge import _tuned
-from suite.runs.folder.reader import Records, Trial, read
-from suite.runs.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
-from suite.runs.provenance import tuning
+from suite.cli.folders.merge import _tuned
+from suite.trials.folder.reader import Records, Trial, read
+from suite.trials.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
+from suite.trials.provenance import tuning
 
 
 def defaults_chosen(tmp_path, card):

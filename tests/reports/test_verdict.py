@@ -14,15 +14,16 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
-from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
-from reports.data.groups import fold_budgets, group_trials, looks
-from reports.data.groups import label as label_of
+from reports.data.looks import looks
 from reports.data.method_rows import by_seed, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
 from reports.render import html, markdown
-from suite.runs.folder.reader import Trial, read
+from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
+from suite.trials.folder.reader import Trial, read
+from suite.trials.groups import fold_budgets, group_trials
+from suite.trials.groups import label as label_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -9,9 +9,9 @@ import pytest
 from profiles import profile, stage, step
 
 from reports.content.build import build
-from reports.data.groups import group_trials
 from reports.render import html, markdown
-from suite.runs.folder.reader import read
+from suite.trials.folder.reader import read
+from suite.trials.groups import group_trials
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

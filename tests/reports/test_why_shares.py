@@ -4,7 +4,7 @@ import pytest
 from profiles import profile, stage, step
 
 from reports.content.why import flops, most_slowed_product, savings, share_of_products, total
-from suite.runs.folder.profiles import MethodProfile, StageProfile
+from suite.trials.folder.profiles import MethodProfile, StageProfile
 
 
 def stage_of(**changes):

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from suite.errors import UsageError
-from suite.runs.folder.records import write_record
-from suite.runs.planning import plan
-from suite.runs.spec import SuiteSpec, TrialSpec
-from suite.runs.trial_run import TrialRun
+from suite.trials.folder.records import write_record
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.trial_run import TrialRun
 
 
 def planned(path):

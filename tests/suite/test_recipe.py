@@ -7,12 +7,12 @@ import torch
 from small_training import RECIPE
 from torch.optim import lr_scheduler
 
-from suite.command.run import recipe_lines
+from suite.cli.run import recipe_lines
 from suite.errors import UsageError
 from suite.recipe import ADDED, Recipe
-from suite.runs.planning import plan
-from suite.runs.spec import SuiteSpec
 from suite.task import PaperRecipe
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec
 from tasks.digits import RECIPES, Digits
 
 

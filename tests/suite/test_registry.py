@@ -8,7 +8,7 @@ import pytest
 
 from suite import registry
 from suite.errors import UsageError
-from suite.runs.plugin_files import defining_files
+from suite.trials.plugin_files import defining_files
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from methods.dense import Dense
-from methods.shared.lasso import LassoLayer, penalty
+from methods.prunetrain.lasso import LassoLayer, penalty
 from suite.ops import apply
 from suite.subnormals import FLUSH, IEEE, arithmetic_in_use, has_subnormal, use_arithmetic
 

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from methods.clicktrain import ClickTrain
 from methods.dense import Dense
 from methods.prunetrain import PruneTrain
-from suite.cost.ledger import Ledger
+from suite.engine.cost.ledger import Ledger
+from suite.engine.training.reduction import reduce_gradients
 from suite.ops import apply
-from suite.training.reduction import reduce_gradients
 from tasks.models.resnet9 import resnet9
 
 RANKS, BATCH, SHAPE, STEPS = 2, 8, (3, 16, 16), 2

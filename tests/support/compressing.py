@@ -3,8 +3,8 @@
 import torch
 
 from kernels.compressed import reference
+from suite.engine.network.products import TorchBackend
 from suite.method import Compressed
-from suite.network.products import TorchBackend
 
 
 def largest(n, m):

@@ -6,8 +6,8 @@ import functools
 import torch
 from torch import nn
 
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.method import ReconfigPlan
-from suite.network.channels.spaces import find_index_spaces
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 8, 8)

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from suite.recipe import Recipe
-from suite.runs.engines.local import LocalEngine
-from suite.runs.folder.store import read_record
-from suite.runs.spec import TrialSpec
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.store import read_record
+from suite.trials.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,10 +21,10 @@ CHILD = textwrap.dedent(
     """
     import ctypes, json, os, signal, subprocess, sys, time
     from pathlib import Path
-    from suite.runs.engines.exit_with_parent import watch_parent
-    from suite.runs.progress import ProgressFile
-    from suite.runs.folder.store import read_record, write_record
-    from suite.runs.spec import TrialSpec
+    from suite.trials.engines.exit_with_parent import watch_parent
+    from suite.trials.progress import ProgressFile
+    from suite.trials.folder.store import read_record, write_record
+    from suite.trials.spec import TrialSpec
 
     watch_parent()
     folder = Path(sys.argv[1])
@@ -77,10 +77,10 @@ DRIVER = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from suite.runs.engines.local import LocalEngine
-    from suite.runs.listeners import Lines
-    from suite.runs.spec import TrialSpec
-    from suite.runs.folder.store import read_record
+    from suite.trials.engines.local import LocalEngine
+    from suite.trials.listeners import Lines
+    from suite.trials.spec import TrialSpec
+    from suite.trials.folder.store import read_record
     from rich.console import Console
     import json
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from suite.choices import MethodChoice
 from suite.recipe import Recipe
-from suite.runs.spec import TrialSpec
+from suite.trials.spec import TrialSpec
 from tasks.imagefolder import ImageFolderTask
 
 

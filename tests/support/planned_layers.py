@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from suite.network.layers import convert
+from suite.engine.network.layers import convert
 
 LAYERS = {
     "conv3x3": (lambda: nn.Conv2d(8, 12, 3, padding=1), (2, 8, 9, 9)),

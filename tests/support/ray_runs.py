@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from suite.runs.folder.store import read_record
+from suite.trials.folder.store import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,11 +32,11 @@ cluster.shutdown()
 # A command whose workers do not see its output folder.
 NOT_SHARED = """
 import sys
-from suite.runs.engines import ray_cluster
-from suite.runs.engines.ray_worker import Job
+from suite.trials.engines import ray_cluster
+from suite.trials.engines.ray_worker import Job
 
 ray_cluster.Job = lambda *fields: Job(*fields[:3], "not what the file holds", *fields[4:])
-from suite.command.cli import main
+from suite.cli.main import main
 
 sys.exit(main(sys.argv[1:]))
 """
@@ -105,7 +105,7 @@ def in_use(process):
     """Return whether a process is a trial, or a worker of one, that has not ended."""
     try:
         names = process.cmdline()
-        ours = "suite.runs.trial" in names or process.name().startswith("ray::dense")
+        ours = "suite.trials.trial" in names or process.name().startswith("ray::dense")
         return ours and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
@@ -125,7 +125,7 @@ def workers(pid):
     found = []
     for process in descendants(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "suite.runs.trial" in process.cmdline() and process.parent().name().startswith("ray::"):
+            if "suite.trials.trial" in process.cmdline() and process.parent().name().startswith("ray::"):
                 found.append(process.parent())
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reports.figures import svg
-from suite.runs.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
+from suite.trials.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
 
 EPOCHS = 5
 LAYERS = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from suite.network.products import TorchBackend
+from suite.engine.network.products import TorchBackend
 
 
 class SlicingBackend(TorchBackend):

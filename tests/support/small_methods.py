@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from slicing_backend import SLICING
 from torch import nn
 
+from suite.engine.network.products import TorchBackend
 from suite.method import SKIP_STEP, Compact, Density, Method, OpPlan, ReconfigPlan
-from suite.network.products import TorchBackend
 
 
 class Nothing(Method):

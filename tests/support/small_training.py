@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from suite.engine.training.trainer import Trainer
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.training.trainer import Trainer
 
 SHAPE = (3, 8, 8)
 CLASSES = 4

@@ -7,11 +7,11 @@ from pathlib import Path
 from suite import registry
 from suite.choices import MethodChoice
 from suite.recipe import Recipe
-from suite.runs.folder.packed import COMPRESSED, pack
-from suite.runs.folder.records import write_record
-from suite.runs.spec import TrialSpec
-from suite.runs.trial_run import TrialRun
 from suite.subnormals import FLUSH
+from suite.trials.folder.packed import COMPRESSED, pack
+from suite.trials.folder.records import write_record
+from suite.trials.spec import TrialSpec
+from suite.trials.trial_run import TrialRun
 
 
 def spec(method, seed=0, task="digits", model="", **changes):

@@ -56,10 +56,10 @@ def capture(graph, stream=None):
 
 
 def install(monkeypatch):
-    """Install the replacement in `suite.training.cuda_graph`, and allow graphs on the CPU."""
+    """Install the replacement in `suite.engine.training.cuda_graph`, and allow graphs on the CPU."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", TapedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr("suite.training.trainer.check_execution", lambda *arguments, **more: None)
+    monkeypatch.setattr("suite.engine.training.trainer.check_execution", lambda *arguments, **more: None)

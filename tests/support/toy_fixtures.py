@@ -6,8 +6,8 @@ import pytest
 from toy_suite import CHILD, TOY, forget_plugins, good
 
 import reports
-from suite.command import cli
-from suite.runs.engines import local
+from suite.cli import main as cli
+from suite.trials.engines import local
 
 
 @pytest.fixture

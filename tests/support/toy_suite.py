@@ -107,9 +107,9 @@ CHILD = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from suite.runs.engines.exit_with_parent import watch_parent
-    from suite.runs.folder.records import FILES, read_record, write_record
-    from suite.runs.spec import TrialSpec
+    from suite.trials.engines.exit_with_parent import watch_parent
+    from suite.trials.folder.records import FILES, read_record, write_record
+    from suite.trials.spec import TrialSpec
 
     watch_parent()
     folder = Path(sys.argv[1])

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from suite import files
-from suite.runs import trial
-from suite.runs.folder.records import RUNNING, read_record, write_record
+from suite.trials import trial
+from suite.trials.folder.records import RUNNING, read_record, write_record
 
 
 def run_here(engine, trials, progress):

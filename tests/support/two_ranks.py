@@ -127,7 +127,7 @@ def warnings(rank):
     hooks.end_epoch()
     messages, handler = [], logging.Handler()
     handler.emit = lambda record: messages[-1].append(record.getMessage())
-    logging.getLogger("suite.training.method_runner").addHandler(handler)
+    logging.getLogger("suite.engine.training.method_runner").addHandler(handler)
     for size in (17, 16, 17):
         messages.append([])
         images, labels = next(SmallBatches(64, seed=1).epoch(0, size))

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from suite.cost.flops import count_layers
-from suite.network.channels.spaces import find_index_spaces
-from suite.runs.building import initialize
+from suite.engine.cost.flops import count_layers
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.trials.building import initialize
 from tasks.cifar10 import CIFAR10
 from tasks.models.airbench import SMALLEST_EIGENVALUE, Airbench, airbench
 

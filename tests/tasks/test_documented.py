@@ -14,13 +14,13 @@ import pytest
 from toy_suite import forget_plugins
 
 from suite import registry
-from suite.command import cli
-from suite.command.options import read_run_options
+from suite.cli import main as cli
+from suite.cli.options import read_run_options
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.errors import MissingData
-from suite.network.channels.spaces import find_index_spaces
-from suite.runs.planning import plan
-from suite.runs.spec import SuiteSpec
-from suite.runs.trial_run import TrialRun
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec
+from suite.trials.trial_run import TrialRun
 from tasks.digits import load_digits
 
 DOCS = Path(__file__).parents[2] / "docs"

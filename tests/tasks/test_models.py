@@ -8,9 +8,9 @@ from torch import nn
 
 from suite import registry
 from suite.choices import build_model
-from suite.command.describe import describe_model
-from suite.cost.flops import count_model
-from suite.network.channels.spaces import find_index_spaces
+from suite.cli.describe import describe_model
+from suite.engine.cost.flops import count_model
+from suite.engine.network.channels.spaces import find_index_spaces
 from tasks.models.imagenet_resnet import Blurred
 
 CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)

@@ -10,8 +10,8 @@ import torch
 from image_trials import spec, write_images
 from small_trials import train
 
-from suite.network import model_files
-from suite.runs.trial_run import TrialRun
+from suite.engine.network import model_files
+from suite.trials.trial_run import TrialRun
 
 EPOCHS = 3
 

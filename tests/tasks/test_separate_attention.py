@@ -9,9 +9,9 @@ from torchvision.models import VisionTransformer
 
 from benchmarks.surgery import differences
 from suite.choices import ModelChoice, build_model
-from suite.cost.flops import count
-from suite.network.channels.spaces import find_index_spaces
-from suite.network.channels.trial_cut import freeze_what_fails
+from suite.engine.cost.flops import count
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.trial_cut import freeze_what_fails
 from tasks.models.transformers.separate_attention import SeparateAttention, separate_attention
 
 SHAPE, HEADS, LAYERS = (3, 32, 32), 3, 2

@@ -16,7 +16,7 @@ from benchmarks.surgery import examine, line_of, table
 from suite import registry
 from suite.checkpoint import load_model
 from suite.choices import ModelChoice, build_model
-from suite.command import cli
+from suite.cli import main as cli
 from suite.errors import UsageError
 from tasks.models.imagenet_resnet import Blurred, blur_strided
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from suite.cost.ring import all_reduce_seconds, gradient_bytes, sent_bytes
+from suite.engine.cost.ring import all_reduce_seconds, gradient_bytes, sent_bytes
 from suite.errors import UsageError, nearest
 from suite.measure.prediction.estimate import Prediction
-from suite.runs.spec import TrialSpec
+from suite.trials.spec import TrialSpec
 
 KEYS = ("nodes", "gpus", "cpus", "link", "local", "latency")
 EXAMPLE = "nodes=16,gpus=8,link=400Gb"

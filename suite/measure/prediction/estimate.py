@@ -8,7 +8,7 @@ from typing import Any
 
 from suite import registry
 from suite.files import canonical_json
-from suite.runs.spec import TrialSpec
+from suite.trials.spec import TrialSpec
 
 BOUNDED = ("train_s", "communication_s", "flops_executed", "memory_bytes")
 """Numbers that are upper bounds if the probe does not shrink the network and training may."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.cost.hardware import competition
+from suite.engine.cost.hardware import competition
 from suite.measure.candidates import dense_spec
 from suite.measure.prediction.cluster import Cluster, Communication, communication
 from suite.measure.prediction.estimate import Prediction, predict, setting
 from suite.measure.prediction.schedule import Job, makespan
-from suite.runs.engines.local import environment
-from suite.runs.engines.subprocess_call import call_in_subprocess
-from suite.runs.folder.store import RUNNING, Store, read_record
-from suite.runs.spec import TrialSpec
+from suite.trials.engines.local import environment
+from suite.trials.engines.subprocess_call import call_in_subprocess
+from suite.trials.folder.store import RUNNING, Store, read_record
+from suite.trials.spec import TrialSpec
 
 FUNCTION = "suite.measure.prediction.probe:probe"
 DEFAULT_STEPS = 8

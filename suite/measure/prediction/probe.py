@@ -22,18 +22,18 @@ from typing import Any
 import psutil
 import torch
 
-from suite.cost.clock import synchronize
-from suite.cost.flops import PRODUCTS
+from suite.engine.cost.clock import synchronize
+from suite.engine.cost.flops import PRODUCTS
+from suite.engine.training.data_parallel import Batch
+from suite.engine.training.product_check import WrongProduct
+from suite.engine.training.trainer import Diverged, Trainer
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.recipe import Phase
-from suite.runs.building import build_trainer, load_splits
-from suite.runs.spec import TrialSpec
-from suite.runs.stages import Cost
 from suite.task import Batches
-from suite.training.data_parallel import Batch
-from suite.training.product_check import WrongProduct
-from suite.training.trainer import Diverged, Trainer
+from suite.trials.building import build_trainer, load_splits
+from suite.trials.spec import TrialSpec
+from suite.trials.stages import Cost
 
 WARM_UPS = 3
 """Steps before the first timed step of a training; two if they take long."""

@@ -10,11 +10,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from reports.data.groups import BASELINE
 from suite.measure.prediction.cluster import Cluster, Communication
 from suite.measure.prediction.estimate import Prediction, setting
 from suite.measure.prediction.forecast import Forecast
-from suite.runs.progress import duration
+from suite.trials.groups import BASELINE
+from suite.trials.progress import duration
 
 _ALL = 0.995  # of dense's FLOPs
 

@@ -1,0 +1,5 @@
+"""ClickTrain: its settings, patterns and masks."""
+
+from methods.clicktrain.clicktrain import ClickTrain
+
+__all__ = ["ClickTrain"]

@@ -1,0 +1,1 @@
+"""What methods with masked weights share."""

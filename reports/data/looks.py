@@ -1,0 +1,58 @@
+"""How each method is drawn: one colour per method in every report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from suite.trials.groups import BASELINE
+
+COLOURS = 7  # of methods other than dense
+CONTROL = -1  # number of the colour of controls
+SHADES = 3  # of each colour
+# With this prefix, the methods of this repository have different colours, in the order of the palette.
+_COLOUR_PREFIX = "8869:"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn.
+
+    Attributes:
+        colour: Number of the colour: 0 is dense, `CONTROL` all controls. The others follow from the method's name
+            alone, except for the shade, which distinguishes variants of a method and methods of one colour in this
+            report.
+        marker: Number of the marker, different for all variants of a report.
+        dash: Number of the dashes, different for all variants of a report that have the same colour.
+    """
+
+    colour: int = 0
+    marker: int = 0
+    dash: int = 0
+
+
+def looks(labels: Iterable[str], controls: Collection[str] = ()) -> dict[str, Look]:
+    """Return how each method is drawn: in one colour in every report, with shades, markers and dashes that differ here.
+
+    Args:
+        labels: Methods with their parameters, in the order of the table.
+        controls: Those that are controls of others.
+    """
+    found: dict[str, Look] = {}
+    drawn: Counter[int] = Counter()
+    for name in dict.fromkeys([BASELINE, *labels]):
+        colour = CONTROL if name in controls else colour_of(name)
+        shade = drawn[colour] % SHADES if colour > 0 else 0
+        found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour])
+        drawn[colour] += 1
+    return found
+
+
+def colour_of(name: str) -> int:
+    """Return the number of a method's colour, which follows from its name without parameters."""
+    method = name.partition("[")[0]
+    if method == BASELINE:
+        return 0
+    return 1 + hashlib.blake2s(f"{_COLOUR_PREFIX}{method}".encode()).digest()[0] % COLOURS

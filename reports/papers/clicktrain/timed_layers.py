@@ -1,0 +1,251 @@
+"""Pruned convolutions of a final network: compute and time their products in a separate process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PRODUCTS = ("forward", "data gradient", "weight gradient")
+DENSE = ("dense, contiguous", "dense, channels-last")
+MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
+METHODS = (*DENSE, MASKED, OURS, CSR)
+CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
+_PRUNED = 0.9  # largest density of a pruned layer; dense layers have hardly any zeros
+
+Key = TypeVar("Key")
+Seconds = list[float]
+"""Minimum, median and third quartile of the times of one call."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A pruned convolution.
+
+    Attributes:
+        name: Name in the network.
+        weight: Weight with its zeros, (K, C, R, S), float32.
+        stride, padding, dilation: (rows, columns).
+        size: Size of the input, (H, W).
+    """
+
+    name: str
+    weight: Tensor
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def density(self) -> float:
+        """Share of the weights that are not 0."""
+        return float(self.weight.count_nonzero()) / self.weight.numel()
+
+
+def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
+    """Return the convolutions of a final network with many zero weights.
+
+    Args:
+        file: Path of its `model.pt`.
+        shape: Shape of an image, (C, H, W).
+    """
+    from torch import nn
+
+    from suite.engine.cost.flops import count_layers
+    from suite.engine.network.model_files import load_model
+
+    model = load_model(file)
+    costs = count_layers(model, shape)
+    found = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str):
+            stride, padding, dilation = ((int(a), int(b)) for a, b in (layer.stride, layer.padding, layer.dilation))
+            one = Layer(name, layer.weight.detach().float(), stride, padding, dilation, costs[name].input)
+            if one.density <= _PRUNED:
+                found.append(one)
+    return found
+
+
+def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
+    """Return `shape`, `density` and the `seconds` of each of `CONVERSIONS` by pruned layer.
+
+    Args:
+        file, shape: See `pruned_layers`.
+        repetitions: Number of measurements per conversion.
+        device: `cpu`.
+    """
+    found = {}
+    for layer in pruned_layers(file, shape):
+        seconds = _timed(conversions(layer), repetitions, device)
+        found[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
+    return found
+
+
+def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
+    """Return a function for each of `CONVERSIONS` of a layer's weight; the dense matrix for CSR is prepared here."""
+    import torch
+
+    from kernels.sparse_conv.cpu import CpuSparseConvolution
+
+    weight = layer.weight.contiguous(memory_format=torch.channels_last)
+    matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
+    taps = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
+
+    def rebuilt() -> Tensor:
+        convolution = CpuSparseConvolution(kept, layer.stride, layer.padding, layer.dilation)
+        convolution.prepare(layer.size)
+        return convolution.values(weight)
+
+    return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), rebuilt), strict=True))
+
+
+def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
+    """Return `shape`, `density`, input `size` and `seconds` (by available method of `METHODS` and product) by layer.
+
+    Args:
+        file, shape: See `pruned_layers`.
+        batch: Number of images.
+        repetitions: Number of measurements per method and product.
+        device: `cpu`.
+    """
+    found = {}
+    for layer in pruned_layers(file, shape):
+        calls = {
+            (method, product): call
+            for method, several in products(layer, batch).items()
+            for product, call in zip(PRODUCTS, several, strict=True)
+        }
+        seconds: dict[str, dict[str, Seconds]] = {}
+        for (method, product), each in _timed(calls, repetitions, device).items():
+            seconds.setdefault(method, {})[product] = each
+        found[layer.name] = {
+            "shape": [*layer.weight.shape], "density": layer.density, "size": [*layer.size], "seconds": seconds,
+        }  # fmt: skip
+    return found
+
+
+def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
+    """Return the three products of a layer for each of `METHODS`; methods that are not available are omitted.
+
+    All use the same random images and output gradient in float32, and the weight of the layer with its zeros; dense
+    products with zeros take as long as with other numbers.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    channels = layer.weight.shape[1]
+    images = torch.randn(batch, channels, *layer.size, generator=generator)
+    made = torch.nn.functional.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
+    grad = torch.randn(made.shape, generator=generator)
+    found = {
+        DENSE[0]: _dense(layer, images, grad, torch.contiguous_format),
+        DENSE[1]: _dense(layer, images, grad, torch.channels_last),
+        MASKED: _dense(layer, images, grad, torch.channels_last, mask=(layer.weight != 0).float()),
+        OURS: _skipping(layer, images, grad),
+        CSR: _csr(layer, images, grad),
+    }
+    return {method: several for method, several in found.items() if several}
+
+
+def _dense(
+    layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
+) -> tuple[Callable[[], Tensor], ...]:
+    """Return oneDNN's products in one memory format; a mask multiplies the weight beforehand, and its gradient."""
+    import torch
+
+    images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
+    weight = layer.weight.contiguous(memory_format=layout)
+    held = None if mask is None else mask.contiguous(memory_format=layout)
+    geometry = (layer.stride, layer.padding, layer.dilation)
+
+    def forward() -> Tensor:
+        masked = weight if held is None else weight * held
+        return torch.nn.functional.conv2d(images, masked, None, *geometry)
+
+    def gradient(which: int) -> Tensor:
+        wanted = [which == place for place in range(3)]
+        found = torch.ops.aten.convolution_backward(
+            grad, images, weight, None, *geometry, False, [0, 0], 1, wanted
+        )[which]  # fmt: skip
+        return found if held is None or which == 0 else found * held  # type: ignore[no-any-return]
+
+    return forward, lambda: gradient(0), lambda: gradient(1)
+
+
+def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
+    """Return the products of this suite's kernels, including layout changes and packing; none without a compiler."""
+    import torch
+
+    from kernels.sparse_conv.cpu import CpuSparseConvolution, library
+
+    if library() is None:
+        return ()
+    layout = torch.channels_last
+    images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
+    taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
+    # Both gradients share one conversion into blocks, as in training; its time counts for the data gradient.
+    blocks = [taps.blocks_of_grad(grad, images)]
+
+    def data_gradient() -> Tensor:
+        blocks[0] = taps.blocks_of_grad(grad, images)
+        return taps.dgrad(blocks[0], weight, images)
+
+    return (
+        lambda: taps.forward(images, weight),
+        data_gradient,
+        lambda: taps.wgrad(blocks[0], images, weight),
+    )
+
+
+def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
+    """Return products of torch's sparse CSR matrices with columns of the images; times include im2col, not CSR."""
+    import torch
+    import torch.nn.functional as F
+
+    matrix = layer.weight.contiguous().flatten(1)
+    sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
+    kernel = (layer.weight.shape[2], layer.weight.shape[3])
+    unfold: Mapping[str, Any] = {
+        "kernel_size": kernel, "stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation,
+    }  # fmt: skip
+    batch, (channels, rows, columns) = len(images), grad.shape[1:]
+
+    def as_columns() -> Tensor:
+        return F.unfold(images, **unfold).transpose(0, 1).reshape(matrix.shape[1], -1)
+
+    def grad_matrix() -> Tensor:
+        return grad.transpose(0, 1).reshape(channels, -1)
+
+    def forward() -> Tensor:
+        return (sparse @ as_columns()).view(channels, batch, rows, columns).transpose(0, 1)
+
+    def data_gradient() -> Tensor:
+        found = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
+        return F.fold(found, layer.size, **unfold)
+
+    def weight_gradient() -> Tensor:
+        return torch.sparse.sampled_addmm(sparse, grad_matrix(), as_columns().t(), beta=0.0)
+
+    try:
+        weight_gradient()
+    except (RuntimeError, NotImplementedError):  # torch has these products only if it was built with MKL
+        return ()
+    return forward, data_gradient, weight_gradient
+
+
+def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
+    """Return the quantiles of each call's seconds, measured in alternation."""
+    import numpy as np
+    import torch
+
+    from suite.engine.cost.clock import stamps_of
+    from suite.engine.cost.interleaved import interleaved_times
+
+    times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
+    return {
+        name: [float(point) for point in np.quantile(several, (0.0, 0.5, 0.75))]
+        for name, several in zip(calls, times, strict=True)
+    }

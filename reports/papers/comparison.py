@@ -1,0 +1,271 @@
+"""Comparison with published numbers: the declaration, how it is read from trials, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.content.remarks import time_remarks
+from reports.data.disturbed_times import is_disturbed
+from reports.data.method_rows import by_seed
+from reports.papers.published import Group, Published, kind_of
+from suite.trials.estimates import Estimate, Missing, Quantity, estimate, paired
+from suite.trials.folder.reader import Trial
+from suite.trials.groups import BASELINE, column_text, seed_of
+
+Against = Literal["", "difference", "ratio", "saving"]
+TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine
+# Columns that must be equal in trials whose times are compared; the machine comes first.
+SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
+_MACHINE = 3
+_INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Declaration of one quantity of a reproduction.
+
+    Attributes:
+        quantity: Name for readers.
+        method: Label of the method in the list of the part, for example `sdgp[n=2,m=4,mode=random]`.
+        column: Column of `results.csv`.
+        against: `""` for the column itself; otherwise it is paired with dense by seed: `difference`, `ratio`, or
+            `saving`, which is 1 minus the ratio.
+        over: Column of the same trial to divide by (`train_flops_dense`); only without `against`.
+        scale: Factor from the unit of the table to the published unit; 100 converts shares to percent.
+        unit: Unit after scaling.
+        kind: Kind of our number.
+        published: `GROUP/KEY` of the published number; empty if none was printed.
+        published_baseline: `GROUP/KEY` of the number to subtract, if the paper prints both terms of a difference.
+        note: Remark for readers.
+    """
+
+    quantity: str
+    method: str
+    column: str = "test_accuracy"
+    against: Against = ""
+    over: str = ""
+    scale: float = 100.0
+    unit: str = "%"
+    kind: str = "measured"
+    published: str = ""
+    published_baseline: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of a reproduction: our number, the published number, and their sources.
+
+    Attributes:
+        quantity, unit: Name and unit of the quantity.
+        part: Part of the reproduction; empty for a number that is only published.
+        ours: Our number, or the reason that it is missing.
+        kind: Kind of our number.
+        published: Published number; `None` if none was printed.
+        published_kind: Kind of the published number; empty without a number.
+        source: Citation with its place; empty without a number.
+        rounding: Largest rounding error of the published number: half a unit of its last decimal, summed over both
+            terms of a difference.
+        is_difference: Whether it is a difference to dense, which transfers between settings better than an absolute.
+        note: Remark for readers.
+        disturbed: Whether our number is a measured time that other programs disturbed.
+    """
+
+    quantity: str
+    unit: str
+    part: str
+    ours: Quantity
+    kind: str
+    published: float | None = None
+    published_kind: str = ""
+    source: str = ""
+    rounding: float = 0.0
+    is_difference: bool = False
+    note: str = ""
+    disturbed: bool = False
+
+    @property
+    def difference(self) -> float | None:
+        """Our number minus the published one, in `unit`; `None` if one is missing or theirs was projected."""
+        if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
+            return None
+        return self.ours.mean - self.published
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether our interval covers the published number, allowing for its rounding.
+
+        `None` without a `difference` or an interval.
+        """
+        if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
+            return None
+        return abs(self.difference) <= self.ours.half_width + self.rounding + _INEXACT
+
+
+def accuracy(quantity: str, method: str, published: str = "", baseline: str = "") -> tuple[Compared, ...]:
+    """Return the two lines of a method's accuracy: in percent, and as difference to dense in points.
+
+    Args:
+        quantity: Name of the method for readers.
+        method: Label of the method.
+        published: `GROUP/KEY` of its accuracy.
+        baseline: `GROUP/KEY` of the accuracy of dense; dense itself has no difference.
+    """
+    absolute = Compared(f"accuracy, {quantity}", method, published=published)
+    if method == BASELINE:
+        return (absolute,)
+    difference = Compared(
+        f"{quantity} minus dense",
+        method,
+        against="difference",
+        unit="points",
+        published=published,
+        published_baseline=baseline,
+    )
+    return absolute, difference
+
+
+def compare(
+    compared: Sequence[Compared], part: str, trials: Mapping[str, Sequence[Trial]], published: Published
+) -> tuple[Comparison, ...]:
+    """Compare the quantities of one part with the published numbers.
+
+    Args:
+        compared: Declarations of the quantities.
+        part: Name of the part.
+        trials: Trials by label; labels without trials are absent.
+        published: Published numbers.
+
+    Raises:
+        UsageError: If a published number that a declaration names does not exist.
+    """
+    return tuple(_comparison(one, part, trials, published) for one in compared)
+
+
+def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
+    """Return lines on why measured times of these trials are unreliable; empty if no quantity is a time."""
+    if not any(one.column.endswith(TIMES) for one in compared):
+        return []
+    return time_remarks(trials)
+
+
+def published_alone(group: Group) -> tuple[Comparison, ...]:
+    """Return a line for each value of a group that is compared with no number of ours."""
+    reason = group.doubt or "this suite does not reproduce it"
+    return tuple(
+        Comparison(
+            f"{group.quantity}, {key} ({group.place})",
+            group.unit,
+            "",
+            Missing(reason),
+            "",
+            value,
+            group.kind,
+            group.citation,
+            rounding=group.rounding(key),
+            note="; ".join(filter(None, (conditions_in_words(group), *group.notes))),
+        )
+        for key, value in group.values.items()
+    )
+
+
+def conditions_in_words(group: Group) -> str:
+    """Return the conditions of a group in words, for example `task imagenet, model resnet50, dtype float16`."""
+    named = [f"{key.replace('_', ' ')} {value}" for key, value in group.conditions.items()]
+    return ", ".join(named)
+
+
+def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], published: Published) -> Comparison:
+    theirs, kind, source, rounding = None, "", "", 0.0
+    if one.published:
+        group, theirs = published.find(one.published)
+        kind, source, rounding = group.kind, group.citation, group.rounding(_key(one.published))
+        if one.published_baseline:
+            other, baseline = published.find(one.published_baseline)
+            rounding += other.rounding(_key(one.published_baseline))
+            # Both numbers have few decimals; round, so that binary rounding does not show as 0.09999.
+            theirs = round(theirs - baseline, 9)
+            source += f", minus {_key(one.published_baseline)} of {other.place}"
+    ours = _ours(one, trials)
+    unit_of_ours = ours if isinstance(ours, Missing) else ours.scaled(one.scale)
+    return Comparison(
+        one.quantity,
+        one.unit,
+        part,
+        unit_of_ours,
+        one.kind,
+        theirs,
+        kind,
+        source,
+        rounding,
+        one.against == "difference",
+        one.note,
+        _is_disturbed(one, trials),
+    )
+
+
+def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
+    if not one.column.endswith(TIMES):
+        return False
+    labels = (one.method, BASELINE) if one.against else (one.method,)
+    return any(is_disturbed(trial) for label in labels for trial in trials.get(label, ()))
+
+
+def _key(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
+    done, dense = ([trial for trial in trials.get(label, ()) if trial.done] for label in (one.method, BASELINE))
+    if not done:
+        return Missing(_why_none(trials.get(one.method, ())))
+    if one.column.endswith(TIMES) and not one.over:
+        if not one.against and len({_setting(trial) for trial in done}) > 1:
+            return Missing("trials ran on several machines or in several formats, so their times have no mean")
+        if one.against and _paired_trials(done, dense, ())[0]:
+            on_same_hardware = bool(_paired_trials(done, dense, SETTING[:1])[0])
+            on_same_machine = bool(_paired_trials(done, dense, SETTING[:_MACHINE])[0])
+            done, dense = _paired_trials(done, dense, SETTING)
+            if not done and on_same_hardware and not on_same_machine:
+                return Missing("dense ran with another number of threads or version of torch")
+            if not done:
+                return Missing(
+                    f"dense ran {'in another format or execution' if on_same_hardware else 'on other hardware'}"
+                )
+    values, reason = by_seed(done, one.column), f"not measured: {one.column} is empty"
+    if one.over:
+        return paired(values, by_seed(done, one.over), "ratio", reason)
+    if not one.against:
+        return estimate(list(values.values()), reason)
+    if not dense:
+        return Missing("no dense trial is done to compare with")
+    combine = "difference" if one.against == "difference" else "ratio"
+    quantity = paired(values, by_seed(dense, one.column), combine, reason)
+    if one.against == "saving" and isinstance(quantity, Estimate):
+        return quantity.complement()
+    return quantity
+
+
+def _setting(trial: Trial) -> tuple[str, ...]:
+    return tuple(column_text(trial, name) for name in SETTING)
+
+
+def _paired_trials(
+    ours: Sequence[Trial], dense: Sequence[Trial], equal: Sequence[str]
+) -> tuple[list[Trial], list[Trial]]:
+    """Return our trials that have a dense trial of the same seed with equal columns, and those dense trials."""
+
+    def key(trial: Trial) -> tuple[object, ...]:
+        return seed_of(trial), *(column_text(trial, name) for name in equal)
+
+    both = set(map(key, ours)) & set(map(key, dense))
+    return [trial for trial in ours if key(trial) in both], [trial for trial in dense if key(trial) in both]
+
+
+def _why_none(trials: Sequence[Trial]) -> str:
+    if not trials:
+        return "not run"
+    statuses = sorted({trial.text("status") or "without a status" for trial in trials})
+    return f"no trial is done: {', '.join(statuses)}"

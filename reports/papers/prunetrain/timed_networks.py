@@ -1,0 +1,150 @@
+"""Final networks of trials: load them, cut them once more, and time them in a separate process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+REPETITIONS = 20
+
+
+def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Load a final network and let PruneTrain remove its dead channels once more, with channel union or gating.
+
+    Args:
+        file: Path of its `model.pt`.
+        threshold: A channel of a layer is dead if all its |w| are below this value.
+        gating: Whether to use channel gating.
+        shape: Shape of an image, (C, H, W).
+        classes: Number of classes of the task.
+    """
+    from suite import registry
+    from suite.engine.network.model_files import load_model
+    from suite.engine.training.method_runner import MethodRunner
+    from suite.method import Context
+
+    model = load_model(file)
+    method = registry.get("method", "prunetrain")(interval=1, threshold=threshold, gating=gating)
+    hooks = MethodRunner(method, Context(model, input_shape=shape, num_classes=classes, epochs=1, batch_size=1))
+    hooks.end_epoch()
+    hooks.finish()
+    return model.eval()
+
+
+def images_per_second(
+    files: list[str], dtype: str, shape: tuple[int, int, int], batch: int, device: str
+) -> list[float]:
+    """Measure the inference images per second of networks: medians of passes that alternate.
+
+    Args:
+        files: Paths of their `model.pt`.
+        dtype: Dtype of autocast; `float32` turns it off.
+        shape: Shape of an image, (C, H, W).
+        batch: Number of images per pass.
+        device: `cpu`, `cuda` or `cuda:N`.
+    """
+    import torch
+
+    from suite.engine.network.model_files import load_model
+
+    place = torch.device(device)
+    images = _images(shape, batch, place)
+    models = [_on(place, load_model(file)) for file in files]
+    calls = [lambda model=model: _infer(model, images, dtype) for model in models]  # type: ignore[misc]
+    return [batch / seconds for seconds in _median_seconds(calls, place)]
+
+
+def layer_times(
+    file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
+) -> dict[str, tuple[float, float]]:
+    """Measure forward and backward of the last layer of each residual branch, by name.
+
+    Args:
+        file, threshold, shape, classes: See `cut_again`.
+        dtype, batch, device: See `images_per_second`.
+
+    Returns:
+        Seconds with channel union and with gating; removed branches are left out.
+    """
+    import torch
+
+    from suite.engine.network.channels.spaces import find_index_spaces
+    from suite.engine.network.model_files import load_model
+
+    place = torch.device(device)
+    names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
+    images = _images(shape, batch, place)
+    networks = [_on(place, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
+    calls = [_layer_calls(network, names, images, dtype) for network in networks]
+    found = {}
+    for name in names:
+        if all(name in several for several in calls):
+            union, gated = _median_seconds([several[name] for several in calls], place)
+            found[name] = (union, gated)
+    return found
+
+
+def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Return the median seconds of several calls that run in turn."""
+    import numpy as np
+
+    from suite.engine.cost.clock import stamps_of
+    from suite.engine.cost.interleaved import interleaved_times
+
+    times = interleaved_times(calls, REPETITIONS, stamps_of(device), warm_ups=2)
+    return [float(value) for value in np.median(times, axis=0)]
+
+
+def _images(shape: tuple[int, int, int], batch: int, device: torch.device) -> Tensor:
+    import torch
+
+    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+    return images.to(device).contiguous(memory_format=torch.channels_last)
+
+
+def _on(device: torch.device, model: nn.Module) -> nn.Module:
+    import torch
+
+    moved: nn.Module = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved
+
+
+def _autocast(images: Tensor, dtype: str) -> torch.autocast:
+    import torch
+
+    return torch.autocast(images.device.type, getattr(torch, dtype), enabled=dtype != "float32")
+
+
+def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
+    import torch
+
+    with torch.no_grad(), _autocast(images, dtype):
+        model(images)
+
+
+def _layer_calls(model: nn.Module, names: list[str], images: Tensor, dtype: str) -> dict[str, Callable[[], object]]:
+    """Return for each layer a function that runs it forward and backward on its input in the network."""
+    import torch
+
+    layers = {name: module for name, module in model.named_modules() if name in names}
+    given: dict[str, Tensor] = {}
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: given.__setitem__(name, inputs[0]))
+        for name, layer in layers.items()
+    ]
+    _infer(model, images, dtype)
+    for handle in handles:
+        handle.remove()
+
+    def call(name: str) -> None:
+        x = given[name].detach().requires_grad_()
+        with _autocast(x, dtype):
+            output = layers[name](x)
+        output.backward(torch.ones_like(output))
+        layers[name].zero_grad(set_to_none=True)
+
+    return {name: lambda name=name: call(name) for name in layers}  # type: ignore[misc]

@@ -1,0 +1,195 @@
+"""PruneTrain's figures of accuracy against cost: Fig. 8 (pruning a trained network) and Fig. 10 (the interval).
+
+Source: Lym, Choukse, Zangeneh, Wen, Sanghavi, Erez, "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model
+Reconfiguration", SC 2019, Sec. 5.2 and 5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from reports.figures.figure import Figure
+from reports.papers.comparison import Compared
+from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
+from reports.papers.prunetrain.quantities import (
+    MODELLED,
+    RING,
+    changed,
+    figure_part,
+    inference_left,
+    modelled_costs,
+    strength,
+    training_left,
+)
+from reports.papers.trial_values import done, point, share_of_dense
+from suite.registry import register
+from suite.trials.folder.reader import Trial
+
+RATIOS = (0.05, 0.1, 0.15, 0.2)
+SHORT = (0.1, 0.2)  # ratios in the short presets
+NAMES = {"ssl": "ssl, from trained", "prunetrain": "prunetrain"}
+
+
+def label(method: str, ratio: float) -> str:
+    """Return the label of a method with a penalty ratio."""
+    return f"ssl[ratio={ratio},from_trained=dense]" if method == "ssl" else strength(ratio)
+
+
+def _tradeoff_part(name: str, ratios: Sequence[float], presets: tuple[str, ...]) -> Part:
+    return figure_part(
+        name,
+        f"dense, prunetrain, and ssl on the trained dense network, at the ratios {', '.join(map(str, ratios))}",
+        ["dense", *(label(method, ratio) for ratio in ratios for method in NAMES)],
+        presets=presets,
+        compared=(
+            Compared("accuracy, dense", "dense"),
+            *(
+                line
+                for ratio in ratios
+                for method in NAMES
+                for line in (
+                    *changed(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    inference_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio), ""),
+                    training_left(f"{NAMES[method]}, ratio {ratio}", label(method, ratio)),
+                )
+            ),
+            *(
+                Compared(
+                    f"prunetrain, ratio {ratio}: memory traffic of normalisation left",
+                    label("prunetrain", ratio),
+                    column="norm_traffic",
+                    against="ratio",
+                    kind="modelled",
+                    note=MODELLED,
+                )
+                for ratio in ratios
+            ),
+        ),
+    )
+
+
+@register("reproduction", "prunetrain-fig8")
+class Figure8(Reproduction):
+    """PruneTrain's Fig. 8: accuracy against inference and training cost, compared with pruning a trained network."""
+
+    title = "PruneTrain, Fig. 8: accuracy against cost, and SSL from a trained network"
+    reference = "prunetrain-fig8-most-accurate"
+    also = ("prunetrain-fig8-most-accurate",)
+    remarks = (
+        "FLOPs of ssl are those of its own training; the dense training that it starts from is not included.",
+        "The paper shows its points only in the picture. It also draws ResNet-32 and CIFAR-100, which are not run "
+        "here. It has no points for ImageNet: the comparison with SSL is for CIFAR-10 and CIFAR-100 only.",
+    )
+    parts = (
+        _tradeoff_part("ends", SHORT, ("smoke", "quick", "paper")),
+        _tradeoff_part("between", tuple(ratio for ratio in RATIOS if ratio not in SHORT), ("paper",)),
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, data: ReproductionData) -> Outcome:
+        by_method: dict[str, list[list[Trial]]] = {"dense": [done(data, "ends", "dense")]}
+        for method, name in NAMES.items():
+            by_method[name] = [
+                done(data, "ends" if ratio in SHORT else "between", label(method, ratio)) for ratio in RATIOS
+            ]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs",
+            "One point per penalty ratio: the mean over seeds with its 95 % interval. The training FLOPs of ssl do "
+            "not include "
+            "the dense training before it.",
+            by_method,
+        )
+        return Outcome(self.compare(data), figure, self.remarks)
+
+
+INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
+
+
+def every(interval: int) -> str:
+    """Return an interval in words."""
+    return "every epoch" if interval == 1 else f"every {interval} epochs"
+
+
+@register("reproduction", "prunetrain-fig10")
+class Figure10(Reproduction):
+    """PruneTrain's Fig. 10: accuracy against cost for different reconfiguration intervals."""
+
+    title = "PruneTrain, Fig. 10: the reconfiguration interval"
+    reference = "prunetrain-table1-cifar10-accuracy"
+    remarks = (
+        "The paper shows its points only in the picture; it finds accuracy and cost insensitive to the interval.",
+    )
+    parts = tuple(
+        figure_part(
+            name,
+            f"dense, and prunetrain with a reconfiguration every {', '.join(map(str, intervals))} epochs",
+            ["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)],
+            presets=("paper",) if name == "long" else ("smoke", "quick"),
+            compared=(
+                Compared("accuracy, dense", "dense"),
+                *(
+                    line
+                    for interval in intervals
+                    for method in (f"prunetrain[interval={interval}]",)
+                    for line in (
+                        *changed(every(interval), method, ""),
+                        inference_left(every(interval), method, ""),
+                        training_left(every(interval), method),
+                        Compared(
+                            f"{every(interval)}: time of reconfigurations, of that of training",
+                            method,
+                            column="reconfigure_time_s",
+                            over="train_time_s",
+                        ),
+                        Compared(
+                            f"{every(interval)}: communication of gradients left",
+                            method,
+                            column="allreduce",
+                            against="ratio",
+                            kind="modelled",
+                            note=RING,
+                        ),
+                    )
+                ),
+            ),
+        )
+        for name, intervals in INTERVALS.items()
+    )
+
+    def columns(self, trial: Trial) -> Mapping[str, float]:
+        return modelled_costs(trial)
+
+    def outcome(self, data: ReproductionData) -> Outcome:
+        by_method = {"dense": [done(data, part.name, "dense") for part in self.parts]}
+        for name, intervals in INTERVALS.items():
+            for interval in intervals:
+                by_method[every(interval)] = [done(data, name, f"prunetrain[interval={interval}]")]
+        figure = tradeoff_figure(
+            self.registered_name,
+            "Accuracy over inference FLOPs and over training FLOPs, by interval",
+            "One point per interval: the mean over seeds with its 95 % interval.",
+            by_method,
+        )
+        return Outcome(self.compare(data), figure, self.remarks)
+
+
+def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
+    """Draw accuracy over inference and training FLOPs: one line per method, one point per group of trials."""
+    from reports.figures.panels import Line, Panel, curves_figure
+
+    def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
+        return [
+            Line(method, [one for trials in groups if (one := point(trials, cost)) is not None])
+            for method, groups in by_method.items()
+        ]
+
+    accuracy = "Test accuracy (%), measured"
+    inference, training = map(share_of_dense, ("inference_flops", "train_flops_current"))
+    panels = [
+        Panel("Inference", "Inference FLOPs (% of dense), counted", accuracy, lines(inference)),
+        Panel("Training", "Training FLOPs (% of dense), counted", accuracy, lines(training)),
+    ]
+    return curves_figure(name, title, caption, panels)

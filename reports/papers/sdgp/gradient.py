@@ -1,0 +1,293 @@
+"""SDGP's Fig. 5: the effect of pruning on one output gradient of a network that was trained for one epoch.
+
+Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Data Gradient Pruning", ICPR 2022
+(arXiv 2202.00774), Sec. III-C.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.papers.comparison import Comparison
+from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
+from suite import registry
+from suite.registry import register
+from suite.trials.estimates import Estimate, Missing
+from suite.trials.folder.reader import Trial
+from suite.trials.spec import TrialSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+
+    from kernels.prune.rule import Mode, Scope
+
+ZEROS = "sdgp-fig5-zeros"
+N, M = 2, 4
+# Name of each row of the figure: mode and rescaling of its `kernels.PruneRule`. The published code rescales so.
+WAYS: dict[str, tuple[Mode, Scope]] = {
+    "random": ("random", "none"),
+    "magnitude": ("magnitude", "none"),
+    "rescaled": ("magnitude", "sample_channel"),
+}
+QUANTILES = {"5th percentile": 0.05, "median": 0.5, "95th percentile": 0.95}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Captured gradient of one convolution in one backward pass.
+
+    Attributes:
+        layer: Name of the convolution.
+        module: The convolution.
+        step: Number of optimizer steps that the network was trained for.
+        grad: Output gradient, (N, K, P, Q), in the dtype of the backward pass, times `loss_scale`.
+        input_shape: Shape of the input, (N, C, H, W).
+        loss_scale: Factor of the loss.
+    """
+
+    layer: str
+    module: nn.Conv2d
+    step: int
+    grad: Tensor
+    input_shape: torch.Size
+    loss_scale: float = 1.0
+
+
+@register("reproduction", "sdgp-fig5")
+class Figure5(Reproduction):
+    """SDGP's Fig. 5: one output gradient, dense and pruned to 2:4 in three ways, drawn and measured."""
+
+    title = "SDGP, Fig. 5: an output gradient before and after pruning"
+    reference = ZEROS
+    parts = (
+        Part(
+            name="gradient",
+            title="a dense network, trained for one epoch",
+            methods="dense",
+            task="cifar10",
+            seeds={"smoke": 1, "quick": 1, "paper": 1},
+            overrides={"epochs": 1},
+        ),
+    )
+
+    def outcome(self, data: ReproductionData) -> Outcome:
+        """Run one more backward pass of the trained network, prune its output gradient, and measure the changes."""
+        import kernels
+        from reports.papers.figures import gradient_figure
+
+        trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
+        if not trials:
+            return Outcome((self._line("exact zeros, dense", Missing("the dense trial is not done")),))
+        spec = data.specs[trials[0].name]  # the first seed; one gradient is what the figure shows
+        model_file = data.folder / "trials" / spec.trial_id / "model.pt"
+        scale = loss_scale(spec, trials[0])
+        if isinstance(scale, Missing):
+            return Outcome((self._line("exact zeros, dense", scale),))
+        captured = capture(spec, model_file, data.device, scale)
+        pruned = prune(captured.grad, spec.seed)
+        sample, group = loudest_group(captured.grad)
+        where = f"layer {captured.layer}, {' x '.join(map(str, captured.grad.shape))}, {captured.grad.dtype}".replace(
+            "torch.", ""
+        )
+        channels = range(group * M, group * M + M)
+        images = {
+            name: grad[sample, channels.start : channels.stop].float().cpu().numpy() for name, grad in pruned.items()
+        }
+        shown = f"Image {sample} of the batch, channels {channels[0]} to {channels[-1]} of {captured.layer}."
+        caption = f"{shown} This group of {M} channels has the largest sum of magnitudes in one image of the batch."
+        if captured.loss_scale != 1:
+            caption += f" The loss was multiplied by {captured.loss_scale:g}."
+        figure = gradient_figure(
+            self.registered_name, "An output gradient, dense and pruned to 2:4", caption, images, channels
+        )
+        one_epoch = spec.recipe["epochs"] == 1
+        epochs = "one epoch" if one_epoch else f"{spec.recipe['epochs']} epochs"
+        remarks = (
+            f"This is one gradient, so there is no interval: dO of {where}, after {captured.step} steps ({epochs}, "
+            "seed "
+            f"{spec.seed}), for the next training batch of {captured.grad.shape[0]} augmented images. "
+            "The paper shows the second convolution of ResNet-18 on ImageNet after the first epoch; ours is the second "
+            "convolution of ResNet-9.",
+            f"The recipe's whole schedule of learning rates runs within {'that epoch' if one_epoch else 'those epochs'}"
+            ". The paper's first epoch is the start of a long training, in which the learning rate still rises.",
+            'The paper reports "almost 25 %" zeros of the channels that it draws. It is compared with the share in '
+            "the channels and the image drawn here. These were chosen for their large gradients and may have fewer "
+            "zeros than others; the share in the whole tensor has its own line.",
+            *self._on_the_scale(spec, captured, scale),
+        )
+        digest = hashlib.sha256(model_file.read_bytes()).hexdigest()[:16]
+        return Outcome(
+            tuple(self._lines(captured, pruned, images["dense"])),
+            figure,
+            remarks,
+            (
+                f"Gradient: of trials/{spec.trial_id}/model.pt (SHA-256 {digest}), {where}",
+                f"Pruning: {kernels.backend_report(captured.grad.device)}; random with seed {spec.seed}",
+            ),
+        )
+
+    def _on_the_scale(self, spec: TrialSpec, captured: Captured, last: float) -> tuple[str, ...]:
+        if spec.dtype != "float16":
+            return (f"In {spec.dtype} small gradients do not become 0; in the paper's float16 they do.",)
+        return (
+            f"The loss was multiplied by {captured.loss_scale:g}, the trial's last loss scale"
+            f"{'' if captured.loss_scale == last else f' {last:g}, halved until all gradients were finite'}, and the "
+            "gradient is drawn and counted with this factor. The paper does not state its loss scale; without "
+            "a scale, more values become 0.",
+        )
+
+    def _lines(self, captured: Captured, pruned: dict[str, Tensor], drawn: np.ndarray) -> list[Comparison]:
+        dense = pruned["dense"]
+        lines = [
+            self._line("exact zeros, dense, drawn channels", _percent(float((drawn == 0).mean())), f"{ZEROS}/dense"),
+            self._line("exact zeros, dense", _percent(zeros(dense))),
+        ]
+        for name, grad in pruned.items():
+            if name == "dense":
+                continue
+            lines.append(self._line(f"exact zeros, {name}", _percent(zeros(grad))))
+            ratios = channel_ratios(dense, grad)
+            for label, share in QUANTILES.items():
+                what = f"sum of magnitudes left in a channel, {name}, {label} of channels"
+                lines.append(self._line(what, _percent(float(ratios.quantile(share)))))
+            lines.append(self._line(f"cosine with the dense gradient, {name}", _one(cosine(dense, grad)), unit=""))
+            error = data_gradient_error(captured, grad)
+            lines.append(self._line(f"relative error of the data gradient, {name}", _percent(error)))
+        return lines
+
+    def _line(self, quantity: str, ours: Estimate | Missing, published: str = "", unit: str = "%") -> Comparison:
+        part = self.parts[0].name
+        if not published:
+            return Comparison(quantity, unit, part, ours, "measured")
+        group, value = self.published.find(published)
+        note = f"Published under other conditions: {group.notes[0]}"
+        return Comparison(quantity, unit, part, ours, "measured", value, group.kind, group.citation, note=note)
+
+
+def loss_scale(spec: TrialSpec, trial: Trial) -> float | Missing:
+    """Return the last loss scale of a trial: 1, or in float16 the value in the record of its last epoch."""
+    if spec.dtype != "float16":
+        return 1.0
+    scale = trial.epochs[-1].get("loss_scale") if trial.epochs else None
+    if not isinstance(scale, (int, float)) or not scale > 0:
+        return Missing(
+            "the last record in the trial's epochs.jsonl has no loss scale, and float16 underflows without one"
+        )
+    return float(scale)
+
+
+def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 1.0) -> Captured:
+    """Capture the output gradient of the second convolution for the batch that follows the last of the trial.
+
+    The pass is that of a training step: batch statistics, the loss of the recipe, and the dtype and loss scale of the
+    trial. The scale is halved until all gradients are finite, as training does after a skipped step.
+
+    Args:
+        spec: Spec of a finished trial.
+        model_file: Path of its `model.pt`.
+        device_name: Device to compute on.
+        scale: Factor of the loss.
+    """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from suite.engine.network.model_files import load_model
+    from suite.task import DataCopy
+
+    device, recipe = torch.device(device_name), spec.make_recipe()
+    train = registry.get("task", spec.task)().load(DataCopy(**spec.data_copy), recipe, spec.seed, device).train
+    model: Any = load_model(model_file)
+    model = model.to(device).to(memory_format=torch.channels_last).train()
+    convolutions = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
+    name, layer = convolutions[1]
+    held: dict[str, Any] = {}
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        held["input_shape"] = inputs[0].shape
+        output.register_hook(lambda grad: held.__setitem__("grad", grad.detach().clone()))
+
+    handle = layer.register_forward_hook(keep)
+    images, labels = next(iter(train.epoch(recipe.epochs, recipe.batch_size)))
+    dtype = getattr(torch, spec.dtype)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        logits = model(images)
+    loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+    used = scale
+    while True:
+        model.zero_grad()
+        (loss * used).backward(retain_graph=True)
+        finite = all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
+        if finite or used <= 1:
+            break
+        used /= 2
+    handle.remove()
+    step = recipe.epochs * train.steps_per_epoch(recipe.batch_size)
+    return Captured(name, layer, step, held["grad"], held["input_shape"], used)
+
+
+def prune(grad: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return the gradient unchanged, and pruned to 2:4 in each of the three ways of the paper."""
+    import kernels
+
+    pruned = {name: kernels.prune_nm(grad, kernels.PruneRule(N, M, *way), seed=seed) for name, way in WAYS.items()}
+    return {"dense": grad, **pruned}
+
+
+def loudest_group(grad: Tensor) -> tuple[int, int]:
+    """Return the image and the group of M channels whose magnitudes have the largest sum."""
+    sums = grad.float().abs().sum((2, 3))  # (N, K)
+    whole = sums.shape[1] // M * M
+    groups = sums[:, :whole].unflatten(1, (-1, M)).sum(2)
+    image, group = divmod(int(groups.argmax()), groups.shape[1])
+    return image, group
+
+
+def zeros(grad: Tensor) -> float:
+    """Return the share of exact zeros."""
+    return float((grad == 0).double().mean())
+
+
+def channel_ratios(dense: Tensor, pruned: Tensor) -> Tensor:
+    """Return the sum of magnitudes of each channel, pruned over dense; channels that are all zero are left out."""
+    before, after = (grad.double().abs().sum((0, 2, 3)) for grad in (dense, pruned))
+    return (after / before)[before > 0]
+
+
+def cosine(dense: Tensor, pruned: Tensor) -> float:
+    """Return the cosine of the angle between two gradients, each flattened to a vector."""
+    one, other = dense.double().flatten(), pruned.double().flatten()
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
+    """Return the norm of the change in the data gradient over the norm of the dense one, computed in float64."""
+    from torch.nn.grad import conv2d_input
+
+    layer = captured.module
+    made = [
+        conv2d_input(
+            captured.input_shape,
+            layer.weight.detach().double(),
+            grad.double(),
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+        )
+        for grad in (captured.grad, pruned)
+    ]
+    return float((made[1] - made[0]).norm() / made[0].norm())
+
+
+def _percent(share: float) -> Estimate:
+    return Estimate(100 * share, None, 1)
+
+
+def _one(value: float) -> Estimate:
+    return Estimate(value, None, 1)

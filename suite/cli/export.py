@@ -1,0 +1,101 @@
+"""The verb `export`: copies the files that a report is built from, to commit or share them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import reports
+from suite import files
+from suite.cli.folders.destination import check_destination, new_folder
+from suite.cli.parser import Parser, program_name
+from suite.errors import UsageError
+from suite.trials.folder import packed
+from suite.trials.folder.reader import NotTestedError
+from suite.trials.folder.records import without_home
+from suite.trials.folder.results import write_results
+from suite.trials.folder.store import Store
+
+# Files of the folder, copied unchanged.
+WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json", "tune.json")
+FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
+RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Copy the files that a report is built from, and return the exit status."""
+    parser = Parser(
+        prog=f"{program_name()} export",
+        description="Copy a suite without models and logs, with a current report, to commit or share it. A command may "
+        "continue a copy (--out).",
+    )
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("destination", metavar="DEST", help="new or empty folder")
+    namespace = parser.read(arguments)
+    source, destination = files.read_path(namespace.folder, "export"), files.read_path(namespace.destination, "export")
+    if not (source / "suite.json").is_file():
+        raise UsageError(f"export {source}: not the folder of a suite: it has no suite.json")
+    place = check_destination("export", destination, [source])
+
+    store = Store(source)
+    in_use = f"export {source}: in use by another command; try again when it has ended"
+    if store.is_locked():
+        raise UsageError(in_use)
+    with files.errors_of(source), store.writing():
+        before = store.fingerprint()
+        write_results(store)
+        with contextlib.suppress(NotTestedError):
+            reports.write_report(source)  # the copied files are consistent then
+        with new_folder("export", place) as temporary:
+            for name, content in contents(source):
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                files.write(temporary / name, content)
+            if store.fingerprint() != before:
+                raise UsageError(in_use)
+    size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
+    report = destination / "report.md"
+    said = report if report.exists() else "none, since its trials were not evaluated on test images"
+    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {said}")
+    return 0
+
+
+def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the relative path and content of each file that an export of a suite's folder contains.
+
+    Raises:
+        UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
+    """
+    for name in WHOLE:
+        if (source / name).is_file():
+            files.refuse_link(source / name)
+            yield Path(name), (source / name).read_bytes()
+    for folder in FOLDERS:
+        for path in sorted((source / folder).glob("*")):
+            if path.is_file() and not path.name.startswith("."):  # a dot: a temporary file of a killed process
+                files.refuse_link(path)
+                yield path.relative_to(source), path.read_bytes()
+    for trial in Store(source).trial_folders():
+        for place, content in trial_contents(trial):
+            yield trial.relative_to(source) / place, content
+
+
+def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the relative path and content of each file that an export of a trial's folder contains.
+
+    Raises:
+        UsageError: As `contents`.
+    """
+    for name in (*RECORDS, *packed.COMPRESSED):
+        found = packed.held(trial / name)
+        if found is None:
+            continue
+        files.refuse_link(found)
+        try:
+            content = packed.read(found)
+        except OSError as error:
+            raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
+        if name in packed.COMPRESSED:
+            yield Path(name + packed.SUFFIX), packed.pack(content)
+        else:
+            yield Path(name), without_home(content)

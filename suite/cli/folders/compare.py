@@ -1,0 +1,60 @@
+"""The verb `compare`: what differs between the trials of two folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from suite import files
+from suite.cli.parser import Parser, program_name
+from suite.trials.folder.results import current_rows
+
+LINE_WIDTH = 140  # characters, where the output is not a terminal
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Compare two folders, print or write the result, and return the exit status."""
+    parser = Parser(
+        prog=f"{program_name()} compare",
+        description="Compare the finished trials of two folders by method, paired by seed: accuracy, time, FLOPs, and "
+        "what differs in settings and provenance. Neither folder changes.",
+    )
+    parser.add_argument("first", metavar="A", help="output folder of a command, or an exported copy")
+    parser.add_argument("second", metavar="B", help="the folder that is compared with it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--out", metavar="FILE.md", help="write the tables as Markdown")
+    typed = parser.read(arguments)
+    paths = [files.read_path(text, "compare") for text in (typed.first, typed.second)]
+    place = files.read_path(typed.out, "--out") if typed.out is not None else None
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from reports import comparison
+    from reports.render import markdown
+    from suite.trials.folder.reader import read
+
+    found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
+    tables = comparison.tables(found)
+    if place is not None:
+        head = f"# Comparison\n\nFirst: {markdown.code(files.without_home(str(paths[0])))}. "
+        head += f"Second: {markdown.code(files.without_home(str(paths[1])))}.\n"
+        parts = [f"## {markdown.escape(one.caption)}\n\n{markdown.table(one)}" for one in tables]
+        with files.errors_of(place.parent):
+            files.write(place, "\n".join([head, *parts]))
+    if typed.json:
+        print(json.dumps(comparison.as_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
+    for one in tables:
+        shown = Table(title=one.caption)
+        for column in one.columns:
+            head = f"{column.title} ({column.unit})" if column.unit else column.title
+            shown.add_column(head, justify="right" if column.numeric else "left", overflow="fold")
+        for row in one.rows:
+            shown.add_row(*(cell.text.replace("[", r"\[") for cell in row))  # rich reads a bracket as a style
+        console.print(shown)
+    if place is not None:
+        print(f"compare: {place}")
+    return 0

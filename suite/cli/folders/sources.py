@@ -1,0 +1,170 @@
+"""The folders that `merge` reads: their trials, rows and commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from suite import files
+from suite.errors import UsageError, in_words
+from suite.trials.folder import packed
+from suite.trials.folder.columns import COLUMNS, read_table
+from suite.trials.folder.records import model_damage, read_record
+from suite.trials.folder.results import rows
+from suite.trials.folder.store import Store, read_suite
+
+IN_USE = "in use by another command; try again when it has ended"
+FILES = ("epochs.jsonl", "layers.csv")
+_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
+_NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of one folder.
+
+    Attributes:
+        source: The suite's folder.
+        row: Row of the results table, with values of the columns' types.
+        folder: The trial's folder; `None` if only its row is left.
+        record: Content of its `trial.json`; empty without a folder.
+        size: Number of its files.
+    """
+
+    source: Path
+    row: Mapping[str, Any]
+    folder: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
+
+    @cached_property
+    def done(self) -> bool:
+        """Whether the trial is done, and its record and files, as far as they exist, are as they were written."""
+        return self.state == "done"
+
+    @cached_property
+    def state(self) -> str:
+        """The status, or why a trial with the status `done` does not count."""
+        changed = packed.altered(self.folder, self.record) if self.folder is not None else []
+        if self.folder is not None and not changed and (self.folder / "model.pt").exists():
+            changed = [reason] if (reason := model_damage(self.folder, self.record)) else []
+        return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
+
+    def difference(self, other: Trial) -> str:
+        """Return in what two finished trials differ; empty if they are equal.
+
+        The path of the data set may differ: an export has `~` in place of the home folder.
+        """
+        if self.folder is None or other.folder is None:
+            # What depends on the targets of a command is computed again from the records.
+            names = [name for name in COLUMNS if "target" not in name and self.row.get(name) != other.row.get(name)]
+            return f"{names[0]} is {self.row.get(names[0])} and {other.row.get(names[0])}" if names else ""
+        for name in sorted({*self.record, *other.record} - set(_NOT_COMPARED)):
+            mine, theirs = _plain(self.record.get(name)), _plain(other.record.get(name))
+            if mine != theirs:
+                return f"'{name}' of their trial.json differs"
+        for name in FILES:
+            paths = [packed.held(folder / name) for folder in (self.folder, other.folder)]
+            try:
+                contents = {packed.read(path) for path in paths if path is not None}
+            except OSError as error:
+                return f"their {name} cannot be compared: {in_words(error)}"
+            if len(contents) > 1:
+                return f"their {name} differs"
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    """Return a part of a record with `~` in place of the home folder in the path of the data set."""
+    if not isinstance(value, dict) or not isinstance(value.get("data_copy"), dict):
+        return value
+    copy = value["data_copy"]
+    return {**value, "data_copy": {**copy, "path": files.without_home(str(copy.get("path", "")))}}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder to merge.
+
+    Attributes:
+        folder: The suite's folder.
+        suite: Content of its `suite.json`.
+        trials: Its trials by id.
+        fingerprint: `Store.fingerprint` before anything was read.
+    """
+
+    folder: Path
+    suite: Mapping[str, Any]
+    trials: Mapping[str, Trial]
+    fingerprint: tuple[Any, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Source:
+        """Read a folder.
+
+        Raises:
+            UsageError: It is not the folder of a suite, is in use, or its table or `suite.json` cannot be read.
+        """
+        path, store = folder / "suite.json", Store(folder)
+        if not path.is_file():
+            raise UsageError(f"merge {folder}: not the folder of a suite: it has no suite.json")
+        if store.is_locked():
+            raise UsageError(f"merge {folder}: {IN_USE}")
+        fingerprint = store.fingerprint()
+        suite = read_suite(path)
+        table = read_table(folder)
+        if foreign := [name for name in table if not _NAME.fullmatch(name) or name in (".", "..")]:
+            raise UsageError(f"merge: {folder / 'results.csv'}: '{foreign[0]}' is not the id of a trial")
+        table |= {row["trial_id"]: row for row in rows(store, none_runs=True, earlier=table)}
+        trials = {name: _trial(folder, name, row) for name, row in table.items()}
+        if not trials:
+            raise UsageError(f"merge {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
+        return cls(folder, suite, trials, fingerprint)
+
+    def check_unchanged(self) -> None:
+        """Check that what was read, and copied since, is still what the folder holds.
+
+        Raises:
+            UsageError: A command has changed the folder meanwhile.
+        """
+        if Store(self.folder).fingerprint() != self.fingerprint:
+            raise UsageError(f"merge {self.folder}: {IN_USE}")
+
+
+def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:
+    typed = {key: COLUMNS[key].parse(value) if key in COLUMNS else value for key, value in row.items()}
+    typed = {key: None if value == "" else value for key, value in typed.items()}
+    folder = source / "trials" / name
+    record = read_record(folder) if packed.held(folder / "trial.json") else None
+    if record is None:
+        return Trial(source, typed)
+    return Trial(source, typed, folder, record, sum(path.is_file() for path in folder.rglob("*")))
+
+
+def combine_commands(sources: Sequence[Source]) -> str:
+    """Return the `suite.json` of a merged folder: the commands of all folders by time, each with its folder, once.
+
+    The first entries are those of the latest command, as in any folder.
+    """
+    entries: list[tuple[str, dict[str, Any]]] = []
+    known: list[Mapping[str, Any]] = []  # without the folder that an earlier merge added
+    for source in sources:
+        latest = ""
+        for command in source.suite["commands"]:
+            latest = max(latest, str(command.get("time_utc", "")))  # commands of a folder keep their order
+            plain = {name: value for name, value in command.items() if name != "folder"}
+            if plain not in known:  # folders that were copied or merged have the same commands
+                known.append(plain)
+                entries.append((latest, {"folder": files.without_home(str(source.folder)), **command}))
+    entries.sort(key=lambda entry: entry[0])
+    last = max(
+        sources, key=lambda source: max((str(one.get("time_utc", "")) for one in source.suite["commands"]), default="")
+    )
+    first = {name: value for name, value in last.suite.items() if name != "commands"}
+    content = {**first, "commands": [command for _, command in entries]}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

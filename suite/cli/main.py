@@ -1,0 +1,139 @@
+"""Entry point of the command line: selects the verb and prints errors.
+
+A `UsageError`, which the user can correct, and an exception in a plugin's code become one line and exit status 2. Other
+exceptions keep their traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from suite import registry
+from suite.errors import UsageError, nearest
+from suite.files import clean
+
+VERBS = {
+    "run": "suite.cli.run:run",
+    "plan": "suite.cli.plan:plan",
+    "list": "suite.cli.describe:list_all",
+    "describe": "suite.cli.describe:describe",
+    "check": "suite.cli.verbs:check",
+    "report": "suite.cli.verbs:report",
+    "time": "suite.cli.verbs:time",
+    "profile": "suite.cli.verbs:profile",
+    "tune": "suite.cli.tune:tune",
+    "export": "suite.cli.export:export",
+    "merge": "suite.cli.folders.merge:merge",
+    "compare": "suite.cli.folders.compare:compare",
+    "reproduce": "suite.cli.reproduce:reproduce",
+}
+"""The function of each verb, `MODULE:NAME`. It is imported by itself: `list` does not wait for the imports of `run`."""
+CONTINUED = ("run", "tune", "reproduce", "time", "profile")
+"""Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
+
+LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Clean("pdt: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not where a program has replaced it
+            stream.reconfigure(errors="backslashreplace")  # a terminal may have no "×"
+    # Both are handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, _interrupt)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(_checked(words))
+    except UsageError as error:
+        return _say(str(error))
+    except KeyboardInterrupt:
+        print(f"pdt: interrupted{_kept(_verb(words))}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `pdt list | head` closed the pipe, which Python would flush once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if not (place := registry.fault_in_plugin(error)):
+            raise
+        return _say(f"{place}: {type(error).__name__}: {error}")
+
+
+class _Clean(logging.Formatter):
+    """Formats messages without the control characters that names of files may have, and terminals obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+def _say(message: str) -> int:
+    """Print an error as one line and return the exit status of wrong usage."""
+    # Messages from plugins and libraries may have several lines, and typed words may have any length.
+    print("pdt: error:", clean(" ".join(map(_shortened, message.split()))), file=sys.stderr)
+    return 2
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= LONGEST_WORD else f"{word[:80]}...{word[-20:]} ({len(word):,} characters)"
+
+
+def _checked(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments after checking that UTF-8 records can hold them.
+
+    Raises:
+        UsageError: An argument is not UTF-8 or has a null character.
+    """
+    for text in arguments:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = text.encode(errors="backslashreplace").decode()
+            raise UsageError(f"the argument '{shown}' is not UTF-8") from None
+        if "\0" in text:
+            raise UsageError(f"the argument {text!r} has a null character")
+    return list(arguments)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _kept(verb: str) -> str:
+    """Return the end of the message of an interruption: what is kept of what the command has done."""
+    if verb in CONTINUED:
+        return "; finished work is kept, and the same command continues"
+    return "; no probe is kept, and the same command starts again" if verb == "plan" else ""
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return arguments[0] if arguments and not arguments[0].startswith("-") else "run"
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if (verb := _verb(arguments)) not in VERBS:
+        raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
+    return _function(verb)(arguments[1:] if arguments[:1] == [verb] else arguments)
+
+
+def _function(verb: str) -> Callable[[Sequence[str]], int]:
+    module, _, name = VERBS[verb].partition(":")
+    function: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
+    return function
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,472 @@
+"""Options of the verbs: the parser, the arguments with their help texts, the file of `--config`, and their checks.
+
+Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. Nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite import registry
+from suite.cli.parser import Parser, program_name
+from suite.errors import UsageError, nearest
+from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
+from suite.trials.callbacks.calls import read_callbacks
+from suite.trials.folder.store import ONLY, Store
+from suite.trials.folder.targets import read_targets
+from suite.trials.planning import read_names, read_override
+from suite.trials.spec import read_device, read_dtype, read_preset, read_seeds
+
+MAX_JOBS = 1000
+
+
+def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:
+    """Return the options in a TOML file in the form of the command line: text, or lists of text for `plugin` and `set`.
+
+    Keys may be written with `-` or `_`. Relative paths start at the working folder, as on the command line.
+
+    Args:
+        path: Path of the file.
+        names: Options with one value.
+        lists: Those of `names` that may be arrays.
+
+    Raises:
+        UsageError: The file cannot be read, a key is not an option, or a value has the wrong type.
+    """
+    try:
+        content = tomllib.loads(read_bytes(path, "--config").decode())
+    except ValueError as error:
+        raise UsageError(f"--config {path}: {error}") from error
+    except RecursionError:
+        raise UsageError(f"--config {path}: the content is nested too deeply") from None
+    known = (*names, "plugin", "set")
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        name, where = key.replace("_", "-"), f"--config {path}: {key}"
+        if name not in known:
+            raise UsageError(f"--config {path}: no option is called '{key}'{nearest(name, known)}")
+        if name in found:
+            raise UsageError(f"{where} is given twice")
+        if name == "set":
+            found[name] = list(_assignments(value, where))
+        elif name == "plugin":
+            found[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
+        elif name in lists and isinstance(value, list):
+            # An array with one seed is a list of seeds, not a count.
+            found[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
+        else:
+            found[name] = _text(value, where)
+    return found
+
+
+def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
+    """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
+    if not isinstance(value, dict) or prefix.count(".") > 1:
+        raise UsageError(f"{where} must be a table of one table: [set.recipe]")
+    found = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            found += _assignments(item, where, f"{prefix}{key}.")
+        elif isinstance(item, list):
+            found.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
+        else:
+            found.append(f"{prefix}{key}={_text(item, where)}")
+    return found
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"{where} is {value!r}; allowed: text or a number")
+
+
+def read_count(option: str, text: str) -> int:
+    """Read an integer from 1 to `MAX_JOBS`.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    # Check the length first: Python refuses to convert more than 4,300 digits.
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_JOBS:
+        raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MAX_JOBS}")
+    return int(text)
+
+
+def read_flag(option: str, text: str) -> bool:
+    """Read `true` or `false`.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    if text not in ("true", "false"):
+        raise UsageError(f"--{option} '{text}': expected true or false")
+    return text == "true"
+
+
+def read_number(option: str, text: str, unit: str) -> float:
+    """Read a positive, finite number.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UsageError(f"--{option} '{text}': expected a positive number of {unit}")
+    return number
+
+
+DEFAULTS = {
+    "methods": "dense,sdgp,prunetrain",
+    "task": "cifar10",
+    "device": "auto",
+    "dtype": "auto",
+    "data-root": DATA_ROOT,
+    "only": "missing",
+    "jobs": "1",
+    "nproc-per-trial": "1",
+    "engine": "local",
+    "margin": "0.5",
+}
+SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
+LISTS = ("methods", "task", "model", "seeds", "target", "log")  # options that a TOML file may give as arrays
+RECIPE = ("preset", "recipe", *SHORTHANDS)
+TEXTS = (
+    *LISTS,
+    *RECIPE,
+    "device",
+    "dtype",
+    "data-root",
+    "out",
+    "only",
+    "jobs",
+    *("engine", "ray-address", "timeout", "nproc-per-trial"),
+    *("controls", "margin"),
+)
+
+EXAMPLES = """\
+examples:
+  {program} --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
+  {program} --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
+
+exit status: 0 all trials are done; 1 a trial failed (the report is still written); 2 wrong usage or missing data
+"""
+
+
+def run_parser() -> Parser:
+    """Return the parser of `run`; values are text, or `None` where nothing was typed."""
+    parser = Parser(
+        prog=program_name(),
+        usage="%(prog)s [run] [OPTION ...]",
+        description="Train with several pruning methods and compare accuracy, FLOPs and time.\n\n"
+        f"other verbs ({program_name()} VERB --help):\n"
+        "  plan             predict time, FLOPs and memory of the trials from short probes\n"
+        "  list [KIND]      list methods, tasks, models, engines, callbacks, ...\n"
+        "  describe NAME    show a method's parameters, a model's size, a task's recipes, ...\n"
+        "  check METHOD     check a method against its contract\n"
+        "  report DIR       update results.csv and the report of a suite\n"
+        "  time DIR         measure training times relative to dense, without the machine's drift\n"
+        "  profile DIR      measure where the time of a step goes, by part, layer and product\n"
+        "  tune LIST        choose parameters on validation images, with equal budgets\n"
+        "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
+        "  merge A B -o DIR collect the trials of several folders in a new one\n"
+        "  compare A B      what differs between two folders: accuracy, time, FLOPs, settings, versions\n"
+        "  reproduce NAME   repeat a table or figure of a paper and compare the numbers",
+        epilog=EXAMPLES.format(program=program_name()),
+    )
+    add_run_options(parser)
+    return parser
+
+
+def add_run_options(parser: Parser) -> None:
+    """Add the options of `run` to the parser of a verb that runs trials."""
+    parser.lists = LISTS
+    _add_trials(parser.add_argument_group("trials"))
+    _add_recipe(parser.add_argument_group("recipe"))
+    _add_execution(parser.add_argument_group("execution"))
+
+
+def _add_trials(what: argparse._ArgumentGroup) -> None:
+    what.add_argument(
+        "--methods", metavar="LIST", help=f"methods with parameters or grids in brackets ({_default('methods')})"
+    )
+    what.add_argument("--task", metavar="LIST", help=f"tasks ({_default('task')})")
+    what.add_argument(
+        "--model",
+        metavar="LIST",
+        help="models, such as resnet9[width=0.25] or torchvision/vgg11 (default: the task's own)",
+    )
+    what.add_argument(
+        "--preset", metavar="NAME", help="smoke, quick or paper (default: paper on CUDA, otherwise quick)"
+    )
+    what.add_argument(
+        "--seeds",
+        metavar="N|LIST",
+        help="count (3), list (0,1,7) or single seed (7,) (default: 3 for paper, otherwise 1)",
+    )
+    what.add_argument(
+        "--controls",
+        metavar="true|false",
+        nargs="?",
+        const="true",
+        help="add control trials: dense with fewer epochs, dense twice, dense as narrow as each pruned network, and "
+        "random selection; a verdict needs them and --seeds 3",
+    )
+    what.add_argument(
+        "--margin",
+        metavar="POINTS",
+        help="smallest difference in accuracy that matters for the report's verdict, in percentage points; declare "
+        f"it before the first trial (default: {DEFAULTS['margin']})",
+    )
+    what.add_argument(
+        "--target",
+        metavar="PERCENT",
+        help="accuracies to which the report gives time, FLOPs and energy: 90 or 88,90 (default: dense's mean "
+        "accuracy minus the margin)",
+    )
+    what.add_argument(
+        "--plugin",
+        metavar="FILE",
+        action="append",
+        help="Python file that registers methods, tasks, models or callbacks; may be repeated",
+    )
+
+
+def _add_recipe(recipe: argparse._ArgumentGroup) -> None:
+    recipe.add_argument(
+        "--recipe", metavar="NAME", help="another recipe of the preset, mostly of a paper (listed by describe TASK)"
+    )
+    recipe.add_argument("--epochs", metavar="N", help="short for --set recipe.epochs=N")
+    recipe.add_argument("--batch-size", metavar="N", help="short for --set recipe.batch_size=N")
+    recipe.add_argument(
+        "--set",
+        metavar="recipe.KEY=VALUE",
+        action="append",
+        help="set a field of the recipe (listed by describe TASK); may be repeated",
+    )
+
+
+def _add_execution(where: argparse._ArgumentGroup) -> None:
+    where.add_argument("--device", metavar="DEVICE", help=f"auto, cpu, cuda or cuda:N ({_default('device')})")
+    where.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        help="float32, bfloat16, float16 (CUDA only, with a loss scale) or auto: bfloat16 if the hardware multiplies "
+        "matrices of it, otherwise float32 (default: auto)",
+    )
+    where.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help=f"folder of the data sets (default: $PDT_DATA, otherwise {DEFAULTS['data-root']})",
+    )
+    where.add_argument(
+        "--out", metavar="DIR", help="output folder (default: runs/TASK-HASH, where the hash depends on the trials)"
+    )
+    where.add_argument(
+        "--only",
+        metavar="WHICH",
+        help=f"which trials to run: missing (not done yet), failed or all ({_default('only')})",
+    )
+    where.add_argument("--jobs", metavar="N", help=f"number of trials to run at the same time ({_default('jobs')})")
+    where.add_argument(
+        "--nproc-per-trial",
+        metavar="N",
+        help=f"number of processes that train a model together, each with its share of a batch "
+        f"({_default('nproc-per-trial')})",
+    )
+    where.add_argument(
+        "--engine",
+        metavar="NAME",
+        help=f"how trials are run: {', '.join(registry.names('engine'))} ({_default('engine')})",
+    )
+    where.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="with --engine ray: auto (the running cluster), local (a new one on this machine) or HOST:PORT "
+        "(default: auto)",
+    )
+    where.add_argument(
+        "--log",
+        metavar="LIST",
+        help=f"callbacks of every trial: {', '.join(registry.names('callback'))}, or those of a plugin (default: none)",
+    )
+    where.add_argument("--timeout", metavar="SECONDS", help="kill a trial that takes longer (default: no limit)")
+    where.add_argument(
+        "--config", metavar="FILE", help="TOML file with these options as keys; the command line takes precedence"
+    )
+
+
+def _default(option: str) -> str:
+    return f"default: {DEFAULTS[option]}"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `run`, checked without torch. Empty values were not typed and have no default.
+
+    `data_root_typed` is true if the data root is neither the default nor that of the environment.
+    """
+
+    methods: str
+    task: str
+    model: str
+    preset: str
+    recipe: str
+    seeds: tuple[int, ...]
+    overrides: dict[str, Any]
+    device: str
+    dtype: str
+    data_root: Path
+    data_root_typed: bool
+    out: Path | None
+    only: str
+    jobs: int
+    processes: int
+    engine: str
+    ray_address: str
+    timeout: float | None
+    plugins: tuple[Path, ...]
+    callbacks: tuple[str, ...]
+    controls: bool
+    margin: float
+    targets: tuple[float, ...]
+
+
+def read_run_options(arguments: Sequence[str]) -> RunOptions:
+    """Read the options of `run` and check them as far as possible without importing torch.
+
+    Plugins are imported, since the options may contain names that they register.
+
+    Raises:
+        UsageError: An option is not valid.
+    """
+    return resolve_run_options(run_parser().read(arguments))
+
+
+def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
+    """Combine typed options, the file of `--config`, the environment and the defaults, and check them.
+
+    Raises:
+        UsageError: An option is not valid.
+    """
+    typed = {name: getattr(namespace, name.replace("-", "_")) for name in (*TEXTS, "plugin", "set")}
+    typed = {name: value for name, value in typed.items() if value is not None}
+    config = {}
+    if namespace.config is not None:
+        read_path(namespace.config, "--config")
+        config = read_config(Path(namespace.config).expanduser(), TEXTS, LISTS)
+    values = {**DEFAULTS, "data-root": default_data_root()}
+    values |= {name: value for name, value in (config | typed).items() if name in TEXTS}
+    overrides = _overrides(config) | _overrides(typed)
+
+    data_root = read_path(values["data-root"], "--data-root")
+    if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
+        raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
+    is_default = values["data-root"] == default_data_root()  # which a download makes
+    if not is_default and not data_root.exists():
+        raise UsageError(f"--data-root {values['data-root']}: there is no such folder; create it to download into it")
+    out = read_path(values["out"], "--out") if "out" in values else None
+    if out is not None:
+        Store(out).check()
+    plugins = tuple(read_path(path, "--plugin") for path in typed.get("plugin", config.get("plugin", ())))
+    for path in plugins:
+        registry.load_plugin(path)
+    read_names(values["methods"], "method", "--methods")
+    read_names(values["task"], "task", "--task")
+    if "model" in values:
+        read_names(values["model"], "model", "--model")
+    if values["only"] not in ONLY:
+        raise UsageError(f"--only '{values['only']}'{nearest(values['only'], ONLY)}")
+    if values["engine"] not in registry.names("engine"):
+        raise UsageError(f"--engine '{values['engine']}'{nearest(values['engine'], registry.names('engine'))}")
+    return RunOptions(
+        methods=values["methods"],
+        task=values["task"],
+        model=values.get("model", ""),
+        preset=read_preset(values["preset"]) if "preset" in values else "",
+        recipe=values.get("recipe", ""),
+        seeds=read_seeds(values["seeds"]) if "seeds" in values else (),
+        overrides=overrides,
+        device=read_device(values["device"]),
+        dtype=read_dtype(values["dtype"]),
+        data_root=data_root,
+        data_root_typed="data-root" in config | typed,
+        out=out,
+        only=values["only"],
+        jobs=read_count("jobs", values["jobs"]),
+        processes=read_count("nproc-per-trial", values["nproc-per-trial"]),
+        engine=values["engine"],
+        ray_address=_ray_address(values),
+        timeout=read_number("timeout", values["timeout"], "seconds") if "timeout" in values else None,
+        plugins=plugins,
+        callbacks=read_callbacks(values["log"]) if "log" in values else (),
+        controls=read_flag("controls", values.get("controls", "false")),
+        margin=read_number("margin", values["margin"], "percentage points") / 100,
+        targets=read_targets(values["target"]) if "target" in values else (),
+    )
+
+
+def check_data_root(options: RunOptions, preset: str) -> None:
+    """Check that the folder of a task whose data is the user's own was named, or is in the default data root.
+
+    Args:
+        options: Options of the command.
+        preset: Preset of the command.
+
+    Raises:
+        UsageError: The default data root, which holds data sets of other tasks, would be taken for the user's folder.
+    """
+    if options.data_root_typed or os.environ.get("PDT_DATA"):
+        return
+    for name in (request.name for request in read_names(options.task, "task", "--task")):
+        if registry.get("task", name)().needs_data_root(preset) and not (options.data_root / name).is_dir():
+            raise UsageError(f"task {name} needs --data-root DIR, your folder of data; --preset smoke needs no data")
+
+
+def _ray_address(values: Mapping[str, str]) -> str:
+    """Return the address of the Ray cluster; empty with another engine.
+
+    Raises:
+        UsageError: It is not an address, or it, or the device, does not fit the engine.
+    """
+    address = values.get("ray-address", "")
+    if values["engine"] != "ray":
+        if address:
+            raise UsageError(f"--ray-address {address}: is used with --engine ray only")
+        return ""
+    if values["device"].startswith("cuda:"):
+        raise UsageError(f"--device {values['device']}: Ray chooses the GPU of each trial; type --device cuda")
+    if address not in ("", "auto", "local") and not re.fullmatch(r"[^\s:/]+:[0-9]{1,5}", address):
+        raise UsageError(f"--ray-address '{address}': expected auto, local or HOST:PORT")
+    return address or "auto"
+
+
+def _overrides(source: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the recipe that one source sets, by `--set` or by a short option.
+
+    Raises:
+        UsageError: A field is unknown, set twice, or set to a value that it cannot have.
+    """
+    typed = [
+        (f"--{option}", f"recipe.{key}={source[option]}") for option, key in SHORTHANDS.items() if option in source
+    ]
+    found: dict[str, Any] = {}
+    for option, assignment in [*typed, *(("--set", text) for text in source.get("set", ()))]:
+        key, value = read_override(assignment, option)
+        if key in found:
+            raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
+        found[key] = value
+    return found

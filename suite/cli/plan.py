@@ -1,0 +1,101 @@
+"""The verb `plan`: what the trials of a command will take, from a short probe of each setting."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+
+from suite.cli.options import add_run_options, resolve_run_options
+from suite.cli.parser import Parser, program_name
+from suite.errors import UsageError
+from suite.trials.engines.forked import forked
+
+log = logging.getLogger(__name__)
+
+EPILOG = """\
+The options are those of run; nothing is trained, and the output folder is not touched. A probe trains a few steps of
+each setting with the learning rate 0, in a process with the threads of a trial. Autotuning and compiled kernels are
+stored for the trials. docs/scaling.md says what is measured, counted and modelled.
+
+exit status: 0 all trials are predicted; 1 a trial could not be probed; 2 wrong usage or missing data
+"""
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Print the table of trials with their predicted cost.
+
+    Returns:
+        1 if a trial that is to run could not be probed, otherwise 0.
+
+    Raises:
+        UsageError: The user can correct the command.
+    """
+    parser = Parser(
+        prog=f"{program_name()} plan",
+        usage="%(prog)s [OPTION ...]",
+        description="Predict time, FLOPs and memory of a command's trials before anything is trained.",
+        epilog=EPILOG,
+    )
+    add_run_options(parser)
+    more = parser.add_argument_group("plan")
+    more.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    more.add_argument("--probe-steps", metavar="N", help="timed steps of a probe, at least 2 (default: 8)")
+    more.add_argument(
+        "--cluster",
+        metavar="KEY=VALUE,...",
+        help="also predict the time on a cluster: nodes=16,gpus=8,link=400Gb, or "
+        "nodes=16,cpus=32,link=25Gb without GPUs; local=900GB for "
+        "the bandwidth between ranks of a node, latency=10us for the time of an exchange without its bytes",
+    )
+    namespace = parser.read(arguments)
+    steps = _steps(namespace.probe_steps)
+    options = resolve_run_options(namespace)
+
+    from suite.measure.prediction.cluster import check_device, check_trial, read_cluster
+
+    cluster = None if namespace.cluster is None else read_cluster(namespace.cluster)
+
+    from suite.cli.run import LINE_WIDTH, prepare
+    from suite.measure.prediction.forecast import (
+        DEFAULT_STEPS,
+        forecast,
+        in_subprocess,
+        on_cluster,
+        seconds_here,
+        seconds_on,
+        threads_of,
+    )
+    from suite.measure.prediction.render import as_json, cluster_line, notes, table, totals
+
+    suite, trials, folder, _ = forked(lambda: prepare(options, trained_here=cluster is None))
+    if cluster:
+        check_device(cluster, suite.device)
+        for trial in trials:
+            check_trial(cluster, trial, threads_of(trial, options.jobs))
+    probe = in_subprocess(steps or DEFAULT_STEPS, options.jobs)
+    found = forecast(trials, folder, options.only, options.jobs, probe, lambda line: log.info("%s", line))
+    here, there = seconds_here(found, options.jobs), None
+    if cluster:
+        found = on_cluster(found, cluster, options.jobs)
+        there = seconds_on(found, cluster, options.jobs)
+    if namespace.json:
+        data = as_json(found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there)
+        print(json.dumps(data, indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else LINE_WIDTH).print(table(found, cluster))
+        for line in [*notes(found), totals(found, here, options.jobs)]:
+            print(line)
+        if cluster and there is not None:
+            threads = threads_of(trials[0], options.jobs)
+            print(cluster_line(found, there, cluster, cluster.devices(threads)))
+    return 1 if any(one.error for one in found) else 0
+
+
+def _steps(text: str | None) -> int | None:
+    if text is not None and not (text.isdecimal() and len(text) < 6 and int(text) >= 2):
+        raise UsageError(f"--probe-steps '{text}': expected an integer from 2 to 99999")
+    return None if text is None else int(text)

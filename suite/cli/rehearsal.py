@@ -1,0 +1,165 @@
+"""Checks that each method can train its model and task, before the first trial starts.
+
+Each combination is set up once, on the CPU and without training: the network is built and receives one blank batch, and
+the method's `setup` runs. A method refuses a network with an error that its `setup` raises. Trainings of few steps are
+named, since they learn nothing that methods could be compared by.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from suite import registry
+from suite.choices import build_method, build_model
+from suite.engine.training.method_runner import MethodRunner
+from suite.engine.training.trainer import check_names
+from suite.errors import UsageError
+from suite.files import canonical_json
+from suite.method import Context
+from suite.recipe import Recipe
+from suite.task import Batches, DataCopy, Inputs
+from suite.trials.building import inputs_of
+from suite.trials.spec import TrialSpec
+
+log = logging.getLogger(__name__)
+
+BLANK_IMAGES = 2
+SMOKE = "smoke"  # the preset whose accuracies say nothing in any case
+FEWEST_STEPS = 200
+"""Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
+
+
+def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
+    """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
+
+    Args:
+        trials: Trials that were never started.
+        name_short: Whether trainings of few steps are named.
+
+    Raises:
+        UsageError: A combination cannot be trained; the message names the method, the model and the task.
+    """
+    distinct: dict[str, TrialSpec] = {}
+    for trial in trials:
+        recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
+        what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
+        distinct.setdefault(canonical_json([*what, trial.device]), trial)
+    network: tuple[tuple[str, str, Inputs, tuple[int, ...]], nn.Module] | None = None
+    images: dict[str, Batches] = {}  # training images by task and recipe
+    longest: dict[str, TrialSpec] = {}  # the trial with the most epochs on them
+    for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
+        task = registry.get("task", trial.task)()
+        inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
+        if network is None or network[0] != (trial.task, trial.model, inputs, sizes):
+            model = build_model(trial.model, *inputs)
+            _check_outputs(model, trial, inputs)
+            for side in sizes:
+                hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
+                _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
+            network = (trial.task, trial.model, inputs, sizes), model
+        recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
+        data = canonical_json([trial.task, recipe, trial.data_copy])
+        if data not in images:
+            splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
+            images[data] = splits.train
+        longest[data] = max(longest.get(data, trial), trial, key=lambda trial: trial.make_recipe().epochs)
+        _begin(trial, inputs, copy.deepcopy(network[1]), images[data].num_samples)
+    for data, trial in longest.items():
+        if name_short and trial.preset != SMOKE and (note := few_steps(trial, images[data])):
+            log.warning("%s", note)
+
+
+def few_steps(trial: TrialSpec, train: Batches) -> str:
+    """Return one line if a training has fewer than `FEWEST_STEPS` steps; otherwise an empty text.
+
+    Args:
+        trial: The trial.
+        train: Its training split, which has at least one batch.
+    """
+    recipe = trial.make_recipe()
+    each = train.steps_per_epoch(recipe.batch_size)
+    steps = math.ceil(each * recipe.epochs)
+    if steps >= FEWEST_STEPS:
+        return ""
+    return (
+        f"{trial.task}: {train.num_samples:,} training images in batches of {recipe.batch_size} make {each} "
+        f"{'step' if each == 1 else 'steps'} per epoch and {steps} in a trial, which may be too "
+        "few to learn; use a smaller --batch-size or more --epochs"
+    )
+
+
+def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str = "") -> None:
+    """Check that the network maps images of the task to its classes.
+
+    Args:
+        model: The network.
+        trial: A trial that trains it.
+        inputs: Shape of an image, and number of classes.
+        hint: End of the message of an error, if the forward pass fails.
+
+    Raises:
+        UsageError: The forward pass fails, or does not return a tensor (N, classes).
+    """
+    where = f"{trial.model} on task {trial.task}"
+    shape = inputs.shape
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(torch.zeros(BLANK_IMAGES, *shape))
+    except UsageError:
+        raise
+    except Exception as error:  # a network may raise any error for images of a wrong size
+        place = registry.fault_in_plugin(error)
+        said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "") + hint
+        raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
+    wanted = (BLANK_IMAGES, inputs.classes)
+    if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+        got = _sizes(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise UsageError(f"{where}: the model returns {got} for {BLANK_IMAGES} images, not {_sizes(wanted)} logits")
+    model.train()
+
+
+def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int) -> None:
+    recipe = trial.make_recipe()
+    try:
+        _check_frozen(trial, recipe, model)
+        ctx = Context(
+            model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+            inputs.shape,
+            num_classes=inputs.classes,
+            epochs=recipe.whole_epochs,
+            batch_size=recipe.batch_size,
+            seed=trial.seed,
+            task=trial.task,
+            network=trial.model.partition("[")[0],
+            preset=trial.preset,
+            train_images=train_images,
+            micro_batches=recipe.micro_batches,
+            dtype=getattr(torch, trial.dtype),
+            rehearsal=True,
+        )
+        if trial.device == "cuda":
+            ctx.device = torch.device("cuda", trial.device_index or 0)
+        MethodRunner(build_method(trial.method, trial.parameters, trial.label), ctx, recipe.train_size_at(0.0))
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
+
+
+def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
+    try:
+        check_names(recipe.freeze, model)
+    except UsageError as error:
+        task = registry.get("task", trial.task)()
+        named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
+        others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
+        hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
+        raise UsageError(f"{error}{hint}") from error
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape))

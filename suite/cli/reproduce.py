@@ -1,0 +1,212 @@
+"""The verb `reproduce`: runs the trials of a paper's table or figure and compares them with the published numbers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite import files, registry
+from suite.brackets import split
+from suite.cli.options import RunOptions, add_run_options, resolve_run_options
+from suite.cli.parser import Parser, program_name
+from suite.cli.run import rehearse_new, resolve, run_trials
+from suite.errors import UsageError, nearest
+from suite.files import canonical_json
+from suite.trials.folder.store import Store, read_record
+from suite.trials.planning import plan, read_names
+from suite.trials.spec import SuiteSpec, TrialSpec
+
+if TYPE_CHECKING:
+    from reports.papers.contract import Part, Reproduction
+
+DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
+
+EPILOG = """\
+The trials are stored in the folder of a suite; the same command continues where it stopped. The comparison with the
+published numbers is written to reproduce/NAME.md, .csv and .svg in that folder.
+
+reproductions:
+{listing}
+
+exit status: as for run
+"""
+
+
+def reproduce(arguments: Sequence[str]) -> int:
+    """Run a reproduction.
+
+    Returns:
+        The exit status, as for `run`.
+
+    Raises:
+        UsageError: The command cannot be run; nothing was written.
+    """
+    namespace = parser().read(arguments)
+    for path in namespace.plugin or ():
+        registry.load_plugin(path)
+    _check_name(namespace.name)
+    reproduction: Reproduction = registry.get("reproduction", namespace.name)()
+    reproduction.check()
+    typed_parts = _read_parts(namespace.parts, reproduction)
+    options = _read_options(namespace)
+
+    from reports.papers.outcome import write_outcome
+
+    base = resolve(options)
+    suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
+    asked = typed_parts or [part.name for part in reproduction.parts if base.preset in part.presets]
+    folder = options.out or default_folder(namespace.name, base)
+    store = Store(folder)
+    store.check()
+    _check_place(folder / "reproduce")
+    plans = _plans(suites, asked, store)
+    trials = _once([trial for name in asked for trial in plans[name]])
+    rehearse_new(trials, folder)
+
+    def write() -> list[Path]:
+        # Plan again: the folder may now contain all trials of parts of which it had none before.
+        command = [*program_name().split(), "reproduce", *arguments]
+        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
+
+    return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
+
+
+def parser() -> Parser:
+    """Return the parser of `reproduce`, with the options of `run` except those that the reproduction decides."""
+    found = Parser(
+        prog=f"{program_name()} reproduce",
+        usage="%(prog)s NAME [OPTION ...]",
+        description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
+        epilog=EPILOG.format(listing=listing()),
+    )
+    found.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
+    found.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
+    add_run_options(found)
+    for action in found._actions:
+        if action.dest in (*DECIDED, "controls"):
+            action.help = argparse.SUPPRESS
+        elif action.dest == "seeds":
+            action.help = "count (3), list (0,1,7) or single seed (7,) (default: set by the reproduction)"
+        elif action.dest == "model":
+            action.help = "one model, such as resnet9[width=0.5] (default: set by the reproduction)"
+        elif action.dest == "out":
+            action.help = "output folder (default: runs/NAME-HASH, where the hash depends on the options)"
+    return found
+
+
+def listing() -> str:
+    """Return one line per reproduction, without importing them."""
+    entries = registry.entries("reproduction")
+    width = max(map(len, entries), default=0)
+    return "\n".join(f"  {name:{width}}  {entry.summary}" for name, entry in sorted(entries.items()))
+
+
+def default_folder(name: str, base: SuiteSpec) -> Path:
+    """Return `runs/NAME-HASH`, which does not depend on parts and seeds: one folder collects them."""
+    fields = ("models", "preset", "overrides", "device", "dtype")
+    determines = canonical_json({field: getattr(base, field) for field in fields})
+    return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
+
+
+def _check_place(place: Path) -> None:
+    """Check before the trials that the page can be written after them."""
+    files.refuse_link(place)
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        raise UsageError(f"--out {place.parent}: {place} must be a folder; move it away")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {place.parent}: {place} is not writable")
+
+
+def _check_name(name: str) -> None:
+    known = registry.names("reproduction")
+    if name in known:
+        return
+    if not name:
+        print(f"reproductions:\n{listing()}", file=sys.stderr)
+        raise UsageError("reproduce: name one of the reproductions listed above")
+    raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
+
+
+def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
+    """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
+    known = [part.name for part in reproduction.parts]
+    if text is None:
+        return []
+    typed = known if text == "all" else [name.strip() for name in text.split(",")]
+    for name in typed:
+        if name not in known:
+            hint = nearest(name, [*known, "all"])
+            raise UsageError(f"--parts '{text}': no part is called '{name}'{hint}; known: {', '.join(known)}, all")
+    return [name for name in known if name in typed]
+
+
+def _read_options(namespace: argparse.Namespace) -> RunOptions:
+    for name in DECIDED:
+        if getattr(namespace, name) is not None:
+            raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
+    if namespace.controls is not None:
+        raise UsageError("reproduce: --controls cannot be given: the paper decides the trials; use it with run")
+    options = resolve_run_options(namespace)
+    if options.model and len(read_names(options.model, "model", "--model")) > 1:
+        raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
+    return options
+
+
+def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
+    return dataclasses.replace(
+        base,
+        methods=part.methods,
+        tasks=part.task,
+        models=options.model or (part.small_model if base.preset != "paper" else "") or part.model,
+        recipe={"paper": part.recipe, "quick": part.quick_recipe}.get(base.preset, ""),
+        seeds=options.seeds or tuple(range(part.seeds[base.preset])),
+        overrides={
+            **part.overrides,
+            **(part.paper_recipe if base.preset == "paper" else {}),
+            **options.overrides,
+        },
+    )
+
+
+def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> dict[str, list[TrialSpec]]:
+    """Return the trials of the requested parts, and of other parts whose task has trials in the folder.
+
+    An earlier command may have run another part, which then belongs in the table. If the folder has no trials of its
+    task, the part is not planned, because the data of that task may be missing.
+    """
+
+    held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
+    return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
+
+
+def _once(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Return each trial once; parts share their dense trials."""
+    return list({trial.hash: trial for trial in reversed(trials)}.values())[::-1]
+
+
+def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
+    """Return the spec for `suite.json`, with the methods, tasks, models and seeds of all parts."""
+
+    def every(name: str) -> str:
+        lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]
+        return ",".join(dict.fromkeys(item for several in lists for item in several))
+
+    seeds = tuple(sorted({seed for suite in suites for seed in suite.seeds}))
+    overrides = {key: value for suite in suites for key, value in suite.overrides.items()}
+    return dataclasses.replace(
+        suites[0],
+        methods=every("methods"),
+        tasks=every("tasks"),
+        models=every("models"),
+        seeds=seeds,
+        overrides=overrides,
+        recipe=",".join(dict.fromkeys(suite.recipe for suite in suites if suite.recipe)),
+    )

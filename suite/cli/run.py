@@ -1,0 +1,375 @@
+"""The verb `run`: plan and check, run trials, write table and report, print a summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import reports
+from suite import files, registry
+from suite.cli.options import RunOptions, check_data_root, read_run_options
+from suite.engine.cost.hardware import available_cores, competition, emulated_dtype
+from suite.errors import UsageError
+from suite.files import clean, without_home
+from suite.trials.callbacks.listening import Callback, CallingListener
+from suite.trials.engines.forked import forked
+from suite.trials.folder.columns import is_needless, read_table
+from suite.trials.folder.results import write_results
+from suite.trials.folder.store import Store
+from suite.trials.listeners import listener_for
+from suite.trials.planning import plan
+from suite.trials.progress import duration
+from suite.trials.provenance import collect, command_line
+from suite.trials.ranks.allocation import Allocation, follow, in_allocation, lead
+from suite.trials.spec import SuiteSpec, TrialSpec, resolve_device, resolve_dtype, suite_hash
+
+log = logging.getLogger(__name__)
+
+PAPER_SEEDS = 3
+LINE_WIDTH = 140  # characters, where the output is not a terminal
+
+
+def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
+    """Run a suite.
+
+    Args:
+        arguments: The options.
+        functions: Functions that are called in this process (`suite.run`).
+
+    Returns:
+        The exit status: 0 if every trial of the command is done, or is a control of a trial that removed nothing;
+        otherwise 1.
+
+    Raises:
+        UsageError: The user can correct the command, a file or a plugin.
+    """
+    if (allocation := Allocation.of_environment()) is None:
+        return _run(read_run_options(arguments), functions)
+    if allocation.rank:
+        return follow(allocation, lambda: _planned_by_rank(arguments, allocation))
+    return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))
+
+
+def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
+    suite, trials, folder, provenance = forked(lambda: prepare(options))
+    return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
+
+
+def _planned_by_rank(arguments: Sequence[str], allocation: Allocation) -> tuple[Path, list[TrialSpec]]:
+    """Return the output folder and the trials of a command line, as the command of rank 0 plans them."""
+    options = _of_allocation(read_run_options(arguments), allocation)
+    _, trials, folder = _planned(options)
+    return folder, trials
+
+
+def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
+    """Return the options with as many processes per trial as commands were started together.
+
+    Raises:
+        UsageError: The options ask for another number, or for trials at the same time.
+    """
+    started = f"{allocation.source} has started {allocation.size} processes"
+    if options.processes not in (1, allocation.size):
+        raise UsageError(f"--nproc-per-trial {options.processes}: {started}, all of which train each trial")
+    if options.engine != "local":
+        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time")
+    if options.jobs > 1:
+        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time")
+    return dataclasses.replace(options, processes=allocation.size)
+
+
+def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+    """Plan and rehearse a command; return its suite, trials, output folder and provenance.
+
+    Everything here needs torch, and runs in a process of its own: the process that waits for the trials then does
+    without torch's memory, and torch is imported once.
+
+    Args:
+        options: Options of the command.
+        trained_here: Whether this machine, and no other, has to have a device for each process of a trial.
+
+    Raises:
+        UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
+    """
+    suite, trials, folder = _planned(options, trained_here)
+    rehearse_new(trials, folder)
+    return suite, trials, folder, provenance_of(suite)
+
+
+def _planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
+    """Return the suite, the trials and the output folder of a command, as `prepare` does."""
+    suite = resolve(options, trained_here)
+    trials = plan(suite)
+    if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
+        raise UsageError(
+            f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
+            f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
+        )
+    return suite, trials, options.out or default_folder(trials)
+
+
+def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
+    """Check the output folder, and rehearse the trials that were never started in it.
+
+    Raises:
+        UsageError: The folder cannot be used, or a method cannot train a model on a task.
+    """
+    from suite.cli.rehearsal import rehearse  # imports torch
+
+    store = Store(folder)
+    store.check()
+    if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
+        rehearse(new, name_short=not any(store.trial_folders()))
+
+
+def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
+    """Return the provenance of a command, for `suite.json`."""
+    return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
+
+
+def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
+    """Choose what was not typed: device, number format, preset and seeds.
+
+    Args:
+        options: Options of the command.
+        trained_here: Whether this machine has to have a device for each process of a trial. With the engine `ray`, the
+            machines of the cluster have to, and the engine checks them.
+
+    Raises:
+        UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
+    """
+    from kernels.cpu.build import refusal
+
+    device, index = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device, index)
+    if options.engine == "local" and device == "cpu":
+        if warning := emulated_dtype(device, dtype):
+            log.warning("%s", warning)
+        if reason := refusal():
+            log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
+    check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
+    preset = options.preset or ("paper" if device == "cuda" else "quick")
+    check_data_root(options, preset)
+    return SuiteSpec(
+        methods=options.methods,
+        tasks=options.task,
+        models=options.model,
+        preset=preset,
+        recipe=options.recipe,
+        seeds=options.seeds or tuple(range(PAPER_SEEDS if preset == "paper" else 1)),
+        overrides=options.overrides,
+        device=device,
+        device_index=index,
+        dtype=dtype,
+        data_root=str(options.data_root),
+        plugins=tuple(str(path) for path in options.plugins),
+        callbacks=options.callbacks,
+        controls=options.controls,
+        processes=options.processes,
+        margin=options.margin,
+        targets=options.targets,
+    )
+
+
+def check_processes(processes: int, typed: str, device: str, count: bool) -> None:
+    """Check that each process of a trial has a device.
+
+    Args:
+        processes: Number of processes of each trial.
+        typed: The device as typed.
+        device: `cpu` or `cuda`.
+        count: Whether the GPUs of this machine have to be enough.
+
+    Raises:
+        UsageError: There are fewer GPUs, or the user has named one of them.
+    """
+    if processes == 1 or device == "cpu" or in_allocation():
+        return
+    import torch
+
+    if ":" in typed:
+        raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
+    if count and (found := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {found} GPU(s), and each process needs one")
+
+
+def default_folder(trials: Sequence[TrialSpec]) -> Path:
+    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
+    tasks = "-".join(dict.fromkeys(trial.task for trial in trials))
+    return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
+
+
+def run_trials(
+    options: RunOptions,
+    suite: SuiteSpec,
+    trials: Sequence[TrialSpec],
+    folder: Path,
+    more: Callable[[], Sequence[Path]] = lambda: (),
+    provenance: dict[str, Any] | None = None,
+    functions: Mapping[str, Callback] | None = None,
+) -> int:
+    """Run the trials that a folder does not have yet, and write its table and report.
+
+    Args:
+        options: Options of the command.
+        suite: The command's spec, for `suite.json`.
+        trials: All trials of the command.
+        folder: The suite's folder.
+        more: Writes further files from the results while the folder is locked, and returns their paths.
+        provenance: Provenance of the command (default: collected here).
+        functions: Functions by name that are called after each epoch and at the end of each trial (`suite.run`).
+
+    Returns:
+        The exit status, as in `run`. Trials without test images, as in `tune`, may diverge; they have no report.
+
+    Raises:
+        UsageError: The folder is in use, or one of its files cannot be read.
+    """
+    from reports.data.disturbed_times import is_disturbed
+    from suite.trials.folder.reader import read
+
+    tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
+    store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
+    address = {"address": options.ray_address} if options.engine == "ray" else {}
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address)
+    with files.errors_of(folder), store.lock():
+        read_table(folder)  # a damaged table must be reported before hours of trials, not after
+        provenance = provenance or provenance_of(suite)
+        store.add_command(suite, clean(without_home(command_line())), provenance)
+        chosen = store.choose(trials, options.only)
+        for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
+            log.info("%s: %s", task, note)
+        for line in recipe_lines(trials):
+            log.info("%s", line)
+        if chosen:
+            where = f"on {suite.device} in {suite.dtype}, into {folder}"
+            log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
+            if warning := competition(provenance["busy_cores"], available_cores()):
+                log.warning("%s", warning)
+            wanted, cores = options.jobs * options.processes, available_cores()
+            if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
+                log.warning(
+                    "%d processes train at the same time on %d core(s), and take time from each other", wanted, cores
+                )
+        else:
+            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
+        forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
+        if forget:
+            with store.writing():  # the trials were deleted, and so are their rows
+                write_results(store, none_runs=True, forget=forget)
+        try:
+            with listener_for(console, [trial for trial, _ in chosen]) as progress:
+                engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
+        finally:
+            with store.writing():
+                rows = write_results(store, none_runs=True)
+        with store.writing():
+            report = reports.write_report(folder) if tested else None
+            written = [*(report.paths[:1] if report else ()), *more()]
+        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
+
+    names = {trial.trial_id for trial in trials}
+    ours = [row for row in rows if row["trial_id"] in names]
+    if tested:
+        console.print(summary(ours, disturbed))
+    for row in ours:
+        if row["status"] != "done":
+            print(f"{row['trial_id']}  {row['status']}: {row['message']}")
+    for path in written:
+        print(f"{'report' if tested else 'result'}: {path}")
+    for line in report.shown_damage if report else ():
+        print(line)
+    complete = ("done",) if tested else ("done", "diverged")
+    ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
+    return 0 if len(ours) == len(names) and ended else 1
+
+
+def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
+    """Return one line per task: whose recipe its trials use, and which methods' papers have another."""
+    lines = []
+    settings = dict.fromkeys((trial.task, trial.recipe_source, trial.preset) for trial in trials if trial.recipe_source)
+    for task, source, preset in settings:
+        papers = registry.get("task", task).paper_recipes
+        methods = dict.fromkeys(trial.method for trial in trials if trial.task == task)
+        others = [
+            name
+            for name in methods
+            if name in papers
+            and papers[name].preset == preset
+            and not source.startswith(papers[name].source.split(",")[0])
+        ]
+        line = f"{task}: every method uses the recipe of {source}"
+        if others:
+            have = "the paper of {} has another one" if len(others) == 1 else "the papers of {} have others"
+            choices = " or ".join(f"--recipe {name}" for name in others)
+            line += f"; {have.format(' and '.join(others))} ({choices} selects it for all methods)"
+        lines.append(line)
+    return lines
+
+
+def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> Table:
+    """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
+
+    A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
+
+    Args:
+        rows: Rows of the results table.
+        disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
+    """
+    from reports.data.disturbed_times import mark_disturbed
+
+    table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
+    for column in ("task", "model", "method"):
+        table.add_column(column, overflow="fold")
+    for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
+        table.add_column(column, justify="right", overflow="fold")
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    most: dict[tuple[Any, ...], int] = {}
+    for row in rows:
+        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), row.get("epochs") or 0)
+    for row in sorted(rows, key=_place):
+        method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+        if method and 0 < (epochs := row.get("epochs") or 0) < most[row["task"], row["model"]]:
+            method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
+        groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
+    for names, group in groups.items():
+        done = [row for row in group if row["status"] == "done"]
+        accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
+        table.add_row(
+            *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
+            f"{len(done)}/{len(group)}",
+            "" if accuracy is None else f"{100 * accuracy:.2f} %",
+            ""
+            if seconds is None
+            else mark_disturbed(duration(seconds), any(row["trial_id"] in disturbed for row in done)),
+            _share(done, "train_flops_effective"),
+            _share(done, "train_flops_executed"),
+        )
+    return table
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return where a row belongs: dense first, then dense with parameters, each with most epochs first."""
+    dense = row["method"] == "dense"
+    order = (row["variant"] or "", -(row.get("epochs") or 0)) if dense else ()
+    return (row["task"] or "", row["model"] or "", not dense, *order)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean; `None` if a value was not measured."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
+
+
+def _share(rows: Sequence[dict[str, Any]], column: str) -> str:
+    pairs = [(row[column], row["train_flops_dense"]) for row in rows]
+    share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
+    return "" if share is None else f"{100 * share:.1f} %"

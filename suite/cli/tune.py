@@ -1,0 +1,299 @@
+"""The verb `tune`: tries the same number of settings of every method on validation images, and chooses one of each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite import files, registry
+from suite.choices import RECIPE, MethodChoice
+from suite.cli.options import RunOptions, add_run_options, resolve_run_options
+from suite.cli.parser import Parser, program_name
+from suite.errors import UsageError
+from suite.parameters import show
+from suite.trials.engines.forked import forked
+from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
+from suite.trials.planning import plan, read_choices, read_names
+from suite.trials.search import Dimension, check_names, settings, shown, space
+from suite.trials.spec import SuiteSpec, TrialSpec
+
+log = logging.getLogger(__name__)
+
+MOST = 1000  # settings of a method
+NOT_TESTED: Mapping[str, Any] = {"evaluate_test": False}
+HIDDEN = ("methods", "controls", "margin", "target", "config")  # options of `run` that `tune` does not take
+LEARNING_RATE = f"{RECIPE}learning_rate"
+
+EPILOG = """\
+Searched are the recipe's learning rate and the parameters that a method declares for it (describe METHOD); dense is
+always among the methods. The first setting is the default one; the others follow from --search-seed. No trial touches
+test images: a tenth of the training images (--set recipe.validation_images=N), stratified by class, decides. The same
+command continues where it stopped, and a larger budget adds settings. The result is DIR/tune.json, and the command of
+the final comparison, which uses the test images once.
+
+exit status: 0 every method has a choice; 1 a method has none, or a trial failed; 2 wrong usage or missing data
+"""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is tried of one method.
+
+    Attributes:
+        method: The method as typed.
+        dimensions: The space.
+        settings: Values of what is searched.
+        labels: The method with the values of each setting, without those of the recipe.
+        trials: Trials of each setting, by seed.
+        needed: Other trials that these depend on.
+    """
+
+    method: str
+    dimensions: list[Dimension]
+    settings: list[dict[str, Any]]
+    labels: list[str]
+    trials: list[list[TrialSpec]]
+    needed: list[TrialSpec]
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Tune methods, and return the exit status.
+
+    Raises:
+        UsageError: The command cannot be run; nothing was written.
+    """
+    namespace = _parser().read(arguments)
+    budget = _integer(namespace.budget, "--budget", 1, MOST)
+    seed = _integer(namespace.search_seed, "--search-seed", 0, 2**31 - 1)
+    only = [name.strip() for name in namespace.search.split(",")] if namespace.search else []
+    for option in HIDDEN:
+        if getattr(namespace, option) is not None:
+            raise UsageError(f"tune: --{option} cannot be given")
+    namespace.methods = namespace.list
+    options = resolve_run_options(namespace)
+    for name in ("evaluate_test", "test_images"):
+        if name in options.overrides:
+            raise UsageError(f"--set recipe.{name}: tune does not use test images; give it to the final comparison")
+
+    from suite.cli.run import run_trials
+
+    suite, searches, folder, provenance = forked(lambda: _prepare(options, only, budget, seed))
+    trials = list({trial.hash: trial for one in searches for trial in _in_order(one)}.values())
+    log.info("tune: %d settings of each of %s", budget, ", ".join(one.method for one in searches))
+    written: list[Tuned] = []
+
+    def write() -> list[Path]:
+        written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
+        return [write_tuned(folder, written[0])]
+
+    status = run_trials(options, suite, trials, folder, write, provenance)
+    print(_as_text(written[0]))
+    return status if all(one.chosen is not None for one in written[0].methods) else 1
+
+
+def _parser() -> Parser:
+    found = Parser(
+        prog=f"{program_name()} tune",
+        usage="%(prog)s LIST --budget N [OPTION ...]",
+        description="Choose parameters on validation images, with the same number of trials for each method.",
+        epilog=EPILOG,
+    )
+    found.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
+    found.add_argument("--budget", metavar="N", help="number of settings of each method, the default one included")
+    found.add_argument("--search", metavar="LIST", help="what to search (default: all that is declared)")
+    found.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
+    add_run_options(found)
+    for action in found._actions:
+        if action.dest in HIDDEN:
+            action.help = argparse.SUPPRESS
+        elif action.dest in ("task", "model"):
+            action.metavar = "NAME"
+            action.help = {"task": "one task (default: cifar10)", "model": "one model (default: the task's own)"}[
+                action.dest
+            ]
+        elif action.dest == "seeds":
+            action.help = "count (3), list (0,1,7) or single seed (7,) of the trials of a setting (default: 1)"
+    return found
+
+
+def _integer(text: str | None, option: str, least: int, most: int) -> int:
+    if text is None:
+        raise UsageError(f"tune needs {option} N, an integer from {least} to {most}")
+    if not (text.isdecimal() and len(text) < 11 and least <= int(text) <= most):
+        raise UsageError(f"{option} '{text}': expected an integer from {least} to {most}")
+    return int(text)
+
+
+def _prepare(
+    options: RunOptions, only: Sequence[str], budget: int, seed: int
+) -> tuple[SuiteSpec, list[Search], Path, dict[str, Any]]:
+    """Plan and rehearse all trials; return the suite, the searches, the folder and the provenance. Imports torch.
+
+    Raises:
+        UsageError: The user can correct the command. Nothing has been written.
+    """
+    import torch
+
+    from suite.cli.run import default_folder, provenance_of, rehearse_new, resolve
+    from suite.task import DataCopy
+
+    base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
+    for kind, text in (("task", base.tasks), ("model", base.models)):
+        if text and len(read_names(text, kind, f"--{kind}")) > 1:
+            raise UsageError(f"--{kind} '{text}': tune searches on one {kind}; name one")
+    choices = read_choices(base.methods, MethodChoice, "tune")
+    choices = list({str(choice): choice for choice in [MethodChoice.read("dense"), *choices]}.values())
+    check_names(choices, only)
+
+    # Prepare the data once, and hold out a part of the training images.
+    (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
+    copy = DataCopy(**first.data_copy)
+    recipe = first.make_recipe()
+    if not recipe.validation_images:
+        splits = registry.get("task", base.tasks)().load(copy, recipe, 0, torch.device("cpu"))
+        recipe = dataclasses.replace(recipe, validation_images=max(1, splits.train.num_samples // 10))
+    held_out = {"validation_images": recipe.validation_images, **NOT_TESTED}
+    suite = dataclasses.replace(
+        base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}
+    )
+    (first, *_) = plan(suite)  # finds what is wrong with the whole command, and that the splits fit
+    copy = DataCopy(**first.data_copy)
+
+    # Plan the settings of each method.
+    searches = []
+    for choice in choices:
+        dimensions = space(choice, recipe, base.tasks, base.preset, only, [*base.overrides])
+        found = settings(choice, dimensions, budget, seed)
+        planned: list[list[TrialSpec]] = []
+        needed: list[TrialSpec] = []
+        for values in found:
+            own = choice.with_typed(values)
+            trials = plan(dataclasses.replace(suite, methods=str(own)), {base.tasks: copy})
+            planned.append([trial for trial in trials if trial.label == str(own)])
+            needed += [trial for trial in trials if trial.label != str(own)]
+        labels = [
+            str(choice.with_typed({name: value for name, value in values.items() if not name.startswith(RECIPE)}))
+            for values in found
+        ]
+        searches.append(Search(str(choice), dimensions, found, labels, planned, needed))
+    every = [trial for one in searches for trial in _in_order(one)]
+    folder = options.out or default_folder(every)
+    rehearse_new(every, folder)
+    return suite, searches, folder, provenance_of(suite)
+
+
+def _in_order(search: Search) -> list[TrialSpec]:
+    return [*search.needed, *(trial for trials in search.trials for trial in trials)]
+
+
+def _result(
+    suite: SuiteSpec, searches: Sequence[Search], folder: Path, budget: int, seed: int, final: Sequence[str]
+) -> Tuned:
+    """Return the content of `tune.json` from the records of the trials."""
+    methods: list[TunedMethod] = []
+    shared = 0.0  # learning rate of dense training, which comes first, and of the final comparison
+    for one in searches:
+        tried, chosen = choose(
+            [_setting(values, trials, folder) for values, trials in zip(one.settings, one.trials, strict=True)]
+        )
+        label, rate = "", one.trials[chosen or 0][0].recipe["learning_rate"]
+        if not methods:
+            shared = rate
+        if chosen is not None:
+            label = one.labels[chosen]
+            if rate != shared and f"{LEARNING_RATE}=" not in label:
+                own = f"{LEARNING_RATE}={show(rate)}"
+                label = f"{label.removesuffix(']')},{own}]" if label.endswith("]") else f"{label}[{own}]"
+        methods.append(
+            TunedMethod(
+                method=one.method,
+                space=tuple(dict(shown(dimension)) for dimension in one.dimensions),
+                settings=tried,
+                chosen=chosen,
+                label=label,
+            )
+        )
+    complete = all(one.chosen is not None for one in methods)
+    labels = ",".join(one.label for one in methods)
+    command = [*program_name().split(), "--methods", labels, "--set", f"{LEARNING_RATE}={show(shared)}", *final]
+    trial = searches[0].trials[0][0]
+    return Tuned(
+        budget=budget,
+        search_seed=seed,
+        seeds=suite.seeds,
+        task=trial.task,
+        model=trial.model,
+        preset=trial.preset,
+        validation_images=trial.recipe["validation_images"],
+        split_seed=trial.recipe["split_seed"],
+        methods=tuple(methods),
+        command=shlex.join(command) if complete else "",
+    )
+
+
+def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Path) -> Setting:
+
+    records = [read_record(Store(folder).trial_folder(trial.trial_id)) or {} for trial in trials]
+    done = all(record.get("status") == "done" for record in records)
+
+    def mean(column: str) -> float | None:
+        numbers = [record["result"].get(column) for record in records] if done else []
+        known = [float(number) for number in numbers if number is not None]
+        return sum(known) / len(known) if numbers and len(known) == len(numbers) else None
+
+    training, inference = map(mean, COSTS)
+    return Setting(
+        values=dict(values),
+        trial_ids=tuple(trial.trial_id for trial in trials),
+        val_accuracy=mean("val_accuracy"),
+        train_flops_effective=training,
+        inference_flops_effective=inference,
+    )
+
+
+def _final_options(options: RunOptions, suite: SuiteSpec, folder: Path) -> list[str]:
+    """Return the options of the final comparison: those of the command, with seeds that no setting was chosen by."""
+    first = max(suite.seeds) + 1
+    device = suite.device if suite.device_index is None else f"{suite.device}:{suite.device_index}"
+    found = {
+        "task": suite.tasks,
+        "model": suite.models,
+        "preset": suite.preset,
+        "recipe": suite.recipe,
+        "seeds": f"{first},{first + 1},{first + 2}",
+        "device": device,
+        "dtype": suite.dtype,
+        "data-root": files.without_home(suite.data_root),
+        "out": files.without_home(str(folder)),
+    }
+    words = [word for name, value in found.items() if value for word in (f"--{name}", value)]
+    kept = {name: value for name, value in options.overrides.items() if name != "validation_images"}
+    words += [word for name, value in kept.items() for word in ("--set", f"{RECIPE}{name}={show(value)}")]
+    return [*words, *(word for path in suite.plugins for word in ("--plugin", files.without_home(path)))]
+
+
+def _as_text(content: Tuned) -> str:
+    """Return a table of all settings, with an asterisk at each choice, and the command of the final comparison."""
+    lines = []
+    for method in content.methods:
+        lines.append(
+            f"{method.method}: {len(method.settings)} settings, chosen on {content.validation_images:,} images"
+        )
+        for index, one in enumerate(method.settings):
+            values = ", ".join(f"{name}={show(value)}" for name, value in one.values.items()) or "default"
+            accuracy = "-" if one.val_accuracy is None else f"{100 * one.val_accuracy:.2f} %"
+            mark = "*" if index == method.chosen else " "
+            lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({one.reason})" if one.reason else ""))
+    if content.command:
+        lines += ["final comparison, on the test images and once:", f"  {content.command}"]
+    else:
+        missing = [method.method for method in content.methods if method.chosen is None]
+        lines.append(f"no setting could be chosen for {', '.join(missing)}; log.txt of the trials has the reasons")
+    return "\n".join(lines)

@@ -1,0 +1,222 @@
+"""The verbs `check`, `report`, `time` and `profile`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import reports
+from suite import files, registry
+from suite.choices import MethodChoice, ModelChoice
+from suite.cli.parser import Parser, program_name
+from suite.engine.cost.hardware import emulated_dtype
+from suite.errors import UsageError
+from suite.subnormals import FLUSH, use_arithmetic
+from suite.trials.folder import packed
+from suite.trials.folder.columns import read_table
+from suite.trials.folder.results import write_results
+from suite.trials.folder.store import Store
+from suite.trials.folder.targets import read_targets
+from suite.trials.planning import read_choices, read_names
+from suite.trials.spec import resolve_dtype
+
+log = logging.getLogger(__name__)
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Check a method, print one line per contract, and return 1 if a contract is broken, otherwise 0."""
+    parser = Parser(prog=f"{program_name()} check", description="Check a method against its contract.")
+    parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
+    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
+    parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
+    parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
+    parser.add_argument("--data-root", metavar="DIR", default="", help="folder of the data sets, as for run")
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        default="float32",
+        help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
+    )
+    namespace = parser.read(arguments)
+    for path in namespace.plugin:
+        use_arithmetic(FLUSH)  # before torch starts threads, which a plugin may use
+        registry.load_plugin(path)
+    read_names(namespace.method, "method", "check")
+    use_arithmetic(FLUSH)  # here, so that a wrong name is found without torch
+
+    from suite.engine.training import conformance
+
+    dtype = resolve_dtype(namespace.dtype, "cpu")
+    if warning := emulated_dtype("cpu", dtype):
+        log.warning("%s", warning)
+    choice = MethodChoice.read(namespace.method)
+    read_names(namespace.task, "task", "--task")
+    if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
+        raise UsageError(f"--model '{namespace.model}': expected one model")
+    data_root = files.read_path(namespace.data_root or files.default_data_root(), "--data-root")
+    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
+    for result in results:
+        line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
+        print(f"{line}: {result.message}" if result.message else line, flush=True)
+        if result.place:
+            print(f"        {result.place}", flush=True)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Update the table and the report of a suite from the files in its folder, and return the exit status."""
+    parser = Parser(prog=f"{program_name()} report", description="Update results.csv and the report of a suite.")
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
+    parser.add_argument(
+        "--target",
+        metavar="PERCENT",
+        help="accuracies to which to give time, FLOPs and energy: 90 or 88,90 (default: those of run --target, "
+        "otherwise dense's mean accuracy minus the margin)",
+    )
+    parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
+    parser.add_argument("--brief", action="store_true", help="also write the answer on one printed page, brief.html")
+    namespace = parser.read(arguments)
+    typed = namespace.folder
+    files.read_path(typed, "report")
+    folder = Path(typed).expanduser()
+
+    targets = read_targets(namespace.target) if namespace.target is not None else ()
+
+    trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
+    if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
+        raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
+
+    if not trials and not read_table(folder):
+        raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
+    with files.errors_of(folder):
+        written = _update(folder, targets, namespace.latex, namespace.brief)
+    print(f"report: {written.paths[0]}")
+    if namespace.latex:
+        print(f"tables: {folder / 'report.tex'}")
+    if namespace.brief:
+        print(f"one page: {folder / 'brief.html'}")
+    for line in written.shown_damage:
+        print(line)
+    return 0
+
+
+def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> reports.Written:
+    """Write the table of results and the report."""
+    store = Store(folder)
+    while True:
+        with store.writing():
+            before = store.fingerprint()
+            write_results(store, targets=targets)
+            written = reports.write_report(folder, targets, latex, brief=brief)
+        # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
+        if store.is_locked() or store.fingerprint() == before:
+            return written
+
+
+def time(arguments: Sequence[str]) -> int:
+    """Measure training times relative to dense after the trials, and update the report with them.
+
+    Returns:
+        1 if a method could not be measured, otherwise 0.
+    """
+    parser = Parser(
+        prog=f"{program_name()} time",
+        description="Measure the training time of each method relative to dense, by steps of both that run in turn.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
+    parser.add_argument(
+        "--pairs",
+        metavar="N",
+        help="pairs of steps of a pass, shared by the stages of its trial, with at least 3 "
+        "for the start and for the end of each (default: 45)",
+    )
+    parser.add_argument(
+        "--passes",
+        metavar="N",
+        help="passes over the methods that the folder has at the end, each with another seed and in new processes; the "
+        "verdict needs three, and later commands add to them (default: 3)",
+    )
+    typed = _read_pass(parser, arguments, "as many as run uses with --jobs 1")
+    folder = _suite_folder(typed.folder, "time")
+    pairs = _integer(typed.pairs, "--pairs", 3, 100_000)
+    threads = _integer(typed.threads, "--threads", 1, 1000)
+    passes = _integer(typed.passes, "--passes", 1, 100)
+
+    from suite.measure import time_pass
+
+    with files.errors_of(folder):
+        complete = time_pass.run(
+            folder, typed.methods or "", pairs or time_pass.DEFAULT_PAIRS, threads, typed.busy, plugins=typed.plugin,
+            passes=passes or time_pass.DEFAULT_PASSES,
+        )  # fmt: skip
+    report([typed.folder])
+    return 0 if complete else 1
+
+
+def profile(arguments: Sequence[str]) -> int:
+    """Measure where the time of a training step goes, and update the report with it.
+
+    Returns:
+        1 if a method could not be measured, otherwise 0.
+    """
+    parser = Parser(
+        prog=f"{program_name()} profile",
+        description="Measure where the time of a training step goes, by part, layer and product, for each method and "
+        "for dense training.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
+    parser.add_argument(
+        "--rounds",
+        metavar="N",
+        help="steps with clocks for each stage, and as many without, at least 6 (default: 20, or fewer if steps take "
+        "long)",
+    )
+    parser.add_argument(
+        "--all-stages",
+        action="store_true",
+        help="measure every stage of a trial (default: the first and the last)",
+    )
+    typed = _read_pass(parser, arguments)
+    folder = _suite_folder(typed.folder, "profile")
+    rounds = _integer(typed.rounds, "--rounds", 6, 100_000)
+    threads = _integer(typed.threads, "--threads", 1, 1000)
+
+    from suite.measure import profile_pass
+
+    with files.errors_of(folder):
+        complete = profile_pass.run(
+            folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy, plugins=typed.plugin
+        )
+    report([typed.folder])
+    return 0 if complete else 1
+
+
+def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
+    """Parse the options of a pass, with those that all passes have."""
+    parser.add_argument("--threads", metavar="N", help=f"threads of torch (default: {threads})")
+    parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
+    parser.add_argument(
+        "--plugin",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Python file that defines a method, task or model of the folder; those that its records name are not run",
+    )
+    return parser.read(arguments)
+
+
+def _suite_folder(text: str, verb: str) -> Path:
+    folder = files.read_path(text, verb)
+    if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
+        raise UsageError(f"{verb} {folder}: not the folder of a suite: no suite.json, results.csv or trials")
+    return folder
+
+
+def _integer(text: str | None, option: str, least: int, most: int) -> int | None:
+    if text is not None and not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise UsageError(f"{option} '{text}': expected an integer from {least} to {most}")
+    return None if text is None else int(text)

@@ -1,0 +1,1 @@
+"""One training: the network with its channels, the training loop, and what it costs."""

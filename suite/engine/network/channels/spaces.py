@@ -1,0 +1,171 @@
+"""Finding the index spaces of a model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from suite.engine.network.channels.surgery import register_branches
+from suite.engine.network.channels.tracing import ChannelLabels, trace
+from suite.engine.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
+from suite.index_spaces import IndexSpace, IndexSpaces, Slice
+
+
+def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
+    """Find the index spaces of a model by tracing it and running one blank batch through the trace.
+
+    Channels are followed through convolution and linear layers, batch, instance and group normalisation, elementwise
+    activations, pooling, dropout, sums and products of tensors (residual connections) and parameters, concatenation,
+    division into equal parts, transpositions and views whose sizes follow the number of channels, and pixel and channel
+    shuffles. A group of a grouped convolution is one channel, with all its inputs and outputs; so is a group of a
+    group normalisation, and the channels in the same place of equal parts of a tensor. A module whose class has an
+    attribute `channel_groups = "heads"` declares that it divides the last axis of its inputs and of its output, tokens
+    (N, T, C), into as many equal groups as its attribute `heads` says, and computes with each group independently: a
+    group is one channel. Both the forward in training and the forward in evaluation are followed.
+
+    Frozen are the model's input and output, and all channels that meet an operation which is not followed: attention,
+    layer normalisation over the channels, parts of a fixed size, a layer whose weight is parametrised, and the inputs
+    of transposed convolutions. `not_followed` names these operations. Also frozen are channels whose number the forward
+    computes with, and those of a weight that it reads outside of the layer. If the model cannot be traced at all, every
+    space is frozen. Python code that the trace does not see is not found here, but by a trial cut
+    (`suite.engine.network.channels.trial_cut`).
+
+    A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
+    only ever added to a tensor of the same shape. Such a child is a removable branch if it is a chain of layers of
+    which none behind the second pads its input: only then does it emit one constant per channel once its channels are
+    dead.
+
+    Args:
+        model: The bare model; its mode, weights and statistics are not changed.
+        input_shape: (C, H, W).
+    """
+    with probing(model), torch.no_grad():
+        spaces, shapes = _followed(model, blank_images(model, input_shape, 2))
+    for name, (given, output) in shapes.items():
+        spaces.enter_sizes(name, model.get_submodule(name), given, output)
+    register_branches(model, spaces, shapes)
+    return spaces
+
+
+def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes]:
+    """Return the index spaces of a model, and its layers' shapes in evaluation and training. Changes the mode."""
+    graphs, reads = [], []
+    try:
+        for training in (False, True):
+            mode = "training" if training else "evaluation"
+            model.train(training)
+            graph, read = trace(model)
+            graphs.append(graph)
+            reads += read
+    except Exception as error:  # a forward that is given a proxy may raise anything; the reason is kept
+        with recording_shapes(model.eval()) as shapes:
+            model(blank)
+        return _untraced(model, f"the model cannot be traced in {mode}: {type(error).__name__}: {error}"), shapes
+    # The graph of training is run in evaluation mode too: the shapes are the same, and no statistics change.
+    with recording_shapes(model.eval()) as shapes:
+        labels = ChannelLabels(model, graphs[0])
+        labels.run(blank)
+    with recording_shapes(model) as in_training:
+        if str(graphs[1]) != str(graphs[0]):
+            labels.follow(graphs[1], blank)
+    labels.freeze_reads(reads)
+    return _gathered(labels), shapes | {name: own for name, own in in_training.items() if name not in shapes}
+
+
+def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
+    """Return one frozen space for each layer's output."""
+    found = {}
+    for name, layer in model.named_modules():
+        weight = layer._parameters.get("weight")
+        if isinstance(layer, (nn.Conv2d, nn.Linear)) and weight is not None:
+            channels = torch.arange(weight.shape[0])
+            slices = [Slice(f"{name}.weight", 0, channels[:, None])]
+            found[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
+    spaces = IndexSpaces(found)
+    spaces.not_followed = (reason,)
+    spaces.grouped = frozenset(name for name, layer in model.named_modules() if getattr(layer, "groups", 1) != 1)
+    return spaces
+
+
+def _gathered(labels: ChannelLabels) -> IndexSpaces:
+    """Form index spaces: united channels are one channel, and channels with the same uses are one space."""
+    channel = labels.united_channels()
+    # Find the uses of each channel, how often each occurs, and why it is frozen: equal for all channels of a space.
+    signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (_, _, label) in enumerate(labels.uses):
+        found, counts = np.unique(channel[label], return_counts=True)
+        for one, count in zip(found.tolist(), counts.tolist(), strict=True):
+            signatures[one].append((number, count))
+    for number, (_, label) in enumerate(labels.reasons):
+        for one in np.unique(channel[label]).tolist():
+            signatures[one].append((-1 - number, 1))
+    members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for one in sorted(signatures):
+        members[tuple(signatures[one])].append(one)
+
+    # Number the channels within their spaces.
+    space_of = np.full(labels.count, -1)  # by channel
+    place = np.zeros(labels.count, dtype=np.int64)  # position within its space
+    spaces: list[IndexSpace] = []
+    for channels in members.values():
+        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
+        spaces.append(IndexSpace("", list(range(len(channels)))))
+    # Enter the slices, counts, producers, consumers and reasons.
+    for name, axis, label in labels.uses:
+        where = space_of[channel[label]]
+        for number in np.unique(where).tolist():
+            entries = np.flatnonzero(where == number)
+            owners = place[channel[label[entries]]]
+            by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
+            if axis < 0:
+                module, _, attribute = name.rpartition(".")
+                spaces[number].counts.append((module, attribute, by_channel.shape[1]))
+            else:
+                spaces[number].slices.append(Slice(name, axis, torch.from_numpy(by_channel)))
+    for table, entry in ((labels.producers, "producers"), (labels.consumers, "consumers")):
+        for name, label in table:
+            for number in np.unique(space_of[channel[label]]).tolist():
+                layers = getattr(spaces[number], entry)
+                if name not in layers:
+                    layers.append(name)
+    reasons_of: dict[int, dict[str, None]] = defaultdict(dict)
+    for reason, label in labels.reasons:
+        for number in np.unique(space_of[channel[label]]).tolist():
+            reasons_of[number][reason] = None
+    for number, reasons in reasons_of.items():
+        spaces[number].frozen_because = "; ".join(reasons)
+    return _named(labels, spaces, space_of[channel])
+
+
+def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
+    """Return the spaces by name; spaces without a name (no tensor has an entry for them) are left out."""
+    inputs = set(space_of[labels.model_input].tolist())
+    named: dict[str, IndexSpace] = {}
+    for number, space in enumerate(spaces):
+        if space.producers:
+            name = space.producers[0]
+        elif number in inputs:
+            name = "input"
+        elif space.slices:
+            one = space.slices[0]
+            owner = labels.module.get_submodule(one.module)
+            name = one.module if isinstance(owner, nn.ConvTranspose2d) else f"{one.module or one.tensor}:input"
+        else:
+            continue
+        # Parts of one layer's output that are used differently get numbered names.
+        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
+        space.name = f"{name}#{parts + 1}" if parts else name
+        named[space.name] = space
+    found = IndexSpaces(named)
+    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
+    found.grouped = frozenset(labels.grouped)
+    found.heads = frozenset(labels.heads)
+    first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
+    found.model_input = first or None
+    outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
+    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
+    return found

@@ -1,0 +1,778 @@
+"""Labels of channels: a model's graph is run once, and the channels of every activation are labelled one by one.
+
+A label is an array that holds the channel number of each entry of an activation's channel axis: axis 1, or any other
+axis behind a transposition or a linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes a
+label on, repeats it (flattening), joins several (concatenation), unites groups of channels (heads, equal parts of a
+tensor), or creates a new one (a convolution). If two activations meet entry by entry, their channels are united. An
+operation that is not understood, or that mixes channels, freezes the channels that it touches, with the reason.
+`suite.engine.network.channels.spaces` forms index spaces of the result.
+
+In order: what labelling records, where channels are in a reshaped tensor, labels behind modules, and the run itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, fx, nn
+
+from suite.engine.network.channels.numbers import ChannelNumbers, Label, groups_of, recording_reads
+from suite.engine.network.channels.surgery import ChannelConstant
+from suite.engine.network.layers import PlannedConv2d, PlannedLinear
+
+_MULTI_HEAD = "'{}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
+
+
+class Use(NamedTuple):
+    """A tensor's axis, or a number of a module (`axis` is -1), with one entry per entry of a label."""
+
+    name: str
+    axis: int
+    label: Label
+
+
+class Followed(NamedTuple):
+    """The label of an activation, and the axis of the activation that it labels."""
+
+    label: Label
+    axis: int = 1
+
+
+class ChannelRecord(fx.Interpreter):
+    """Runs a graph, and records what its steps find out about channels. Subclasses label the steps.
+
+    Attributes:
+        count: Number of channels labelled so far.
+        united: Pairs of labels whose channels are the same, entry by entry.
+        uses: All tensor axes and numbers of modules that have entries for channels.
+        producers, consumers: Name of a layer, and the label of its output or input.
+        reasons: Why the channels of a label are frozen.
+        grouped: Names of the grouped convolutions.
+        heads: Names of the modules that compute with groups of channels, as attention does with heads.
+        not_followed: Reasons of all operations that are not understood, or that mix channels.
+        model_input: Label of the model's input.
+        model_outputs: Labels of the model's outputs.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(model, graph=graph)
+        self._first_graph = graph
+        self.count = 0
+        self.united: list[tuple[Label, Label]] = []
+        self.uses: list[Use] = []
+        self.producers: list[tuple[str, Label]] = []
+        self.consumers: list[tuple[str, Label]] = []
+        self.reasons: list[tuple[str, Label]] = []
+        self.grouped: set[str] = set()
+        self.heads: set[str] = set()
+        self.not_followed: list[str] = []
+        self.model_input: Label = np.empty(0, dtype=np.int64)
+        self.model_outputs: list[Label] = []
+        self._claimed: dict[tuple[int, int], Label] = {}
+        self._counted: set[tuple[str, str]] = set()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._labels: dict[fx.Node, Label] = {}
+        self._axes: dict[fx.Node, int] = {}  # the axis of the channels of each labelled node
+        self._parts: dict[fx.Node, list[Followed]] = {}  # nodes whose value is a list of tensors
+        # Parameters that only element-wise functions may meet: name, and its axis at each axis of the node (or -1).
+        self._parameters: dict[fx.Node, tuple[str, tuple[int, ...]]] = {}
+        self._numbers = ChannelNumbers()
+
+    def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
+        """Run another graph of the model, and add its constraints to those of earlier graphs."""
+        super().__init__(self.module, graph=graph)
+        self._forget_steps()
+        self.run(*inputs)
+
+    def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
+        """Freeze the channels of tensors and numbers of layers that the model's own code read, as `trace` returned."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        for module, attribute in dict.fromkeys(reads):
+            reason = f"the model reads '{names[id(module)]}.{attribute}' itself"
+            tensor = getattr(module, attribute)
+            for (key, _), label in self._claimed.items():
+                if isinstance(tensor, Tensor) and key == id(tensor):
+                    self.reasons.append((reason, label))
+            for name, axis, label in self.uses:
+                owner, _, counted = name.rpartition(".")
+                if axis < 0 and counted == attribute and self.module.get_submodule(owner) is module:
+                    self.reasons.append((reason, label))
+
+    def united_channels(self) -> NDArray[np.int64]:
+        """Return for each channel number the smallest number among those that it was united with so far."""
+        pairs = [np.concatenate([pair[side] for pair in self.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
+        graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(self.count, self.count))
+        count, component = connected_components(graph, directed=False)
+        smallest = np.full(count, self.count)
+        np.minimum.at(smallest, component, np.arange(self.count))
+        found: NDArray[np.int64] = smallest[component]
+        return found
+
+    def _claim(self, name: str, module: nn.Module, tensor_name: str, axis: int, label: Label) -> bool:
+        """Record that a tensor's axis has one entry per entry of a label; a tensor used twice unites both labels."""
+        tensor = getattr(module, tensor_name)
+        if tensor is None:
+            return True
+        if tensor.shape[axis] != len(label):
+            return False
+        key = (id(tensor), axis)
+        if key in self._claimed:
+            self._unite(self._claimed[key], label)
+        else:
+            self._claimed[key] = label
+            self.uses.append(Use(f"{name}.{tensor_name}" if name else tensor_name, axis, label))
+        return True
+
+    def _count(self, name: str, attribute: str, label: Label) -> None:
+        """Record that a number of a module counts the entries of a label; a module that runs twice counts once."""
+        if (name, attribute) not in self._counted:
+            self._counted.add((name, attribute))
+            self.uses.append(Use(f"{name}.{attribute}", -1, label))
+
+    def _new(self, count: int) -> Label:
+        first, self.count = self.count, self.count + count
+        return np.arange(first, self.count)
+
+    def _unite(self, first: Label, second: Label) -> None:
+        if first is not second:
+            self.united.append((first, second))
+
+    def _unite_rows(self, grid: Label) -> Label:
+        """Make every row of a grid, (channels, entries), one channel, and return the label of the rows."""
+        for column in range(1, grid.shape[1]):
+            if not np.array_equal(grid[:, 0], grid[:, column]):
+                self._unite(grid[:, 0], grid[:, column])
+        return grid[:, 0]
+
+    def _freeze(self, nodes: Iterable[fx.Node], reason: str) -> None:
+        self.reasons += [(reason, self._labels[node]) for node in nodes]
+
+    def _stop(self, reason: str, label: Label) -> None:
+        """Freeze the channels of a label, which are still followed, because an operation mixes or counts them."""
+        self.not_followed.append(reason)
+        self.reasons.append((reason, label))
+
+    def _freeze_parameters(self, nodes: Iterable[fx.Node], reason: str) -> None:
+        """Freeze the channels of parameters that another operation than an element-wise function reads."""
+        for node in nodes:
+            if node in self._parameters:
+                name = self._parameters[node][0]
+                owner, _, attribute = name.rpartition(".")
+                tensor = getattr(self.module.get_submodule(owner), attribute)
+                for axis in range(tensor.ndim):
+                    key = (id(tensor), axis)
+                    label = self._claimed.setdefault(key, self._new(tensor.shape[axis]))
+                    self.reasons.append((reason, label))
+
+    def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
+        reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
+        if node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), nn.MultiheadAttention):
+            reason = _MULTI_HEAD.format(node.target)
+        self.not_followed.append(reason)
+        self._freeze(inputs, reason)
+        self._freeze_parameters(node.all_input_nodes, reason)
+        emitted = self._new(value.shape[1] if value is not None and value.ndim >= 2 else 0)
+        self.reasons.append((reason, emitted))
+        return emitted
+
+
+def reshaped(
+    given: Sequence[int], label: Label, axis: int, shape: Sequence[int], adapting: Collection[int]
+) -> tuple[Label, int] | None:
+    """Return the channels of a reshaped tensor, or `None` if the view would be wrong with fewer channels.
+
+    Args:
+        given: Shape before; axis 0 is that of the images.
+        label: Channel of each entry of `axis`, (given[axis],).
+        axis: Axis of the channels before.
+        shape: Shape behind.
+        adapting: Axes of `shape` whose size the code does not state, or computes from the number of channels.
+
+    Returns:
+        (grid, axis): the axis of the channels behind, and the channels of each of its entries, (entries, several). The
+        view stays right only if all channels of a row are removed together.
+    """
+    # Find the smallest runs of axes before and behind that have the same number of entries and contain the channels.
+    before = after = start = begin = 0
+    while before < len(given):
+        start, begin = before, after
+        if after == len(shape):
+            return None
+        entries, found = given[before], shape[after]
+        before, after = before + 1, after + 1
+        while entries != found or (before == len(given) and after < len(shape)):
+            if found < entries or before == len(given):
+                if after == len(shape):
+                    return None
+                found *= shape[after]
+                after += 1
+            else:
+                entries *= given[before]
+                before += 1
+        if start <= axis < before:
+            break
+    flexible = [place for place in range(begin, after) if place in adapting]
+    if start == 0 or len(flexible) != 1:
+        return None
+    own = [1] * len(given)
+    own[axis] = len(label)
+    run = np.broadcast_to(label.reshape(own[start:before]), tuple(given[start:before])).reshape(
+        tuple(shape[begin:after])
+    )
+    place = flexible[0]
+    return np.moveaxis(run, place - begin, 0).reshape(shape[place], -1), place
+
+
+def moved_axis(name: str, args: Sequence[Any], kwargs: dict[str, Any], ndim: int, axis: int) -> int | None:
+    """Return where an axis is behind a function that moves axes, or `None` if the first axis or this one would go.
+
+    Args:
+        name: Name of the function.
+        args: Its arguments behind the tensor.
+        kwargs: Its named arguments.
+        ndim: Number of axes of the tensor.
+        axis: The axis to follow.
+    """
+    values = [*args, *(kwargs[key] for key in ("dim", "dim0", "dim1", "dims", "axis0", "axis1") if key in kwargs)]
+    if len(values) == 1 and isinstance(values[0], (tuple, list)):
+        values = list(values[0])
+    if not values or not all(isinstance(value, int) for value in values):
+        return None
+    if name == "permute":
+        order = [value % ndim for value in values]
+    elif name in ("transpose", "swapaxes", "swapdims"):
+        order = list(range(ndim))
+        first, second = (value % ndim for value in values)
+        order[first], order[second] = second, first
+    elif name == "unsqueeze":
+        place = values[0] % (ndim + 1)
+        return None if place == 0 else axis + (place <= axis)
+    else:
+        return None
+    return order.index(axis) if order[0] == 0 else None
+
+
+def reduced_axis(axes: Any, keeps: bool, ndim: int, axis: int) -> int | None:
+    """Return where an axis is behind a reduction over other axes, or `None` if the images or the axis are reduced."""
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    if not axes or not all(isinstance(one, int) for one in axes):
+        return None
+    gone = {one % ndim for one in axes}
+    if gone & {0, axis}:
+        return None
+    return axis if keeps else axis - sum(one < axis for one in gone)
+
+
+def indexed_axis(index: Any, ndim: int, axis: int) -> int | None:
+    """Return where an axis is behind an indexing that takes all of it, or `None` for any other indexing.
+
+    Args:
+        index: The expression in the brackets.
+        ndim: Number of axes of the tensor.
+        axis: The axis to follow; axis 0 has to remain too.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if Ellipsis in [entry for entry in entries if entry is Ellipsis]:
+        place = next(n for n, entry in enumerate(entries) if entry is Ellipsis)
+        entries[place : place + 1] = [slice(None)] * (ndim - taken)
+    else:
+        entries += [slice(None)] * (ndim - taken)
+    source = behind = 0
+    for entry in entries:
+        if entry is None:
+            behind += 1
+            continue
+        if source in (0, axis) and entry != slice(None):
+            return None
+        if source == axis:
+            return behind
+        if not isinstance(entry, (int, slice)):
+            return None
+        behind += isinstance(entry, slice)
+        source += 1
+    return None
+
+
+def parameter_axes(
+    name: str, args: Sequence[Any], axes: tuple[int, ...], shape: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the axes of a parameter behind a function that adds axes of size 1, or `None` for any other function.
+
+    Args:
+        name: Name of the function.
+        args: Its arguments behind the tensor.
+        axes: Axis of the parameter at each axis of the tensor, or -1 for an added one.
+        shape: Shape of the result.
+    """
+    if name == "getitem":
+        entries = args[0] if isinstance(args[0], tuple) else (args[0],)
+        if not all(entry is None or entry == slice(None) for entry in entries):
+            return None
+        rest = iter(axes)
+        found = [-1 if entry is None else next(rest) for entry in entries]
+        return (*found, *rest)
+    if name == "unsqueeze" and args and isinstance(args[0], int):
+        place = args[0] % (len(axes) + 1)
+        return (*axes[:place], -1, *axes[place:])
+    if name in ("view", "reshape") and len(axes) == 1:
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+        if list(sizes).count(-1) == 1 and math.prod(shape) == max(shape):
+            return tuple(0 if size == -1 else -1 for size in sizes)
+    return None
+
+
+# Compared by exact class: a subclass may compute anything.
+LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS = (*BATCH_NORMS, nn.InstanceNorm2d, nn.GroupNorm)
+# Each of these processes every entry in the same way.
+_ENTRYWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid,
+    nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity, nn.Dropout,
+)  # fmt: skip
+# Each of these processes every channel of (N, C, H, W) in the same way and independently.
+_CHANNELWISE = (
+    nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Upsample, nn.ZeroPad2d,
+    nn.ReflectionPad2d, nn.ReplicationPad2d,
+)  # fmt: skip
+
+
+class ModuleLabels(ChannelRecord):
+    """Labels the outputs of modules."""
+
+    def _through_module(self, node: fx.Node, value: Tensor, source: fx.Node) -> Followed | None:
+        """Return the label of a module's output, or `None` if the module is not understood."""
+        name, label, axis, given = str(node.target), self._labels[source], self._axes[source], self.env[source]
+        module = self.module.get_submodule(name)
+        if isinstance(module, _ENTRYWISE) or (type(module) is nn.PReLU and module.num_parameters == 1):
+            return Followed(label, axis) if value.shape == given.shape else None
+        if type(module) in LAYERS:
+            return self._through_planned(node, module, value, source)
+        if isinstance(module, nn.Flatten):
+            return self._flattened(given, value, Followed(label, axis), module.start_dim, module.end_dim)
+        if type(module) is nn.LayerNorm:
+            return self._through_layer_norm(name, Followed(label, axis), given, len(module.normalized_shape))
+        if axis != 1:
+            return None
+        if isinstance(module, _CHANNELWISE):
+            return Followed(label) if given.ndim == 4 and value.shape[:2] == given.shape[:2] else None
+        found_label = self._through_channels(name, module, value, label)
+        return None if found_label is None else Followed(found_label)
+
+    def _flattened(self, given: Tensor, value: Tensor, followed: Followed, first: int, last: int) -> Followed | None:
+        """Label a tensor whose axes `first` to `last` become one axis."""
+        first, last = first % given.ndim, last % given.ndim
+        places = [*range(first), *[first] * (last + 1 - first), *range(first + 1, value.ndim)]
+        return self._reshaped(given, value, followed, {places[followed.axis]})
+
+    def _reshaped(self, given: Tensor, value: Tensor, followed: Followed, adapting: Collection[int]) -> Followed | None:
+        """Label a view; the sizes of the `adapting` axes follow the number of channels."""
+        found = reshaped(given.shape, followed.label, followed.axis, value.shape, adapting)
+        if found is None:
+            return None
+        (grid, axis), rows = found, self._unite_rows(found[0])
+        is_mixed = not np.array_equal(grid, np.broadcast_to(rows[:, None], grid.shape))
+        if is_mixed and len(np.unique(self.united_channels()[followed.label])) == 1:
+            return None  # only all channels together could be removed
+        return Followed(rows, axis)
+
+    def _through_channels(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
+        """Return the label of the output of a module whose input has its channels on axis 1."""
+        if isinstance(module, ChannelConstant):
+            emitted = self._new(value.shape[1])
+            return emitted if self._claim(name, module, "constant", 0, emitted) else None
+        if type(module) is nn.PReLU:
+            self._count(name, "num_parameters", label)
+            return label if self._claim(name, module, "weight", 0, label) else None
+        if type(module) in BATCH_NORMS or (type(module) is nn.InstanceNorm2d and value.ndim == 4):
+            self._count(name, "num_features", label)
+            tensors = ("weight", "bias", "running_mean", "running_var")
+            understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
+            return label if all(understood) else None
+        if type(module) is nn.GroupNorm:
+            return self._through_group_norm(name, module, label)
+        if isinstance(module, (nn.PixelShuffle, nn.PixelUnshuffle)) and value.ndim == 4:
+            if isinstance(module, nn.PixelShuffle):
+                return self._unite_rows(label.reshape(-1, module.upscale_factor**2))
+            return np.repeat(label, module.downscale_factor**2)
+        if isinstance(module, nn.ChannelShuffle):
+            # As many channels remain in each group if channels in the same place of all groups go together.
+            return np.repeat(self._unite_rows(label.reshape(module.groups, -1).T), module.groups)
+        if type(module) is nn.ConvTranspose2d:
+            return self._through_transposed(name, module, value, label)
+        return None
+
+    def _through_group_norm(self, name: str, module: nn.GroupNorm, label: Label) -> Label:
+        """Label a GroupNorm: a group is removed as a whole, so that the statistics of the others stay the same."""
+        if module.num_groups == 1:
+            self._stop(f"'{name}' is a GroupNorm of one group, which normalises all channels together", label)
+        whole = self._new(module.num_groups)
+        self._unite(np.repeat(whole, len(label) // module.num_groups), label)
+        self._count(name, "num_groups", whole)
+        self._count(name, "num_channels", label)
+        for tensor in ("weight", "bias"):
+            self._claim(name, module, tensor, 0, label)
+        return label
+
+    def _through_layer_norm(self, name: str, followed: Followed, given: Tensor, num_axes: int) -> Followed:
+        """Label a LayerNorm over the last axes: it freezes the channels if they are among these axes."""
+        if followed.axis >= given.ndim - num_axes:
+            self._stop(f"'{name}' is a LayerNorm, which normalises all channels together", followed.label)
+        return followed
+
+    def _through_transposed(self, name: str, module: nn.ConvTranspose2d, value: Tensor, label: Label) -> Label:
+        """Label a transposed convolution: its outputs can be cut, and its inputs are frozen.
+
+        Methods plan no such layer. They see that a channel is not read any more only in weights of planned layers.
+        """
+        self._stop(f"'{name}' is a ConvTranspose2d, whose inputs are not cut", label)
+        emitted = self._new(value.shape[1])
+        if module.groups > 1:
+            self._stop(f"'{name}' is a grouped ConvTranspose2d, whose outputs are not cut", emitted)
+        else:
+            self._claim(name, module, "weight", 1, emitted)
+        self._claim(name, module, "bias", 0, emitted)
+        self._count(name, "out_channels", emitted)
+        return emitted
+
+    def _through_planned(self, node: fx.Node, module: nn.Module, value: Tensor, source: fx.Node) -> Followed | None:
+        """Label a convolution, whose channels are on axis 1, or a linear layer, which is applied to the last axis."""
+        label, name = self._labels[source], str(node.target)
+        axis = value.ndim - 1 if isinstance(module, nn.Linear) else 1
+        if self._axes[source] != axis:
+            # This axis was not followed so far.
+            self._freeze([source], f"'{name}' is applied to another axis")
+            label = self._new(self.env[source].shape[axis])
+            self.reasons.append((f"'{node.name}' reads an axis that was not followed", label))
+        emitted = self._through_layer(name, module, value, label, axis)
+        return None if emitted is None else Followed(emitted, axis)
+
+    def _through_heads(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
+        """Label a module that computes with heads, each an equal share of the channels of all its tokens."""
+        name = str(node.target)
+        module = self.module.get_submodule(name)
+        attribute = groups_of(module)
+        heads = int(getattr(module, attribute))
+        last = value.ndim - 1
+        tensors = [*(self.env[source] for source in inputs), value]
+        if last < 2 or any(self._axes[source] != last or self.env[source].ndim != value.ndim for source in inputs):
+            return None
+        if any(one.shape[-1] % heads for one in tensors):
+            return None
+        # A head is removed as a whole from all of them.
+        whole = self._new(heads)
+        for source in inputs:
+            label = self._labels[source]
+            self._unite(np.repeat(whole, len(label) // heads), label)
+        self.heads.add(name)
+        self._count(name, attribute, whole)
+        return Followed(np.repeat(whole, value.shape[-1] // heads), last)
+
+    def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label, axis: int) -> Label | None:
+        weight = module._parameters.get("weight")
+        if weight is None:
+            return None
+        groups = int(getattr(module, "groups", 1))
+        kind = "features" if isinstance(module, nn.Linear) else "channels"
+        if (weight.shape[0], weight.shape[1] * groups) != (value.shape[axis], len(label)):
+            return None  # for example behind a gate, whose output has other channels than its input
+        if groups > 1:
+            # A group is removed as a whole, with all its inputs and outputs: the rest is a grouped convolution again.
+            self.grouped.add(name)
+            whole = self._new(groups)
+            self._unite(np.repeat(whole, len(label) // groups), label)
+            emitted = np.repeat(whole, value.shape[1] // groups)
+            self._count(name, "groups", whole)
+        else:
+            emitted = self._new(value.shape[axis])
+            self.consumers.append((name, label))
+            self._claim(name, module, "weight", 1, label)
+        self.producers.append((name, emitted))
+        self._count(name, f"out_{kind}", emitted)
+        self._count(name, f"in_{kind}", label)
+        for tensor in ("weight", "bias"):
+            self._claim(name, module, tensor, 0, emitted)
+        return emitted
+
+
+# Each of these processes every entry in the same way.
+_ENTRYWISE_FUNCTIONS = {
+    "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
+    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "clamp", "dropout", "contiguous",
+    "clone", "stochastic_depth",
+}  # fmt: skip
+# Each of these processes every channel of (N, C, H, W) in the same way and independently.
+_CHANNELWISE_FUNCTIONS = {
+    "dropout2d", "max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d", "interpolate",
+}  # fmt: skip
+_ELEMENTWISE_FUNCTIONS = {
+    "add", "add_", "iadd", "sub", "sub_", "isub", "mul", "mul_", "imul", "truediv", "div", "div_", "itruediv",
+}  # fmt: skip
+_FLATTENED = (("start_dim", 0), ("end_dim", -1))
+
+
+class LeafTracer(fx.Tracer):
+    """Traces a model down to its layers; subclasses of torch's own layers (such as planned ones) are not entered."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether `m` is a single step of the graph."""
+        leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *NORMS, ChannelConstant)
+        return isinstance(m, leaves) or bool(groups_of(m)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
+    """Return the graph of a model in its current mode, and the attributes of layers that its code read."""
+    with recording_reads(model, (*LAYERS, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
+        return LeafTracer().trace(model), reads
+
+
+class ChannelLabels(ModuleLabels):
+    """Runs a graph and labels every activation with its channels.
+
+    A model that computes differently in training and in evaluation has two graphs. The second one is run with `follow`
+    and adds its constraints to those of the first.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a node, then label its result. Numbers (sizes, for instance) have no label."""
+        value = super().run_node(n)
+        inputs = [node for node in n.all_input_nodes if node in self._labels]
+        several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
+        if not (isinstance(value, Tensor) or several or value is None or n.op == "output"):
+            self._freeze_parameters(n.all_input_nodes, f"'{n.name}' reads it")
+            self._numbers.record(n, self._labels, self.env, self._axes)
+            return value
+        self._explained: set[fx.Node] = set()
+        if n.op == "output":
+            self.model_outputs += [self._labels[node] for node in inputs]
+            self._freeze(inputs, "the model's output")
+            self._freeze_parameters(n.all_input_nodes, "the model's output")
+        elif several:
+            if not self._divided(n, value, inputs):
+                self._not_understood(n, None, inputs)
+        elif isinstance(value, Tensor) and not self._is_parameter(n, value):
+            found = self._label(n, value, inputs)
+            label, axis = found or (self._not_understood(n, value, inputs), 1)
+            self._labels[n], self._axes[n] = label, axis
+        counted = [node for node in n.all_input_nodes if node not in self._explained]
+        reason = f"'{n.name}' depends on their number"
+        self.reasons += [(reason, label) for label in self._numbers.among(counted)]
+        return value
+
+    def _is_parameter(self, node: fx.Node, value: Tensor) -> bool:
+        """Whether a node is a parameter, possibly with added axes, that element-wise functions can meet."""
+        if node.op == "get_attr":
+            if value.numel() == 1:  # a single number is a factor and has no channels
+                return True
+            name = str(node.target)
+            state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            if name in state:
+                self._parameters[node] = name, tuple(range(value.ndim))
+            return name in state
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or source not in self._parameters or len(node.all_input_nodes) > 1:
+            return False
+        name, axes = self._parameters[source]
+        found = parameter_axes(_name(node), node.args[1:], axes, value.shape)
+        if found is not None:
+            self._parameters[node] = name, found
+        return found is not None
+
+    def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
+        """Return the label of a node's tensor, or `None` if the node is not understood."""
+        if node is next(iter(self.graph.nodes)) and node.op == "placeholder" and value.ndim >= 2:
+            if self.graph is self._first_graph:
+                self.model_input = self._new(value.shape[1])
+                self.reasons.append(("the model's input", self.model_input))
+            return Followed(self.model_input)
+        if not inputs or value.ndim < 2:
+            return None
+        if node.op == "call_module":
+            if groups_of(self.module.get_submodule(str(node.target))):
+                return self._through_heads(node, value, inputs)
+            return self._through_module(node, value, inputs[0]) if len(inputs) == 1 else None
+        name = _name(node)
+        library = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
+        if library not in ("torch", "torchvision", "_operator"):
+            return None
+        if name in ("cat", "concat"):
+            return self._concatenated(node, value)
+        if (
+            name == "getitem"
+            and inputs == [node.args[0]]
+            and isinstance(node.args[1], int)
+            and inputs[0] in self._parts
+        ):
+            return self._parts[inputs[0]][node.args[1]]
+        if not all(isinstance(self.env[source], Tensor) for source in inputs):
+            return None
+        if name in _ELEMENTWISE_FUNCTIONS:
+            return self._elementwise(node, value, inputs)
+        if len(inputs) > 1 or inputs[0] is not node.args[0]:
+            return None
+        return self._through_function(name, node, value, inputs[0])
+
+    def _elementwise(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
+        """Label an operation on tensors and numbers, in which each tensor has all channels or one entry for all."""
+        axes = {self._axes[source] + value.ndim - self.env[source].ndim for source in inputs}
+        if len(axes) > 1:
+            return None
+        (axis,) = axes
+        labels = [self._labels[source] for source in inputs if len(self._labels[source]) == value.shape[axis]]
+        if not labels or len(labels) < sum(len(self._labels[source]) > 1 for source in inputs):
+            return None
+        for source in node.all_input_nodes:
+            given = self.env[source]
+            if (
+                isinstance(given, Tensor)
+                and source not in inputs
+                and not self._meets(source, given, value, axis, labels[0])
+            ):
+                return None
+        for label in labels[1:]:
+            self._unite(labels[0], label)
+        return Followed(labels[0], axis)
+
+    def _meets(self, source: fx.Node, given: Tensor, value: Tensor, axis: int, label: Label) -> bool:
+        """Record that a parameter meets the channels of a label, if it has an entry for each of them."""
+        place = axis - value.ndim + given.ndim
+        if place < 0 or given.shape[place] == 1:
+            return True
+        name, axes = self._parameters.get(source, ("", ()))
+        if not name or axes[place] < 0 or given.shape[place] != len(label):
+            return False
+        owner, _, attribute = name.rpartition(".")
+        return self._claim(owner, self.module.get_submodule(owner), attribute, axes[place], label)
+
+    def _concatenated(self, node: fx.Node, value: Tensor) -> Followed | None:
+        """Label a concatenation."""
+        parts = node.args[0] if node.args else node.kwargs.get("tensors")
+        along = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if isinstance(parts, fx.Node) and parts in self._parts:
+            followed = self._parts[parts]
+        elif isinstance(parts, (tuple, list)) and all(part in self._labels for part in parts):
+            followed = [Followed(self._labels[part], self._axes[part]) for part in parts]  # type: ignore[index]
+        else:
+            return None
+        axes = {part.axis for part in followed}
+        if len(axes) > 1 or not isinstance(along, int):
+            return None
+        (axis,), along = axes, along % value.ndim
+        if along == axis:
+            return Followed(np.concatenate([part.label for part in followed]), axis)
+        if along == 0:
+            return None
+        for part in followed[1:]:
+            self._unite(followed[0].label, part.label)
+        return Followed(followed[0].label, axis)
+
+    def _divided(self, node: fx.Node, values: Sequence[Any], inputs: list[fx.Node]) -> bool:
+        """Label the parts into which `chunk` or `split` divides a tensor; return whether the node is understood."""
+        name = _name(node)
+        if name == "getitem" and inputs == [node.args[0]] and isinstance(node.args[1], slice):
+            self._labels[node], self._axes[node] = self._labels[inputs[0]], self._axes[inputs[0]]
+            self._parts[node] = self._parts.get(inputs[0], [])[node.args[1]]
+            return bool(self._parts[node])
+        if name not in ("chunk", "split") or len(inputs) != 1 or inputs[0] is not node.args[0]:
+            return False
+        source = inputs[0]
+        label, axis, given = self._labels[source], self._axes[source], self.env[source]
+        among = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+        along = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+        if not isinstance(given, Tensor) or not isinstance(along, int) or along % given.ndim == 0:
+            return False
+        self._labels[node], self._axes[node] = label, axis
+        if along % given.ndim != axis:
+            self._parts[node] = [Followed(label, axis) for _ in values]
+            return True
+        sizes = [part.shape[axis] for part in values]
+        if isinstance(among, fx.Node) and self._is_share(among, label):
+            self._explained.add(among)
+        elif name == "split":
+            self._stop(f"'{node.name}' takes parts of a fixed size", label)
+        if len(set(sizes)) == 1 and (name == "split" or among == len(sizes)):
+            # The parts stay equal if channels in the same place of all parts are removed together.
+            self._unite_rows(label.reshape(len(sizes), -1).T)
+        else:
+            self._stop(f"'{node.name}' takes parts of different size", label)
+        ends = np.cumsum(sizes)
+        self._parts[node] = [Followed(label[end - size : end], axis) for end, size in zip(ends, sizes, strict=True)]
+        return True
+
+    def _through_function(self, name: str, node: fx.Node, value: Tensor, source: fx.Node) -> Followed | None:
+        label, axis, given = self._labels[source], self._axes[source], self.env[source]
+        args, kwargs, same = node.args[1:], dict(node.kwargs), Followed(label, axis)
+        if name in _ENTRYWISE_FUNCTIONS:
+            return same if value.shape == given.shape else None
+        if name in _CHANNELWISE_FUNCTIONS:
+            return same if (given.ndim, axis) == (4, 1) and value.shape[:2] == given.shape[:2] else None
+        if name in ("mean", "sum", "amax", "amin", "softmax"):
+            axes = args[0] if args else kwargs.get("dim", ())
+            keeps = name == "softmax" or bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
+            place = reduced_axis(axes, keeps, given.ndim, axis)
+        elif name == "squeeze" and args and isinstance(args[0], int):
+            place = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
+        elif name == "getitem":
+            place = indexed_axis(args[0], given.ndim, axis)
+        elif name == "flatten":
+            ends = [*args, *(kwargs.get(key, end) for key, end in _FLATTENED[len(args) :])]
+            first, last = (end if isinstance(end, int) else None for end in ends)
+            return None if first is None or last is None else self._flattened(given, value, same, first, last)
+        elif name in ("view", "reshape"):
+            return self._viewed(args, given, value, same)
+        elif name == "layer_norm" and args:
+            shape: Any = self.env[args[0]] if isinstance(args[0], fx.Node) else args[0]
+            return self._through_layer_norm(node.name, same, given, len(shape))
+        elif name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle") and (given.ndim, axis) == (4, 1):
+            return self._shuffled(name, args, label)
+        else:
+            place = moved_axis(name, args, kwargs, given.ndim, axis)
+        return None if place is None else Followed(label, place)
+
+    def _viewed(self, args: Sequence[Any], given: Tensor, value: Tensor, followed: Followed) -> Followed | None:
+        """Label a view. Only sizes that are inferred, or computed of the number of channels, adapt themselves."""
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+        if not sizes or len(sizes) != value.ndim:
+            return None
+        # A stated number at the first axis would hold for one number of images only.
+        if not (isinstance(sizes[0], fx.Node) or sizes[0] == -1) or value.shape[0] != given.shape[0]:
+            return None
+        shares = [size for size in sizes if isinstance(size, fx.Node) and self._is_share(size, followed.label)]
+        adapting = {place for place, size in enumerate(sizes) if size in shares or size == -1}
+        found = self._reshaped(given, value, followed, adapting)
+        if found is not None:
+            self._explained.update(shares)
+        return found
+
+    def _shuffled(self, name: str, args: Sequence[Any], label: Label) -> Followed | None:
+        """Label a function that exchanges channels and positions, or that shuffles channels."""
+        factor = args[0] if args else None
+        if not isinstance(factor, int):
+            return None
+        if name == "pixel_unshuffle":
+            return Followed(np.repeat(label, factor**2))
+        if name == "pixel_shuffle":
+            return Followed(self._unite_rows(label.reshape(-1, factor**2)))
+        return Followed(np.repeat(self._unite_rows(label.reshape(factor, -1).T), factor))
+
+    def _is_share(self, number: fx.Node, label: Label) -> bool:
+        """Whether a number is in proportion to the number of channels of a label, whichever channels are removed."""
+        counted = self._numbers.share(number)
+        if counted is None:
+            return False
+        channel = self.united_channels()
+        ours, theirs = (np.unique(channel[one], return_counts=True) for one in (label, counted))
+        return np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1] * theirs[1][0], theirs[1] * ours[1][0])
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -1,0 +1,223 @@
+"""A trial cut: remove half of every index space from a copy, and compare its outputs with those of a masked copy.
+
+Tracing finds only what is in a model's graph. Python code that is not in it, such as
+`sum(p.numel() for p in self.parameters())`, can also depend on the number of channels, which shows only in a cut model.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from suite.engine.network.channels.surgery import apply_plan
+from suite.engine.network.forward_pass import first_parameter, probing
+from suite.index_spaces import IndexSpaces
+from suite.method import Method, ReconfigPlan
+
+log = logging.getLogger(__name__)
+
+BATCH = 2
+TOLERANCE = 1e-3
+"""Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
+CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
+
+MOST_WARNINGS = 5
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUTS = {
+    "dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
+    "feature_alpha_dropout", "feature_alpha_dropout_",
+}  # fmt: skip
+
+
+def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[int, int, int]) -> None:
+    """Freeze the index spaces whose removal from a copy does not give the outputs of a masked copy.
+
+    Outputs are compared for random images in evaluation and in training mode (with running statistics and without
+    dropout). Normalisation and all-zero parameters of the copies are drawn at random. The model stays unchanged. Where
+    outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
+
+    Args:
+        model: The bare model.
+        spaces: Its index spaces; the wrong ones are frozen.
+        input_shape: (C, H, W) of one image.
+    """
+    free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
+    if not free:
+        return
+    # cuDNN rounds products to TF32, with errors as large as the tolerance, so it is switched off.
+    with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
+        torch.manual_seed(0)  # the same result in every process and in a resumed training
+        drawn = _drawn(model)
+        first = first_parameter(model)
+        images = torch.randn(BATCH, *input_shape, device=first.device)
+        _set_statistics(drawn, images)
+        if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
+            log.warning("no cut was tried, because the model's outputs for random images are not finite")
+            return
+        if _agrees(drawn, spaces, free, images):
+            return
+        drawn, images = _more_exact(drawn, images)
+        if _agrees(drawn, spaces, free, images):
+            return
+        wrong = [name for name in free if not _agrees(drawn, spaces, [name], images)]
+        left = [name for name in free if name not in wrong]
+        if not wrong or not _agrees(drawn, spaces, left, images):
+            wrong = free
+    for name in wrong:
+        spaces[name].frozen_because = CHANGES_OUTPUTS
+    for name, branch in list(spaces.removable_branches.items()):
+        if set(branch.spaces) & set(wrong):
+            del spaces.removable_branches[name]
+            spaces.fixed_branches[name] = CHANGES_OUTPUTS
+            for inner in branch.spaces:
+                spaces[inner].may_be_empty = False
+
+
+def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
+    """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
+
+    Each has a line of its own, unless there are many, as in a transformer. A line begins with the name of the method. A
+    method that removes no channels needs no warning.
+
+    Args:
+        spaces: Index spaces of the model.
+        method: The method.
+    """
+    if not removes_channels(method):
+        return
+    name = method.registered_name or type(method).__name__
+    ends = {spaces.model_input, *spaces.model_outputs}
+    frozen = [space for space in spaces.values() if space.frozen and space.name not in ends]
+    if len(frozen) > MOST_WARNINGS:
+        layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}
+        reasons = [space.frozen_because for space in frozen]
+        several = ", some for several reasons" if any("; " in reason for reason in reasons) else ""
+        log.warning(
+            "%s: channels can be removed from the outputs of %d layers; %d other sets of channels, each shared by the "
+            "layers that write and read them, have to stay%s: %s",
+            name, len(layers), len(frozen), several, "; ".join(_counted(reasons)),
+        )  # fmt: skip
+        return
+    for space in frozen:
+        log.warning("%s: no channel of '%s' can be removed: %s", name, space.name, space.frozen_because)
+
+
+def removes_channels(method: Method) -> bool:
+    """Return whether a method may remove channels: it says so, reconfigures, or begins with what another trial gave."""
+    kind = type(method)
+    reconfigures = kind.reconfigure is not Method.reconfigure
+    return kind.shrinks_network or reconfigures or (kind.begin is not Method.begin and bool(method.depends_on()))
+
+
+def _counted(reasons: Iterable[str]) -> list[str]:
+    """Return the most frequent kinds of reasons with their numbers. Reasons of one kind differ in names only."""
+    kinds: dict[str, list[str]] = {}
+    for reason in (one for several in reasons for one in several.split("; ")):
+        kinds.setdefault(re.sub(r"'[^']*'", "''", reason), []).append(reason)
+    first = sorted(kinds.values(), key=lambda alike: -len(alike))[:MOST_WARNINGS]
+    named = [f"{alike[0]} ({len(alike)} times, {_names(alike)})" if len(alike) > 1 else alike[0] for alike in first]
+    more = len(kinds) - len(first)
+    return [*named, f"and {more} more {'reason' if more == 1 else 'reasons'}"] if more else named
+
+
+def _names(alike: Iterable[str]) -> str:
+    return "with this name" if len(set(alike)) == 1 else "with other names too"
+
+
+def _drawn(model: nn.Module) -> nn.Module:
+    """Return a float32 copy in which no parameter is zero, so that none hides the layers before it."""
+    drawn = copy.deepcopy(model).float()
+    for module in drawn.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, _NORMS):
+                parameter.normal_(float(name == "weight"), 0.2)
+            elif not parameter.any():
+                parameter.normal_(0.0, 0.1)
+    return drawn
+
+
+def _set_statistics(model: nn.Module, images: Tensor) -> None:
+    """Set the running statistics of every normalisation to those of these images."""
+    for module in model.modules():
+        if isinstance(module, _NORMS):
+            module.momentum = 1.0
+    with _WithoutDropout():
+        model.train()(images)
+
+
+def _more_exact(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return model and images in float64, or as they are if the forward is possible in float32 only."""
+    try:
+        exact = copy.deepcopy(model).double()
+        _outputs(exact, images.double())
+    except Exception as error:  # a forward may raise anything
+        log.debug("cuts are compared in float32, because the forward fails in float64: %s", error)
+        return model, images
+    return exact, images.double()
+
+
+def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images: Tensor) -> bool:
+    """Whether a copy without half of the channels of these spaces has the outputs of a copy that does not read them."""
+    kept = {}
+    for name in names:
+        order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
+        kept[name] = [spaces[name].original[place] for place in sorted(order)]
+    masked = copy.deepcopy(model)
+    _mask(masked, spaces, kept)
+    cut = copy.deepcopy(masked)
+    apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
+    wanted = _outputs(masked, images)
+    try:
+        found = _outputs(cut, images)
+    except Exception as error:  # a forward may raise anything
+        log.debug("the forward fails after a cut of %s: %s", ", ".join(kept), error)
+        return False
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
+        for a, b in zip(wanted, found, strict=True)
+    )
+
+
+def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
+    """Set all weights of convolution and linear layers to zero that read or produce the removed channels."""
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    for name, channels in kept.items():
+        removed = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
+        for one in spaces[name].slices:
+            if isinstance(model.get_submodule(one.module), (nn.Conv2d, nn.Linear)):
+                entries = one.entries[removed].flatten().to(tensors[one.tensor].device)
+                tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
+
+
+def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Return all output tensors of the model, in evaluation and in training mode."""
+    found: list[Tensor] = []
+    for training in (False, True):
+        model.train(training)
+        for module in model.modules():
+            if isinstance(module, _NORMS):
+                module.eval()
+        torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
+        with _WithoutDropout():
+            outputs = model(images)
+        found += [leaf.double() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    return found
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Makes dropout return its input: its random draws would depend on the number of channels."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _DROPOUTS or getattr(func, "__name__", "") in ("dropout2d", "dropout3d"):
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,350 @@
+"""Running a model to learn about it: which layers are called, what else reads their weights, and what else multiplies.
+
+Modules are watched with hooks and operations with torch's dispatcher, so that everything in a model's own `forward` is
+seen. The multiply-adds of an operation come from `suite.engine.network.arithmetic`, whose count is independent of the
+ledger's (`suite.engine.cost.flops`).
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from suite.engine.network.arithmetic import attention_of, is_dense, multiply_adds, name_of
+from suite.engine.network.planned_layer import PlannedLayer
+from suite.errors import UsageError
+
+LAYERS = (nn.Conv2d, nn.Linear)
+"""Classes whose products the ledger counts by their shapes."""
+LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
+"""Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
+OnLayer = Callable[[str, nn.Module, Tensor, Tensor], None]
+"""Receives name, layer, input and output."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operation reads.
+
+    Attributes:
+        shape: Its shape.
+        has_grad: Whether it needs a gradient.
+        parameter: Name of the model's parameter that it is, or whose elements it views; empty for any other tensor.
+    """
+
+    shape: tuple[int, ...]
+    has_grad: bool
+    parameter: str
+
+
+@dataclass(frozen=True)
+class Product:
+    """An operation that multiplies, or of which that is unknown, outside of the layers that methods plan.
+
+    Attributes:
+        op: Name of the operation in torch's dispatcher, with its library unless that is torch's own.
+        module: Name of the innermost module whose forward was running; empty for the model itself.
+        macs: Multiply-adds of the whole batch; `None` if there is no formula.
+        attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
+            values), or both in one operation.
+        operands: The dense tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
+            Those of fused attention are queries, keys and values, (N, H, T, D).
+        layer: Name of the convolution or linear layer in whose forward it ran; empty outside of them.
+    """
+
+    op: str
+    module: str
+    macs: int | None
+    attention: bool
+    operands: tuple[Operand, ...]
+    layer: str = ""
+
+    @property
+    def has_grad(self) -> bool:
+        """Whether an operand needs a gradient."""
+        return any(one.has_grad for one in self.operands)
+
+
+class ForwardPass:
+    """Records what happens in the forward of a model.
+
+    Torch's fast paths, which run several modules as one operation with the same result, are disabled meanwhile.
+
+    Attributes:
+        called: Names of the modules whose forward was called.
+        readers: For each convolution and linear layer whose weight was read outside of its own forward, the names of
+            the modules that were running.
+        products: The operations that multiplied outside of planned layers, in order, and those that may have.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.called: set[str] = set()
+        self.readers: dict[str, set[str]] = defaultdict(set)
+        self.products: list[Product] = []
+        self._model = model
+        self._layers = {name for name, module in model.named_modules() if isinstance(module, LAYERS)}
+        self._owners: dict[int, list[str]] = defaultdict(list)  # by storage: layers may share a weight
+        for name in self._layers:
+            weight = model.get_submodule(name)._parameters.get("weight")
+            if weight is not None:
+                self._owners[_storage(weight)].append(name)
+        self._parameters = {_storage(parameter): name for name, parameter in model.named_parameters()}
+        self._running: list[str] = []
+        self._in_attention = self._in_multi_head = False
+
+    @contextmanager
+    def watching(self) -> Iterator[ForwardPass]:
+        """Record everything that runs inside the context."""
+        handles = []
+        for name, module in self._model.named_modules():
+            # A module that is used under several names is recorded under its first one.
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            with _Operations(self), _Attention(self):
+                yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str) -> None:
+        self._running.append(name)
+        self.called.add(name)
+
+    def _leave(self) -> None:
+        self._running.pop()
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Record one operation of torch's dispatcher."""
+        leaves = tree_leaves((args, {key: value for key, value in kwargs.items() if not key.startswith("out")}))
+        tensors = [value for value in leaves if isinstance(value, Tensor) and is_dense(value)]
+        inside = [name for name in self._running if name in self._layers]
+        layer = inside[-1] if inside else ""
+        if not getattr(func, "is_view", False):  # a view reads no values; whatever reads the view is recorded
+            for tensor in tensors:
+                for owner in self._owners.get(_storage(tensor), ()):
+                    if owner not in inside:
+                        self.readers[owner].add(layer or self._module)
+        planned = bool(layer) and isinstance(self._model.get_submodule(layer), PlannedLayer)
+        name, macs = name_of(func), multiply_adds(func, args, kwargs, out)
+        if planned or macs == 0:
+            return
+        fused = None if name.endswith("_backward") else attention_of(func, args, kwargs)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if fused is not None:
+            tensors, shapes = list(fused.tensors), [fused.query, fused.key, fused.value]
+        operands = tuple(
+            Operand(shape, tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        )
+        # Multi-head attention multiplies in batches, and its projections do not.
+        attends = fused is not None or self._in_attention or (self._in_multi_head and name in ("bmm", "baddbmm"))
+        self.products.append(Product(name, self._module, macs, attends, operands, layer))
+
+    @property
+    def _module(self) -> str:
+        return self._running[-1] if self._running else ""
+
+
+class _Operations(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, watch: ForwardPass) -> None:
+        super().__init__()
+        self._watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first operation, which takes seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # In inference mode, operations arrive here whole that otherwise arrive as the ones they consist of.
+        if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        self._watch.record(func, args, kwargs, out)
+        return out
+
+
+class _Attention(TorchFunctionMode):
+    """Tracks whether one of torch's two attention functions is running. Being active, it disables fast paths."""
+
+    def __init__(self, watch: ForwardPass) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watch, before = self._watch, (self._watch._in_attention, self._watch._in_multi_head)
+        watch._in_attention |= func is F.scaled_dot_product_attention
+        watch._in_multi_head |= func is F.multi_head_attention_forward
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            watch._in_attention, watch._in_multi_head = before
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How a model uses its layers, in training and in evaluation.
+
+    Attributes:
+        called: Names of the modules whose forward is called in training or in evaluation.
+        readers: As in `ForwardPass`, of both.
+        shapes: Shapes of each layer's input and output for two images.
+    """
+
+    called: frozenset[str]
+    readers: Mapping[str, frozenset[str]]
+    shapes: Mapping[str, tuple[torch.Size, torch.Size]]
+
+
+def survey(model: nn.Module, input_shape: tuple[int, int, int]) -> Survey:
+    """Run two blank images through copies of a model, once in training mode and once in evaluation mode."""
+    shapes: LayerShapes = {}
+    passes = []
+    for training in (True, False):
+        copied = copy.deepcopy(model)
+        with recording_shapes(copied) as found:
+            passes.append(run_blank(copied, input_shape, 2, training))
+        shapes |= found
+    readers: dict[str, frozenset[str]] = {}
+    for one in passes:
+        for name, modules in one.readers.items():
+            readers[name] = readers.get(name, frozenset()) | modules
+    return Survey(frozenset().union(*(one.called for one in passes)), readers, shapes)
+
+
+def run_blank(
+    model: nn.Module,
+    input_shape: tuple[int, int, int],
+    images: int,
+    training: bool = False,
+    on_layer: OnLayer | None = None,
+) -> ForwardPass:
+    """Run blank images through a model and record the forward pass.
+
+    Args:
+        model: The model; its mode, buffers and random states are restored afterwards. In training mode planned layers
+            meter what they execute; pass a copy if that matters.
+        input_shape: (C, H, W).
+        images: Number of images.
+        training: Whether the model runs in training mode.
+        on_layer: As for `hooked_layers`.
+    """
+    watch = ForwardPass(model)
+    with hooked_layers(model, on_layer), probing(model), _uncompiled(), torch.enable_grad(), watch.watching():
+        model.train(training)
+        model(blank_images(model, input_shape, images))
+    return watch
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which compiled parts of a model run one operation after the other, as the others do."""
+    # Importing the compiler takes seconds. Flex attention imports it when it is called.
+    compiles = {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys()
+    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
+
+
+def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: int) -> Tensor:
+    """Return zeros, (images, C, H, W), of the type of a model's parameters and on their device."""
+    first = first_parameter(model)
+    return torch.zeros(images, *input_shape, device=first.device, dtype=first.dtype)
+
+
+@contextmanager
+def probing(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modes and buffers and the random states of Python and torch when the context ends.
+
+    Attributes that tracing adds to the model (constant tensors) are removed. Do not modify parameters inside this
+    context.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes, state = set(vars(model)), random.getstate()
+    devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(state)
+        for name in set(vars(model)) - attributes:
+            delattr(model, name)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def hooked_layers(model: nn.Module, on_layer: OnLayer | None) -> Iterator[None]:
+    """Call `on_layer(name, layer, input, output)` whenever a convolution or linear layer runs inside the context."""
+    handles = []
+    if on_layer is not None:
+        for name, layer in model.named_modules():
+            if isinstance(layer, LAYERS):
+                handles.append(layer.register_forward_hook(_forward_hook(name, on_layer), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _forward_hook(name: str, on_layer: OnLayer) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> None:
+        on_layer(name, layer, first_input(args, kwargs), output)
+
+    return hook
+
+
+@contextmanager
+def recording_shapes(model: nn.Module) -> Iterator[LayerShapes]:
+    """Record the shapes of input and output of every convolution and linear layer that runs inside the context."""
+    shapes: LayerShapes = {}
+
+    def record(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> None:
+        shapes[name] = (given.shape, output.shape)
+
+    with hooked_layers(model, record):
+        yield shapes
+
+
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the input of a convolution or linear layer, which may be passed by name, `layer(input=x)`."""
+    found: Tensor = args[0] if args else kwargs["input"]
+    return found
+
+
+def first_parameter(model: nn.Module) -> nn.Parameter:
+    """Return the first parameter of a model, whose device and type stand for the whole model's.
+
+    Raises:
+        UsageError: if the model has no parameters.
+    """
+    for parameter in model.parameters():
+        return parameter
+    raise UsageError(f"the model ({type(model).__name__}) has no parameters, so it cannot be trained")

@@ -1,0 +1,206 @@
+"""Planned convolution and linear layers: torch's own layers, whose three products follow a plan.
+
+`convert` turns a layer in place into a subclass of torch's own, with the same parameter objects and state-dict names.
+With an empty plan it computes exactly what torch's layer does, bit for bit, except for 1x1 convolutions with a stride
+on the CPU, whose sums may be rounded differently (`suite.engine.network.pointwise`). With a plan, one autograd function
+computes data gradient and weight gradient by separate calls, so that a method may give each of them its own copy of the
+output gradient. A backward hook cannot express this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from suite.engine.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
+from suite.engine.network.products import TORCH, is_sampled, planned_op
+from suite.errors import UsageError
+from suite.plan import EMPTY_PLAN, Geometry
+
+
+class PlannedConv2d(PlannedLayer, nn.Conv2d):
+    """`nn.Conv2d` whose three products follow an `OpPlan`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output, (N, K, P, Q) or (K, P, Q), of an input (N, C, H, W) or (C, H, W)."""
+        sampled = is_sampled(self.weight, self.stride) and input.ndim in (3, 4)  # type: ignore[arg-type]
+        through_op = self.planned or self.step_state.clock is not None
+        if not (through_op or sampled) or not _types_agree(self, input):
+            return super().forward(input)
+        activation = input if input.ndim == 4 else input.unsqueeze(0)
+        mode, padding = self._explicit_padding()
+        if mode:
+            activation = F.pad(activation, padding, mode)
+        if through_op:
+            out = _planned_product(self, activation)
+        else:
+            out = TORCH.forward(activation, self.weight, self.bias, self.geometry)
+        return out if input.ndim == 4 else out.squeeze(0)
+
+    @property
+    def geometry(self) -> Geometry:
+        """What the products depend on besides their operands; explicit padding (`F.pad`) is already applied."""
+        mode, (left, _, top, _) = self._explicit_padding()
+        padding = (0, 0) if mode else (top, left)
+        return Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+
+    def padded_size(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return (H, W) of the activation that the products read, for an input of (rows, columns)."""
+        mode, (left, right, top, bottom) = self._explicit_padding()
+        return (rows + top + bottom, columns + left + right) if mode else (rows, columns)
+
+    def _explicit_padding(self) -> tuple[str, list[int]]:
+        """Return the mode and the amounts of `F.pad` before the product; the mode is empty if the product pads itself.
+
+        `padding="same"` adds one more at the far edge where the sum is odd, which a convolution itself cannot do.
+        """
+        padding: list[int] = self._reversed_padding_repeated_twice
+        left, right, top, bottom = padding
+        if self.padding_mode != "zeros":
+            return self.padding_mode, padding
+        return ("" if left == right and top == bottom else "constant"), padding
+
+
+class PlannedLinear(PlannedLayer, nn.Linear):
+    """`nn.Linear` whose three products follow an `OpPlan`. Leading dimensions are flattened to rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output, (..., K), of an input (..., C)."""
+        through_op = self.planned or self.step_state.clock is not None
+        if not through_op or not _types_agree(self, input):
+            return super().forward(input)
+        out = _planned_product(self, input.reshape(-1, input.shape[-1]))
+        return out.reshape(*input.shape[:-1], self.out_features)
+
+    @property
+    def geometry(self) -> Geometry:
+        """What the products depend on besides their operands."""
+        return Geometry("linear")
+
+
+def _planned_product(layer: PlannedLayer, activation: Tensor) -> Tensor:
+    """Cast the activation under autocast as torch does, then call the planned op."""
+    # The activation is cast outside the op, so that its cast copy is saved for backward. The weight is cast inside, so
+    # that the parameter is saved and not a copy of it.
+    return planned_op(activation.to(_product_type(activation)), layer.weight, layer.bias, layer)
+
+
+def _types_agree(layer: PlannedLayer, activation: Tensor) -> bool:
+    """Whether torch can multiply these types. If not, torch's own layer is called, which raises the usual error."""
+    operands: list[Tensor] = [activation, layer.weight]
+    if layer.bias is not None:
+        operands.append(layer.bias)
+    return len({_product_type(operand) for operand in operands}) == 1
+
+
+def _product_type(operand: Tensor) -> torch.dtype:
+    """Return the type of an operand in a product: autocast casts all floating-point types except float64."""
+    device = operand.device.type
+    if torch.is_autocast_enabled(device) and operand.is_floating_point() and operand.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return operand.dtype
+
+
+_PLANNED: dict[type[nn.Module], type[PlannedLayer]] = {nn.Conv2d: PlannedConv2d, nn.Linear: PlannedLinear}
+
+
+def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Find the layers of a model that can be planned, and those that cannot, with the reason.
+
+    Subclasses of `nn.Conv2d` and `nn.Linear` cannot be planned, because their forward may be different. For example,
+    the output projection of `nn.MultiheadAttention` is never called.
+
+    Args:
+        model: The bare model, converted or not.
+        called: Names of the modules whose forward is called; others cannot be planned. `None`: all are called.
+
+    Returns:
+        The layers, and the reasons of the others, both by name and in the model's order.
+
+    Raises:
+        UsageError: if a layer has a parametrised weight (`weight_norm`), which is not a parameter.
+    """
+    layers: dict[str, nn.Module] = {}
+    others: dict[str, str] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, (nn.Conv2d, nn.Linear)):
+            continue
+        if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
+            raise UsageError(
+                f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
+            )
+        if type(layer) not in _PLANNED and not isinstance(layer, PlannedLayer):
+            others[name] = f"it is a {type(layer).__name__}, whose forward may differ from that of its base class"
+        elif called is not None and name not in called:
+            others[name] = "the model never calls it"
+        else:
+            layers[name] = layer
+    return layers, others
+
+
+def convert(
+    model: nn.Module, step_state: StepState | None = None, called: Collection[str] | None = None
+) -> dict[str, PlannedLayer]:
+    """Convert every layer of a bare model that can be planned, in place, with empty plans.
+
+    The layer objects, their parameters and the names in the state dict stay the same.
+
+    Args:
+        model: The bare model.
+        step_state: The state that the layers share; a new one if `None`.
+        called: Names of the modules whose forward is called, as for `plannable`.
+
+    Returns:
+        The planned layers by name, in the model's order.
+
+    Raises:
+        UsageError: as `plannable` does.
+    """
+    state = step_state or StepState()
+    planned: dict[str, PlannedLayer] = {}
+    for name, layer in plannable(model, called)[0].items():
+        layer.__class__ = _PLANNED.get(type(layer), type(layer))
+        assert isinstance(layer, PlannedLayer)
+        layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY_PLAN, state, ExecutedMeter()
+        layer.handle = new_handle(layer)
+        planned[name] = layer
+    return planned
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Turn planned layers back into torch's own layers, in place.
+
+    Raises:
+        ValueError: if a layer's plan is not empty.
+    """
+    plain = {planned: original for original, planned in _PLANNED.items()}
+    for name, layer in model.named_modules():
+        if isinstance(layer, PlannedLayer):
+            if not layer.op_plan.empty:
+                raise ValueError(f"layer '{name}' still has a plan; call `finish` of its hooks first")
+            for attribute in ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle"):
+                delattr(layer, attribute)
+            layer.__class__ = plain[type(layer)]  # type: ignore[assignment]
+    return model
+
+
+def backend_name(layer: nn.Module) -> str:
+    """Return the name of the backend that computes a layer's products: `torch` unless its plan names another."""
+    backend = layer.op_plan.backend if isinstance(layer, PlannedLayer) else None
+    return (backend or TORCH).name
+
+
+def keep_nested_tensors_off(model: nn.Module) -> None:
+    """Stop every `nn.TransformerEncoder` with planned layers from using nested tensors, which only fast paths support.
+
+    Its outputs stay the same, except at positions that a padding mask covers.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and any(
+            isinstance(layer, PlannedLayer) and layer.planned for layer in module.modules()
+        ):
+            module.use_nested_tensor = False

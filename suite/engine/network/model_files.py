@@ -1,0 +1,201 @@
+"""Files of tensors: checkpoints from which trials resume bit-exactly, and final models that load without their trial.
+
+Both contain only tensors, numbers, strings, lists and dicts, and are read with `weights_only=True`, so that no code in
+them is executed. They are written atomically: a killed process leaves either the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from suite import files
+from suite.choices import build_model
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.surgery import apply_plan
+from suite.errors import UsageError
+from suite.reconfiguration import ReconfigPlan
+
+MODEL_FORMAT = 1
+LARGEST_SIZE = 2**20
+"""Limit of an image's sides and of the number of classes; the suite does not write larger ones."""
+
+
+class _ErrorKeepingFile:
+    """A file for torch to write to. It keeps the disk's error, which torch replaces by its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint atomically.
+
+    Raises:
+        OSError: if it cannot be written, for example because the disk is full; the error names the file.
+    """
+    with files.replacing(path) as file:
+        wrapped = _ErrorKeepingFile(file)
+        try:
+            torch.save(dict(state), cast("IO[bytes]", wrapped))
+        except RuntimeError as error:
+            if wrapped.error is not None:
+                raise wrapped.error from error
+            raise
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint without executing code from it.
+
+    Raises:
+        UsageError: if the file is missing, damaged or not a checkpoint.
+    """
+    try:
+        # torch's reader does not verify the checksums in the archive.
+        if reason := files.archive_damage(path):
+            raise UsageError(f"{path}: {reason}")
+        state = torch.load(path, map_location=device, weights_only=True)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        # The archive is intact, but the suite did not write it; its content may make torch's reader raise anything.
+        raise UsageError(f"{path}: is damaged, or not a file of tensors") from error
+    if not isinstance(state, dict):
+        raise UsageError(f"{path}: holds a {type(state).__name__}, not a checkpoint")
+    return state
+
+
+def save_model(
+    path: Path,
+    model: nn.Module,
+    *,
+    name: str,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    reconfigurations: list[ReconfigPlan],
+) -> None:
+    """Write a final model: its tensors, and its architecture as plain data.
+
+    Args:
+        path: Path of `model.pt`.
+        model: The bare model, with empty plans.
+        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`.
+        num_classes: Number of classes that it was built for.
+        input_shape: (C, H, W) that it was built for.
+        reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
+    """
+    architecture = {
+        "format": MODEL_FORMAT,
+        "model": name,
+        "num_classes": num_classes,
+        "input_shape": list(input_shape),
+        "reconfigurations": [plan.to_json() for plan in reconfigurations],
+    }
+    tensors = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
+    save(path, {"architecture": architecture, "tensors": tensors, "sha256": _checksum(tensors)})
+
+
+def load_model(path: str | Path) -> nn.Module:
+    """Open a trial's final model without the trial: build it, replay its reconfigurations, and load its tensors.
+
+    Args:
+        path: Path of a `model.pt`. For a model of a plugin, call `suite.registry.load_plugin` first.
+
+    Returns:
+        The model on the CPU, in evaluation mode, with torch's own layers.
+
+    Raises:
+        UsageError: if the file is missing, damaged or not a model of this suite, or if its model is not registered.
+    """
+    state = _read_model(Path(path))
+    # Building the model draws weights that are then overwritten; this must not change the caller's random state.
+    generator_state = torch.get_rng_state()
+    try:
+        return _rebuilt(state["architecture"], state["tensors"])
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except Exception as error:
+        # Its checksum is right, so it was written for another version of the model or by another program.
+        reason = (str(error).splitlines() or [""])[0]
+        raise UsageError(f"{path}: its tensors do not fit the model that it names ({reason})") from error
+    finally:
+        torch.set_rng_state(generator_state)
+
+
+def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return the model with its reconfigurations carried out and its tensors loaded."""
+    input_shape = architecture["input_shape"]
+    model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
+    spaces = find_index_spaces(model, tuple(input_shape))
+    for plan in architecture["reconfigurations"]:
+        apply_plan(model, ReconfigPlan.from_json(plan), spaces, None)
+    model.load_state_dict(tensors, strict=True)
+    return model.eval()
+
+
+def read_reconfigurations(path: Path) -> list[ReconfigPlan]:
+    """Return the plans that were carried out on a final model, in order.
+
+    Raises:
+        UsageError: as `load_model` does.
+    """
+    try:
+        return [ReconfigPlan.from_json(plan) for plan in _read_model(path)["architecture"]["reconfigurations"]]
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise UsageError(f"{path}: is damaged: its reconfigurations cannot be read ({error})") from error
+
+
+def _read_model(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    state = load(path)
+    architecture, tensors = state.get("architecture"), state.get("tensors")
+    if not (isinstance(architecture, dict) and isinstance(tensors, dict) and "format" in architecture):
+        raise UsageError(f"{path}: is not a model of this suite (a trial's model is in model.pt)")
+    if architecture["format"] != MODEL_FORMAT:
+        raise UsageError(f"{path}: has format {architecture['format']}; this version reads {MODEL_FORMAT}")
+    try:
+        whole = _checksum(tensors) == state.get("sha256")
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{path}: is damaged: its tensors are not in the suite's format") from error
+    if not whole:
+        raise UsageError(f"{path}: is damaged: its tensors do not match its checksum")
+    shape = architecture.get("input_shape")
+    if not (
+        isinstance(architecture.get("model"), str)
+        and isinstance(architecture.get("reconfigurations"), list)
+        and isinstance(shape, list)
+        and len(shape) == 3
+        and all(
+            isinstance(size, int) and 0 < size <= LARGEST_SIZE for size in (*shape, architecture.get("num_classes"))
+        )
+    ):
+        raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
+    return state
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of names, types, shapes and values: torch's reader does not notice a flipped bit."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

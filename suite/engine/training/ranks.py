@@ -1,0 +1,189 @@
+"""Ranks: the processes of `torch.distributed` that train one model together. A single process is one rank of one."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.engine.cost.communication import Kind, Traffic, size_of
+from suite.errors import UsageError
+
+if dist.is_available():
+    # The default arguments in this module are the process group that exists when it is imported. torch._dynamo imports
+    # it, and would keep the group, and gloo's threads, until the process ends, where they can abort it.
+    import torch.distributed.nn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Rank of this process in the default process group, and the number of ranks.
+
+    All methods except `of_this_process` are collective: every rank must call them, in the same order.
+
+    Attributes:
+        rank, size: Rank of this process, and the number of ranks.
+        traffic: Counter of the bytes that this rank hands to collective operations.
+    """
+
+    rank: int = 0
+    size: int = 1
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
+
+    @classmethod
+    def of_this_process(cls) -> Ranks:
+        """Return rank and size of the default process group; one rank if `torch.distributed` is not initialised."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def all_reduce(self, tensor: Tensor, kind: Kind = "decisions") -> Tensor:
+        """Return the sum of the ranks' tensors, detached; with one rank, the argument.
+
+        Args:
+            tensor: The tensor of this rank.
+            kind: What its bytes are counted as.
+        """
+        if self.size == 1:
+            return tensor
+        total = tensor.detach().clone()
+        self.traffic.add(kind, "all_reduce", size_of([total]))
+        dist.all_reduce(total)
+        return total
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Return the mean of the ranks' tensors, detached; with one rank, the argument."""
+        return tensor if self.size == 1 else self.all_reduce(tensor) / self.size
+
+    @torch.no_grad()
+    def share(self, model: nn.Module) -> None:
+        """Copy parameters and buffers of rank 0 to all ranks, as DistributedDataParallel does."""
+        if self.size == 1:
+            return
+        for tensor in (*model.parameters(), *model.buffers()):
+            sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.detach().contiguous()
+            self.traffic.add("start", "broadcast", size_of([sent]))
+            dist.broadcast(sent, 0)
+            tensor.copy_(sent)
+
+    def from_first(self, value: Any) -> Any:
+        """Return rank 0's value, which consists of plain data and tensors, on all ranks."""
+        if self.size == 1:
+            return value
+        content = _bytes_of(value)
+        length = torch.tensor([content.numel()], device=content.device)
+        dist.broadcast(length, 0)
+        if self.rank:
+            content = content.new_empty(int(length))
+        dist.broadcast(content, 0)
+        self.traffic.add("bookkeeping", "broadcast", size_of([length, content]))
+        return _value_of(content)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which consist of plain data and tensors, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        content = _bytes_of(value)
+        length = torch.tensor([content.numel()], device=content.device)
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length)
+        padded = content.new_zeros(int(max(lengths)))
+        padded[: content.numel()] = content
+        contents = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(contents, padded)
+        self.traffic.add("bookkeeping", "all_gather", size_of([length, padded]))
+        return [_value_of(found[: int(size)]) for found, size in zip(contents, lengths, strict=True)]
+
+    def agree_on_tensors(self, digests: dict[str, str]) -> None:
+        """Check that all ranks have the same tensors.
+
+        Args:
+            digests: Digest of each tensor, by its name.
+
+        Raises:
+            UsageError: on every rank, if one has a different tensor; the message names the first one and the rank.
+        """
+        found = self.gather(digests)
+        for rank, other in enumerate(found):
+            different = [name for name in {**found[0], **other} if found[0].get(name) != other.get(name)]
+            if different:
+                raise UsageError(
+                    f"the ranks do not train the same network: {different[0]} of rank {rank} is not that of rank 0 "
+                    f"({len(different)} of {len(other)} differ)"
+                )
+
+    def agree(self, what: str, value: Any) -> None:
+        """Check that all ranks have the same value.
+
+        Args:
+            what: Name of the value, as the subject of the error message.
+            value: Plain data, which can be compared.
+
+        Raises:
+            UsageError: on every rank, if one has a different value.
+        """
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise UsageError(
+                    f"{what} must be the same on all ranks: rank 0 has {values[0]}, rank {rank} has {other}"
+                )
+
+
+def _bytes_of(value: Any) -> Tensor:
+    """Return a value as bytes, on the device whose tensors the ranks exchange."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    on_gpu = "nccl" in dist.get_backend()
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to("cuda" if on_gpu else "cpu")
+
+
+def _value_of(content: Tensor) -> Any:
+    """Return the value of bytes of `_bytes_of`. Unlike torch's own exchange of objects, this never runs code in them.
+
+    Raises:
+        UsageError: The value has objects of other classes, or is not whole.
+    """
+    try:
+        return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UsageError("the ranks exchange plain data and tensors only, not objects of other classes") from error
+
+
+class WrapperGuard:
+    """Refuses the forward of a DistributedDataParallel that wrapped the model before its shapes changed.
+
+    The buckets of such a wrapper have the old shapes, and its hooks belong to replaced parameters: without an error,
+    the gradients of parameters that were cut would not be summed over the ranks.
+
+    Args:
+        model: The bare model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: weakref.ref[nn.Module] | None = None
+        self._stale: weakref.ref[nn.Module] | None = None
+        # Copies of the model share a function, but would copy a bound method together with its object.
+        model.register_forward_pre_hook(lambda module, inputs: self._look())
+
+    def shapes_changed(self) -> None:
+        """Refuse the wrapper that ran last from now on."""
+        self._stale = self._seen
+
+    def _look(self) -> None:
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if wrapper is None:
+            return
+        if self._stale is not None and wrapper is self._stale():
+            raise UsageError(
+                "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
+                "old shapes: wrap runner.model in a new one after each runner.end_epoch() that returns an IndexMap"
+            )
+        self._seen = weakref.ref(wrapper)

@@ -1,7 +1,0 @@
-"""The contract check: what every method must satisfy. `check METHOD` and the tests of all methods run it."""
-
-from suite.training.conformance.check import Result, check
-from suite.training.conformance.contracts import CONTRACTS
-from suite.training.conformance.subject import Broken, Subject
-
-__all__ = ["CONTRACTS", "Broken", "Result", "Subject", "check"]

@@ -1,0 +1,216 @@
+"""The objects of a trial, built from its specification: device, data, network with its first weights, and trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from suite import registry
+from suite.choices import build_method, build_model
+from suite.engine.network import model_files
+from suite.engine.training.trainer import Trainer
+from suite.errors import UsageError
+from suite.files import default_data_root, read_path
+from suite.method import OtherTrial
+from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits
+from suite.trials.folder.records import damage, read_record
+from suite.trials.ranks.processes import cuda_device
+from suite.trials.spec import TrialSpec
+
+
+def device_of(spec: TrialSpec) -> torch.device:
+    """Return the device of a trial; in a trial of several processes, that of this process."""
+    if spec.device == "cuda":
+        return cuda_device(spec.device_index)
+    return torch.device("cpu")
+
+
+def inputs_of(spec: TrialSpec) -> Inputs:
+    """Return the shape of the images and the number of classes of a trial. Plugins must have been loaded."""
+    task = registry.get("task", spec.task)()
+    inputs: Inputs = task.inputs(spec.make_recipe(), DataCopy(**spec.data_copy))
+    return inputs
+
+
+def with_data_here(spec: TrialSpec) -> TrialSpec:
+    """Return the specification of a trial, which may be of another machine, with this machine's copy of the data.
+
+    Raises:
+        UsageError: This machine has no such copy.
+    """
+    recorded = spec.data_copy.get("path")
+    if not recorded:
+        return spec
+    path = read_path(str(recorded), "its data")
+    if path.exists():
+        return dataclasses.replace(spec, data_copy={**spec.data_copy, "path": str(path)})
+    task, root = registry.get("task", spec.task)(), read_path(default_data_root(), "PDT_DATA")
+    copy = task.prepare(root, spec.preset, spec.make_recipe())
+    if copy.checksum != spec.data_copy["checksum"]:
+        known, found = DataCopy(**spec.data_copy).label, copy.label
+        raise UsageError(
+            f"its data is the copy {known}, and {root} has {found}; set PDT_DATA to a folder with its copy"
+        )
+    return dataclasses.replace(spec, data_copy=copy.fields())
+
+
+def load_splits(spec: TrialSpec) -> Splits:
+    """Return the data of a trial on its device. Plugins must have been loaded.
+
+    Raises:
+        UsageError: The recipe asks for training images of other sizes, which the task does not offer; or the test
+            split is not to be evaluated, and the task has no validation split.
+    """
+    task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
+    splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
+    if recipe.train_sizes and not splits.train_by_size:
+        raise UsageError(f"task {spec.task} has images of one size, to which recipe.train_sizes does not apply")
+    if recipe.evaluate_test:
+        return splits
+    if splits.validation is None:
+        raise UsageError(f"task {spec.task} makes no validation split, which recipe.evaluate_test=false needs")
+    return dataclasses.replace(splits, test=None)  # a task of a plugin may have loaded it
+
+
+def data_facts(splits: Splits, classes: int) -> dict[str, int]:
+    """Return the sizes that say what an accuracy is worth: those of the splits, and what answers without looking reach.
+
+    Args:
+        splits: Splits of a trial.
+        classes: Number of classes.
+
+    Returns:
+        `classes` and `train_images`; with a test split also `test_images`, and `largest_test_class`, the number of test
+        images of the most frequent class, which is absent if the split does not give its labels.
+    """
+    found = {"classes": classes, "train_images": splits.train.num_samples}
+    if splits.test is not None:
+        found["test_images"] = splits.test.num_samples
+        labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
+        whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+        if whole and labels.numel() and labels.min() >= 0:
+            found["largest_test_class"] = int(labels.bincount().max())
+    return found
+
+
+def build_trainer(
+    spec: TrialSpec, trials: Path, splits: Splits, from_images: bool = False, eager: bool = False, **callbacks: Any
+) -> Trainer:
+    """Return the trainer of a trial before its first step.
+
+    Args:
+        spec: Specification of the trial.
+        trials: Folder of the trials that this one may depend on.
+        splits: The data (`load_splits`).
+        from_images: Whether a model whose initialisation depends on training images gets them. Weights that are loaded
+            later, or whose values do not matter, need none.
+        eager: Whether steps run eagerly, whatever the recipe's execution is.
+        callbacks: Arguments of `Trainer` whose names begin with `on_`.
+
+    Raises:
+        UsageError: A trial that this one depends on is not done or damaged, or the folder for code of
+            `torch.compile` cannot be used.
+    """
+    from kernels import cache
+
+    recipe = spec.make_recipe()
+    if eager:
+        recipe = dataclasses.replace(recipe, execution="eager")
+    if recipe.execution == "compile":
+        try:
+            cache.keep_code_of_torch_compile()
+        except (cache.RefusedError, OSError) as error:
+            raise UsageError(f"recipe.execution=compile: {error}") from error
+    device, inputs = device_of(spec), inputs_of(spec)
+    torch.manual_seed(spec.seed)  # the same weights for every method of a seed
+    model = build_model(spec.model, *inputs)
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if from_images:
+        initialize(model, splits, spec.seed)
+    return Trainer(
+        model,
+        build_method(spec.method, spec.parameters, spec.label),
+        recipe,
+        splits,
+        input_shape=inputs.shape,
+        num_classes=inputs.classes,
+        seed=spec.seed,
+        device=device,
+        dtype=getattr(torch, spec.dtype),
+        task=spec.task,
+        network=spec.model.partition("[")[0],
+        preset=spec.preset,
+        others=_others(spec, trials),
+        **callbacks,
+    )
+
+
+def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
+    """Return the results of the trials that a trial depends on, by the text with which the method names them.
+
+    Raises:
+        UsageError: One of them is not done or damaged.
+    """
+    found = {}
+    for text, trial_id in spec.depends_on.items():
+        folder = trials / trial_id
+        record = read_record(folder) or {}
+        flops = (record.get("result") or {}).get("inference_flops")
+        if flops is None or record["status"] != "done":
+            raise UsageError(f"this trial depends on {trial_id}, which is not done")
+        if reason := damage(folder, record):
+            raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
+        model_file = folder / "model.pt"
+        plans = tuple(model_files.read_reconfigurations(model_file))
+        found[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
+    return found
+
+
+def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:
+    """Return the number of finished epochs after which each of the `count` plans of a trial was carried out."""
+    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
+    epochs = [record["epoch"] for record in map(json.loads, lines) if record["reconfigured"]]
+    return (*[0] * (count - len(epochs)), *epochs)
+
+
+IMAGES = 5_000
+
+
+@runtime_checkable
+class InitializedFromImages(Protocol):
+    """A model whose initialisation depends on training images."""
+
+    def initialize_from_images(self, images: Tensor) -> None:
+        """Set weights; called once before the training, without gradients.
+
+        Args:
+            images: (N, C, H, W) normalised training images in the proportions of the classes, on the model's device; N
+                is `IMAGES`, or the size of the training split if that is smaller.
+        """
+
+
+def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
+    """Let a model set weights by training images, if it asks for them. All ranks draw the same images.
+
+    Args:
+        model: The new model.
+        splits: The data.
+        seed: Seed of the trial.
+
+    Raises:
+        UsageError: The task does not offer the images.
+    """
+    if not isinstance(model, InitializedFromImages):
+        return
+    if not isinstance(splits.train, SampledBatches):
+        raise UsageError(
+            f"{type(model).__name__} is initialised from training images, which the batches of this task do not offer: "
+            "they have no method `sample`"
+        )
+    with torch.no_grad():
+        model.initialize_from_images(splits.train.sample(IMAGES, seed))

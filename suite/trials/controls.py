@@ -1,0 +1,92 @@
+"""Control trials: what `--controls` adds to a command, so that a difference between a method and dense has a scale.
+
+For each task, model and seed of the command:
+
+- dense training with fewer epochs (`suite.recipe.control_epochs`): what plain training reaches in less time;
+- dense training twice, with the same seed: how much two equal trials differ, above all in time;
+- dense training narrowed to the cost of each method whose network becomes smaller (`dense[match=METHOD]`);
+- the random twin of each method that has one (`Method.random_twin`): the same amount of pruning, chosen at random.
+
+They are ordinary trials: a command that names them without `--controls` finds the same ones in its folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from suite.choices import MethodChoice
+from suite.errors import UsageError
+from suite.files import canonical_json
+from suite.trials.spec import TrialSpec
+
+log = logging.getLogger(__name__)
+
+
+def dense(**parameters: Any) -> MethodChoice:
+    """Return the choice of dense training with these parameters."""
+    return dataclasses.replace(MethodChoice.read("dense"), typed=parameters)
+
+
+def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> list[MethodChoice]:
+    """Return the methods to train as controls of others with the whole recipe, each once.
+
+    Args:
+        methods: Methods of the command.
+        task, preset: Names that may decide default values of parameters.
+
+    Returns:
+        For each method its random twin and the matched dense network, as far as it has them; then dense training again.
+    """
+    found: list[MethodChoice] = []
+    for choice in _distinct(methods, task, preset):
+        if twin := random_twin(choice, task, preset):
+            found.append(twin)
+        if choice.definition.shrinks_network:
+            found.append(dense(match=str(choice)))
+    return _distinct([*found, dense(repeat=2)], task, preset)
+
+
+def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | None:
+    """Return the choice with the values of `Method.random_twin`, and otherwise the same parameters.
+
+    `None` if the method has no random twin, or is its own, or does not allow these values together.
+    """
+    twin = choice.with_typed(choice.definition.random_twin)
+    parameters = twin.parameters(task, preset)
+    if parameters == choice.parameters(task, preset):
+        return None
+    try:
+        twin.build(parameters)
+    except UsageError as error:
+        log.info("--controls: %s has no random twin, because %s", choice, error)
+        return None
+    return twin
+
+
+def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
+    """Describe in one line the trials that `--controls` added to a command.
+
+    Args:
+        added: The trials that the command would not have without `--controls`.
+        epochs: Epochs of the command's recipe, by task.
+    """
+    added = list(added)
+    if not added:
+        return "--controls adds no trials: the command names all of them"
+    fewer = {trial.recipe["epochs"] for trial in added if trial.recipe["epochs"] < epochs[trial.task]}
+    shorter = f"dense with fewer epochs ({', '.join(map(str, sorted(fewer)))})"
+    kinds = Counter(shorter if trial.recipe["epochs"] < epochs[trial.task] else trial.label for trial in added)
+    parts = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    return f"--controls adds {len(added)} {'trial' if len(added) == 1 else 'trials'}: {parts}"
+
+
+def _distinct(methods: Iterable[MethodChoice], task: str, preset: str) -> list[MethodChoice]:
+    """Return the methods without those that repeat the values of all parameters of an earlier one."""
+    found: dict[str, MethodChoice] = {}
+    for choice in methods:
+        found.setdefault(canonical_json([choice.name, choice.parameters(task, preset), choice.recipe_fields]), choice)
+    return list(found.values())

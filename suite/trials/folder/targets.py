@@ -1,0 +1,136 @@
+"""Target accuracies: the first epoch after which a trial reaches one, and what the training cost until then.
+
+The accuracy is that of the test images, which is recorded after every evaluation. Reaching a target is read from this
+curve afterwards; no training, checkpoint or parameter depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from suite import files
+from suite.errors import UsageError
+from suite.trials.folder import packed
+
+MOST_TARGETS = 5
+_INEXACT = 1e-9  # percentages and shares of images are not exact in binary
+COSTS = {"time_to_target_s": "train_time_s", "energy_to_target_j": "energy_j"}
+"""Columns of the results table, and the fields of `epochs.jsonl` that they are read from."""
+
+
+def read_targets(text: str) -> tuple[float, ...]:
+    """Read target accuracies in percent, `90` or `88,90.5`, and return them as fractions in the same order.
+
+    Raises:
+        UsageError: A part is not a percentage above 1 and up to 100, occurs twice, or there are too many.
+    """
+    hint = "expected percentages above 1 and up to 100, separated by commas: 88,90.5"
+    found: list[float] = []
+    for part in text.split(","):
+        try:
+            percent = float(part)
+        except ValueError:
+            raise UsageError(f"--target '{text}': {hint}") from None
+        if 0 < percent <= 1:
+            raise UsageError(f"--target '{text}': targets are percentages; did you mean {100 * percent:g}?")
+        if not 1 < percent <= 100:
+            raise UsageError(f"--target '{text}': {hint}")
+        found.append(percent / 100)
+    if len(set(found)) < len(found):
+        raise UsageError(f"--target '{text}': a target occurs twice")
+    if len(found) > MOST_TARGETS:
+        raise UsageError(f"--target '{text}': at most {MOST_TARGETS} targets")
+    return tuple(found)
+
+
+def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
+    """Return the targets that the commands of a folder declared, in order, without repetitions and empty ones.
+
+    Args:
+        suite: Content of `suite.json`, of any version.
+    """
+    commands = suite.get("commands")
+    found: list[tuple[float, ...]] = []
+    for command in commands if isinstance(commands, list) else ():
+        spec = command.get("spec") if isinstance(command, Mapping) else None
+        targets = spec.get("targets") if isinstance(spec, Mapping) else None
+        if isinstance(targets, list) and targets and all(map(_is_share, targets)):
+            found.append(tuple(map(float, targets)))
+    return [targets for targets, _ in groupby(found)]
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def read_declared_targets(folder: Path) -> tuple[float, ...]:
+    """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
+    path = folder / "suite.json"
+    if not path.is_file():  # reading a pipe would wait for a writer
+        return ()
+    try:
+        suite = files.read_json(path.read_bytes())
+    except (OSError, ValueError):  # the report names a damaged file
+        return ()
+    declared = declared_targets(suite) if isinstance(suite, Mapping) else []
+    return declared[-1] if declared else ()
+
+
+def first_reached(epochs: Iterable[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:
+    """Return the record of the first epoch whose test accuracy is at least the target; `None` if there is none.
+
+    Args:
+        epochs: Records of `epochs.jsonl`, in order.
+        target: Accuracy as a fraction.
+    """
+    for record in epochs:
+        accuracy = record.get("test_accuracy")
+        if isinstance(accuracy, (int, float)) and accuracy >= target - _INEXACT:
+            return record
+    return None
+
+
+def cost_until(record: Mapping[str, Any], column: str) -> float | None:
+    """Return what the training cost until the end of an epoch; `None` if it was not measured.
+
+    Args:
+        record: Record of `epochs.jsonl`, whose costs are sums over the epochs so far.
+        column: `flops_to_target`, or a key of `COSTS`.
+    """
+    if column == "flops_to_target":
+        flops = record.get("train_flops")
+        value = flops.get("executed") if isinstance(flops, Mapping) else None
+    else:
+        value = record.get(COSTS[column])
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def target_columns(folder: Path, targets: Sequence[float]) -> dict[str, Any]:
+    """Return the columns of a finished trial for the first of several targets; empty without targets.
+
+    Args:
+        folder: Folder of the trial.
+        targets: Accuracies as fractions.
+    """
+    if not targets:
+        return {}
+    target = targets[0]
+    found = first_reached(_epochs(folder), target)
+    columns = dict.fromkeys(("flops_to_target", *COSTS))
+    costs = {} if found is None else {column: cost_until(found, column) for column in columns}
+    return {"target_accuracy": target, **columns, **costs}
+
+
+def _epochs(folder: Path) -> list[Mapping[str, Any]]:
+    """Return the records of `epochs.jsonl`; empty if the file is missing or damaged, which the report names."""
+    path = packed.held(folder / "epochs.jsonl")
+    try:
+        lines = packed.read(path).splitlines() if path else []
+        records = [files.read_json(line) for line in lines]
+    except (OSError, ValueError):
+        return []
+    return [record for record in records if isinstance(record, Mapping)]

@@ -1,0 +1,274 @@
+"""The entries of the file of the time pass, `time.json`: training times relative to dense."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, MinLen
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from suite.recipe import Phase
+from suite.trials.folder.entries import Content, EntryFile, GroupEntries, Strict
+
+BUSY = 0.5
+"""Cores that other programs use, as a share of a measurement's threads, from which it is disturbed."""
+FEWEST_PAIRS = 3
+"""Of steps in one state of a trial."""
+_LONGEST = 10**15  # microseconds
+Steps = Annotated[int, Ge(1), Le(10**12)]
+
+
+def _read_pairs(value: Any) -> Any:
+    """Return pairs of seconds from a text of microseconds, or the given ones to the microsecond."""
+    if isinstance(value, str):
+        words = value.split()
+        if len(words) % 2 or not all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words):
+            raise ValueError("must be an even number of microseconds, separated by spaces")
+        numbers = [int(word) for word in words]
+    else:
+        try:
+            numbers = [round(1e6 * seconds) for method, dense in value for seconds in (method, dense)]
+        except (TypeError, OverflowError) as error:
+            raise ValueError("must be pairs of seconds") from error
+    if not all(0 < number < _LONGEST for number in numbers):
+        raise ValueError("times must be positive")
+    return tuple(zip((one / 1e6 for one in numbers[::2]), (one / 1e6 for one in numbers[1::2]), strict=True))
+
+
+def _write_pairs(pairs: tuple[tuple[float, float], ...]) -> str:
+    return " ".join(f"{round(1e6 * seconds)}" for pair in pairs for seconds in pair)
+
+
+Pairs = Annotated[
+    tuple[tuple[float, float], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_read_pairs), PlainSerializer(_write_pairs)
+]
+"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has microseconds, as one
+text: as short as compressed numbers."""
+
+
+def ratio_of(pairs: Pairs) -> float:
+    """Return the median ratio of pairs."""
+    return statistics.median(method / dense for method, dense in pairs)
+
+
+class _OfPhase(Strict):
+    """Steps of a phase of the training.
+
+    Attributes:
+        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        frozen: Whether the parameters of `recipe.freeze` are frozen.
+    """
+
+    image_size: Annotated[int, Ge(1)] | None = None
+    frozen: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """The phase."""
+        return Phase(self.image_size, self.frozen)
+
+
+class StageTime(_OfPhase):
+    """Steps of one stage of a trial and of dense.
+
+    Attributes:
+        epoch: First epoch of the stage, counted from 1.
+        steps: Steps of the trial that the stage stands for.
+        start: Pairs in the state in which the stage began.
+        end: Pairs in the state in which it ended; empty if the trial has not kept it.
+    """
+
+    epoch: Annotated[int, Ge(1)]
+    steps: Steps
+    start: Pairs
+    end: Pairs | None = None
+
+    @property
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """All pairs."""
+        return (*self.start, *(self.end or ()))
+
+    @cached_property
+    def ratio(self) -> float:
+        """Time of a step relative to a dense step: the mean of both states."""
+        states = [ratio_of(self.start), *([ratio_of(self.end)] if self.end else [])]
+        return math.fsum(states) / len(states)
+
+
+class DenseSteps(_OfPhase):
+    """Successive steps of dense training in one phase.
+
+    Attributes:
+        steps: Number of steps.
+    """
+
+    steps: Steps
+
+
+class Order(Strict):
+    """What was drawn for a pass.
+
+    Attributes:
+        number: Number of the pass, from 0, which decides the seed and what is drawn.
+        place: Number of the method among those of its pass, from 1.
+        built_first: Which trainer was built first in the first state; it alternates from state to state.
+        steps_first: Which of them ran the first step of the first pair; it alternates from pair to pair.
+    """
+
+    number: Annotated[int, Ge(0)]
+    place: Annotated[int, Ge(1)]
+    built_first: Literal["method", "dense"]
+    steps_first: Literal["method", "dense"]
+
+
+class PassTime(Strict):
+    """Training time of one method relative to dense, as one time pass measured it in one process.
+
+    Attributes:
+        trial: Id of the trial whose stages were measured.
+        stages: The stages, in order.
+        dense: Steps of dense training with this recipe, in order.
+        reconfigure_s: Recorded seconds of the trial's reconfigurations.
+        twice: Pairs of steps of a second dense trainer and of the first.
+        order: What was drawn for this pass.
+        load: Largest number of cores that other programs used before, between or after the states.
+        threads: Threads that torch computed with.
+        provenance: Machine, versions, commit and time of the measurement (`suite.trials.provenance`).
+    """
+
+    trial: str
+    stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
+    dense: Annotated[tuple[DenseSteps, ...], Field(min_length=1)]
+    reconfigure_s: Annotated[float, Ge(0), Le(10**12)]
+    twice: Pairs
+    order: Order
+    load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
+    threads: Annotated[int, Ge(1)]
+    provenance: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _have_equal_phases(self) -> PassTime:
+        own, of_dense = ({one.phase for one in several} for several in (self.stages, self.dense))
+        if missing := of_dense - own:
+            raise ValueError(f"no stage of its trial has {missing.pop().in_words()}, as dense has")
+        if missing := own - of_dense:
+            raise ValueError(f"a stage has {missing.pop().in_words()}, and dense has none")
+        return self
+
+    @property
+    def number(self) -> int:
+        """Number of the pass, from 0."""
+        return self.order.number
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs ran before, between or after the states."""
+        return self.load >= BUSY * self.threads
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of steps in all stages."""
+        return sum(len(stage.pairs) for stage in self.stages)
+
+    @property
+    def dense_twice(self) -> float:
+        """Time of a step of a second dense trainer relative to a dense step."""
+        return ratio_of(self.twice)
+
+    @property
+    def dense_steps(self) -> int:
+        """Steps of dense training."""
+        return sum(one.steps for one in self.dense)
+
+    @cached_property
+    def seconds(self) -> Mapping[Phase, float]:
+        """Seconds of a dense step in each phase: the median over all stages of it.
+
+        Steps of two phases were not measured next to each other, so that a drift of the machine changes the shares of
+        the phases in dense training a little, but not the ratios.
+        """
+        return {
+            phase: statistics.median(dense for one in self.stages if one.phase == phase for _, dense in one.pairs)
+            for phase in {one.phase for one in self.stages}
+        }
+
+    @cached_property
+    def dense_s(self) -> float:
+        """Seconds of all steps of dense training."""
+        return math.fsum(one.steps * self.seconds[one.phase] for one in self.dense)
+
+    @property
+    def reconfiguration(self) -> float:
+        """Time of the reconfigurations relative to dense training; part of `ratio`."""
+        return self.reconfigure_s / self.dense_s
+
+    @cached_property
+    def ratio(self) -> float:
+        """Time of all steps of the trial, and of its reconfigurations, relative to dense training."""
+        parts = [one.steps * one.ratio * self.share_of_step(one.phase) for one in self.stages]
+        return math.fsum([*parts, self.reconfiguration])
+
+    def share_of_step(self, phase: Phase) -> float:
+        """Return the part of dense's training time that a dense step in a phase takes."""
+        return self.seconds[phase] / self.dense_s
+
+    def relative_step(self, phase: Phase) -> float:
+        """Return the time of a dense step in a phase relative to the mean; 1 for a phase without any."""
+        return self.share_of_step(phase) * self.dense_steps if phase in self.seconds else 1.0
+
+    def dense_share(self, progress: float) -> float:
+        """Return the part of dense's training time after a part of its steps."""
+        done, share = progress * self.dense_steps, 0.0
+        for one in self.dense:
+            steps = min(done, one.steps)
+            share, done = share + steps * self.share_of_step(one.phase), done - steps
+        return share
+
+
+class MethodTime(Strict):
+    """Training time of one method relative to dense, in one or more passes.
+
+    Attributes:
+        passes: The passes, in the order in which they were measured.
+    """
+
+    passes: Annotated[tuple[PassTime, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _have_one_number_of_threads(self) -> MethodTime:
+        if len({one.threads for one in self.passes}) > 1:
+            raise ValueError("its passes have different numbers of threads")
+        return self
+
+    @property
+    def sound(self) -> tuple[PassTime, ...]:
+        """The passes that other programs did not disturb."""
+        return tuple(one for one in self.passes if not one.is_disturbed)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether no pass is undisturbed."""
+        return not self.sound
+
+    @property
+    def ratio(self) -> float:
+        """Geometric mean of the ratios of the undisturbed passes, or of all if there are none."""
+        counted = self.sound or self.passes
+        return math.exp(math.fsum(math.log(one.ratio) for one in counted) / len(counted))
+
+    @property
+    def threads(self) -> int:
+        """Threads that torch computed with."""
+        return self.passes[0].threads
+
+    def pass_of(self, trial: str) -> PassTime:
+        """Return a pass that measured the stages of a trial, or the first one if none did."""
+        return next((one for one in self.passes if one.trial == trial), self.passes[0])
+
+
+GroupTimes = GroupEntries[MethodTime]
+TIMES = EntryFile("time.json", "time", Content[MethodTime])

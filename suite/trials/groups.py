@@ -1,0 +1,209 @@
+"""Groups of trials that may be compared with each other.
+
+Dense training for fewer epochs joins the group of the methods that it is compared with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from suite.trials.estimates import Estimate
+from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.times import MethodTime
+
+# Trials of one machine agree in these. The last three are part of the recipe; they are known even if only the table is
+# left. Accuracies of several machines may be compared (`reports.data.pooling`).
+KEY = (
+    *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
+    *("epochs", "batch_size", "execution"),
+)
+MACHINE = ("hardware_id", "threads", "torch")  # make times comparable
+Machine = tuple[str, ...]  # text of each name of `MACHINE`
+# The only method that shared code knows by name: without parameters it is the baseline of all comparisons.
+BASELINE = "dense"
+
+
+@dataclass(frozen=True)
+class TrialGroup:
+    """Trials with the same key.
+
+    Attributes:
+        key: Text of each name of `KEY`.
+        trials: The trials, in the order of the table.
+        budgets: Dense trainings for fewer epochs that the trials are compared with (`fold_budgets`), one group
+            for each number of epochs, ascending.
+        times: Training times from the time pass, by label.
+        elsewhere: Trials of the same task and model on other machines, and whether they count here.
+        pool: Machines whose accuracies count here.
+        trained: Machine whose trials have costs here; mostly that of the key.
+    """
+
+    key: Mapping[str, str]
+    trials: tuple[Trial, ...]
+    budgets: tuple[TrialGroup, ...] = ()
+    times: Mapping[str, MethodTime] = field(default_factory=dict)
+    elsewhere: tuple[Elsewhere, ...] = ()
+    pool: frozenset[Machine] = frozenset()
+    trained: Machine = ()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Trials on another machine.
+
+    Attributes:
+        machine: The machine.
+        done: Finished trials.
+        differences: Accuracy there minus here, as a fraction, of what has three seeds on both machines.
+        refused: Why they do not count here; empty if they do.
+    """
+
+    machine: Machine
+    done: int
+    differences: Mapping[str, Estimate]
+    refused: str = ""
+
+
+def label(trial: Trial) -> str:
+    """Return the method with its parameters as a user writes it: `sdgp[n=2,m=4]`."""
+    variant = trial.text("variant")
+    return f"{trial.text('method')}[{variant}]" if variant else trial.text("method")
+
+
+def is_control(trial: Trial) -> bool:
+    """Return whether a trial is a control of other methods, such as a random twin or a narrower dense network."""
+    variant_of_dense = trial.text("method") == BASELINE and trial.text("variant") != ""  # earlier records do not say it
+    return variant_of_dense or trial.spec.get("control") is True
+
+
+def recipe(trial: Trial) -> str:
+    """Return the recipe as one text that can be compared; empty if `trial.json` has none.
+
+    A method that has its own value of a field, which is part of its label, has the recipe of the others otherwise.
+    """
+    if not trial.spec.get("recipe"):
+        return ""
+    shared = {**trial.spec["recipe"], **(trial.spec.get("replaced") or {})}
+    return json.dumps(shared, sort_keys=True, default=str)
+
+
+def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:
+    """Group trials by key, in the order of the table.
+
+    Parts of a key may be unknown: the trial failed before its hardware was recorded, or only its row in the table is
+    left, which has no recipe. Such a trial joins the only group whose known parts match. If several groups match, or
+    none, a finished trial forms a new group. A failed trial forms a new group if none matches.
+
+    Returns:
+        The groups, and the trials that were not assigned: failed ones that match several groups, and damaged records.
+    """
+    trials = list(trials)
+    unassigned = [trial for trial in trials if not trial.text("method")]  # damaged records
+    named = [(_key(trial), trial) for trial in trials if trial.text("method")]
+    # Trials with the most complete keys come first, so that the others find their groups.
+    order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
+    found: dict[tuple[str, ...], list[Trial]] = {}
+    for own, trial in order:
+        fits = [own] if own in found else [key for key in found if not _contradict(own, key)]
+        if len(fits) > 1 and not trial.done:
+            unassigned.append(trial)
+        else:
+            found.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
+    places = {id(trial): place for place, trial in enumerate(trials)}
+    groups = [
+        TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
+        for key, members in found.items()
+    ]
+    # Order groups by their first finished trial, and groups without one by their first trial.
+    groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
+    return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
+
+
+def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
+    return any(mine and theirs and mine != theirs for mine, theirs in zip(one, other, strict=True))
+
+
+def _key(trial: Trial) -> tuple[str, ...]:
+    return tuple(recipe(trial) if name == "recipe" else column_text(trial, name) for name in KEY)
+
+
+def column_text(trial: Trial, name: str) -> str:
+    """Return a text or numeric column as text."""
+    value = trial.number(name)
+    return trial.text(name) if value is None else f"{value:g}"
+
+
+def seed_of(trial: Trial) -> int:
+    """Return the seed of a trial; -1 if the table has none."""
+    return int(trial.numbers.get("seed", -1))
+
+
+_MAY_DIFFER = ("epochs", "recipe", *MACHINE)
+
+
+def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
+    """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
+
+    Args:
+        groups: Groups of comparable trials. Two of them may differ only in the number of epochs. Groups whose recipe is
+            not known, because only their rows in the table are left, are not moved.
+
+    Returns:
+        The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
+    """
+    absorbed: set[int] = set()
+    found = []
+    for group in groups:
+        shorter = [other for other in groups if _is_budget(other, group)]
+        absorbed |= {id(other) for other in shorter}
+        found.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
+    return [folded for group, folded in found if id(group) not in absorbed]
+
+
+def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
+    names = {label(trial) for trial in group.trials}
+    return (
+        {label(trial) for trial in other.trials} == {BASELINE}
+        and BASELINE in names
+        and len(names) > 1
+        and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
+        and (other.pool == group.pool if group.pool else _same_machine(other, group))
+        and 0 < epochs(other) < epochs(group)
+        and (ours := without_epochs(group)) is not None
+        and without_epochs(other) == ours
+    )
+
+
+def _same_machine(one: TrialGroup, other: TrialGroup) -> bool:
+    return all(one.key[name] == other.key[name] for name in MACHINE)
+
+
+def epochs(group: TrialGroup) -> float:
+    """Return the number of epochs of a group; 0 if it is not known."""
+    return float(group.key["epochs"] or 0)
+
+
+def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
+    """Return the steps of a dense training for fewer epochs relative to the whole one."""
+    if epochs(budget) % 1 or epochs(group) % 1:  # the last epoch has fewer steps
+        steps = [_steps(one) for one in (budget, group)]
+        if all(steps):
+            return steps[0] / steps[1]
+    return epochs(budget) / epochs(group)
+
+
+def _steps(group: TrialGroup) -> float:
+    """Return the steps of dense; 0 if they are not recorded."""
+    dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
+    steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
+    return math.fsum(steps) if all(steps) else 0.0
+
+
+def without_epochs(group: TrialGroup) -> dict[str, Any] | None:
+    """Return the recipe without its epochs; `None` if it is not known, since anything else could differ too."""
+    if not group.key["recipe"]:
+        return None
+    return {name: value for name, value in json.loads(group.key["recipe"]).items() if name != "epochs"}

@@ -1,0 +1,154 @@
+"""What the terminal shows while trials run: bars, or lines where the output is not a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from suite.trials.progress import Position, Sweep, duration, ended_line, epoch_line
+from suite.trials.spec import TrialSpec
+
+SWEEP_INTERVAL = 60.0
+"""Seconds between two lines about all trials, unless a trial ends."""
+
+
+class ProgressListener(Protocol):
+    """Receives what happens while an engine runs trials."""
+
+    def started(self, trial: TrialSpec) -> None: ...
+
+    def position(self, trial: TrialSpec, position: Position) -> None: ...
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None: ...
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None: ...
+
+
+class _AllTrials:
+    """The line about all trials of a command."""
+
+    def __init__(self, trials: Sequence[TrialSpec], now: Callable[[], float] = time.monotonic) -> None:
+        self.sweep = Sweep(trials, now)
+        self._now, self._next = now, now() + SWEEP_INTERVAL
+
+    def line(self, at_once: bool) -> str:
+        """Return how many trials have ended, and the remaining time of the others.
+
+        It is empty for a single trial, after the last one, before the time can be estimated, and, unless `at_once`, if
+        the last line was printed less than `SWEEP_INTERVAL` ago.
+        """
+        sweep, now = self.sweep, self._now()
+        if sweep.total < 2 or sweep.num_ended == sweep.total or (now < self._next and not at_once):
+            return ""
+        if (left := sweep.remaining()) is None:
+            return ""
+        self._next = now + SWEEP_INTERVAL
+        return f"{sweep.num_ended} of {sweep.total} trials have ended, about {duration(left)} left for all of them"
+
+
+class Lines:
+    """Prints one line per epoch, for files and pipes."""
+
+    def __init__(self, trials: Sequence[TrialSpec], console: Console) -> None:
+        self._total, self._begun, self._console = len(trials), 0, console
+        self._all = _AllTrials(trials)
+        self._resumed: set[str] = set()
+        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
+
+    def started(self, trial: TrialSpec) -> None:
+        self._begun += 1
+        self._all.sweep.started(trial)
+        self._print(f"{trial.trial_id}  trial {self._begun}/{self._total}: {trial.label}")
+
+    def position(self, trial: TrialSpec, position: Position) -> None:
+        """Print once where a resumed trial continues."""
+        self._all.sweep.position(trial, position)
+        if position.resumed_after and trial.trial_id not in self._resumed:
+            self._resumed.add(trial.trial_id)
+            self._print(f"{trial.trial_id}  resumed after epoch {position.resumed_after}/{position.epochs}")
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
+        self._print(epoch_line(trial, record, self._before.get(trial.trial_id)))
+        self._before[trial.trial_id] = record
+        if line := self._all.line(at_once=False):
+            self._print(line)
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self._before.pop(trial.trial_id, None)
+        self._all.sweep.ended(trial, record["status"], seconds)
+        self._print(ended_line(trial, record, seconds))
+        if line := self._all.line(at_once=True):
+            self._print(line)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def _print(self, line: str) -> None:
+        # Not printed with rich, which would wrap the line and read brackets as markup.
+        print(line, file=self._console.file, flush=True)
+
+
+class Bars:
+    """Shows a bar per running trial with its remaining time, and one for all trials, for terminals."""
+
+    def __init__(self, trials: Sequence[TrialSpec], console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._total, self._begun = len(trials), 0
+        self._all = _AllTrials(trials)
+        self._whole = (
+            self._progress.add_task("all trials", total=float(len(trials)), note="") if len(trials) > 1 else None
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
+
+    def started(self, trial: TrialSpec) -> None:
+        self._begun += 1
+        self._all.sweep.started(trial)
+        text = f"{self._begun}/{self._total} {trial.trial_id}"
+        self._bars[trial.trial_id] = self._progress.add_task(text, total=1.0, note="")
+
+    def position(self, trial: TrialSpec, position: Position) -> None:
+        bar = self._bars[trial.trial_id]
+        self._all.sweep.position(trial, position)
+        self._show_all()
+        self._progress.update(bar, completed=position.fraction)
+        if position.resumed_after and not self._progress.tasks[self._progress.task_ids.index(bar)].fields["note"]:
+            self._progress.update(bar, note=f"resumed after epoch {position.resumed_after}/{position.epochs}")
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
+        note = epoch_line(trial, record, self._before.get(trial.trial_id)).partition("  ")[2]
+        self._before[trial.trial_id] = record
+        self._progress.update(self._bars[trial.trial_id], note=note)
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self._before.pop(trial.trial_id, None)
+        self._all.sweep.ended(trial, record["status"], seconds)
+        self._show_all()
+        self._progress.remove_task(self._bars.pop(trial.trial_id))
+        self._progress.console.print(ended_line(trial, record, seconds), markup=False, highlight=False)
+
+    def _show_all(self) -> None:
+        if self._whole is not None:
+            left = self._all.sweep.remaining()
+            note = "" if left is None else f"about {duration(left)} left"
+            self._progress.update(self._whole, completed=self._all.sweep.done, note=note)
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+
+def listener_for(console: Console, trials: Sequence[TrialSpec]) -> Lines | Bars:
+    """Return a listener that shows bars on a terminal and lines elsewhere, for the trials that will run."""
+    return Bars(trials, console) if console.is_terminal else Lines(trials, console)

@@ -1,0 +1,339 @@
+"""From a `SuiteSpec` to its `TrialSpec`s. Wrong options are found here, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from suite import registry
+from suite.brackets import Request, read_list
+from suite.choices import MethodChoice, ModelChoice
+from suite.engine.training.execution import check_execution
+from suite.errors import UsageError, nearest
+from suite.files import read_path
+from suite.parameters import convert, declared, normal
+from suite.recipe import FEWEST_BUDGETS, Recipe, control_epochs
+from suite.subnormals import FLUSH
+from suite.trials import controls
+from suite.trials.plugin_files import defining_files
+from suite.trials.spec import SuiteSpec, TrialSpec, checksum
+
+log = logging.getLogger(__name__)
+
+SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}
+"""Common short names of the recipe's fields, for suggestions."""
+
+Chosen = TypeVar("Chosen", MethodChoice, ModelChoice)
+
+
+def read_names(text: str, kind: str, option: str) -> list[Request]:
+    """Read a comma list and check each name against the registry, without importing methods, tasks or models.
+
+    A member of a collection (`torchvision/vgg11`) is checked by `read_choices`, which imports the collection.
+    """
+    requests = read_list(text, option)
+    for request in requests:
+        if registry.find(kind, request.name) is None:
+            raise UsageError(f"{option} '{request.text}': {registry.unknown(kind, request.name)}")
+        if kind == "task" and request.alternatives:
+            raise UsageError(f"{option} '{request.text}': a task takes no parameters; recipes: --set recipe.KEY=VALUE")
+    return requests
+
+
+def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
+    """Return the field of `Recipe` and the value that `recipe.key=value` sets."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not equals or not dot:
+        raise UsageError(f"{option} '{text}': expected recipe.key=value")
+    if section != "recipe":
+        raise UsageError(f"{option} '{text}': '{section}' cannot be set; did you mean 'recipe.{key}'?")
+    known = declared(Recipe)
+    if key not in known:
+        hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
+        raise UsageError(f"{option} '{text}': recipe has no field '{key}'{hint}")
+    annotation = known[key].annotation
+    return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
+
+
+def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[TrialSpec]:
+    """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
+
+    An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next. The
+    control trials of a seed follow its methods; the second dense trial comes last, as far from the first as possible.
+    Methods and networks are constructed once to check that their parameters are allowed. Data is prepared last, since
+    that may take time and space.
+
+    Args:
+        suite: The command.
+        copies: The prepared data (`suite.task.DataCopy`) of each task, if an earlier plan with a recipe for the same
+            images has prepared it.
+
+    Raises:
+        UsageError: The user can correct the command, a file or a plugin.
+    """
+    methods = read_choices(suite.methods, MethodChoice, "--methods")
+    methods.sort(key=lambda choice: str(choice) != "dense")
+    tasks = {
+        request.name: registry.get("task", request.name)() for request in read_names(suite.tasks, "task", "--task")
+    }
+    typed_models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
+
+    settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
+    parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
+    if copies is None:
+        copies = {
+            one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings
+        }
+        for setting in settings:
+            _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
+
+    found: dict[str, TrialSpec] = {}
+    own: dict[str, TrialSpec] = {}  # without those that only controls need
+    for setting in settings:
+        data_copy = copies[setting.task].fields()
+        for model in setting.models:
+            templates = [
+                (_template(suite, part, method, model, data_copy), part.is_control)
+                for part in parts[setting.task]
+                for method in part.methods
+            ]
+            for seed in suite.seeds:
+                for template, is_control in templates:
+                    trials = template.trials(seed)
+                    if trials[-1].hash in own and not is_control:
+                        log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
+                    for digest, trial in [(trial.hash, trial) for trial in trials]:
+                        found.setdefault(digest, trial)
+                        if not is_control:
+                            own.setdefault(digest, trial)
+    if suite.controls:
+        added = [trial for digest, trial in found.items() if digest not in own]
+        log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
+        for setting in settings:
+            if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
+                log.warning(
+                    "%s: %g epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
+                    "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
+                )  # fmt: skip
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method on one task.
+
+    Attributes:
+        choice: The method with its typed parameters.
+        parameters: Values of all parameters, with paths of files made absolute, without those of
+            `Method.added_parameters` that have the value there.
+        files: SHA-256 of the files that parameters name, by parameter.
+        before: The methods that it depends on, by the text with which it names them.
+        recipe: The recipe, with the fields that were typed for this method.
+        control: Whether it is a control of others, typed or added (`Method.is_control`).
+    """
+
+    choice: MethodChoice
+    parameters: Mapping[str, Any]
+    files: Mapping[str, str]
+    before: Mapping[str, _Method]
+    recipe: Recipe
+    control: bool
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What trials of a task share: recipe, source of the recipe, models and methods, and whether they are controls."""
+
+    task: str
+    recipe: Recipe
+    recipe_source: str
+    models: list[ModelChoice]
+    methods: list[_Method]
+    is_control: bool = False
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The trials of one method on one network, which differ by their seed alone.
+
+    Attributes:
+        trial: The trial of the first seed, without dependencies.
+        before: Templates of the trials that it depends on, by the text with which the method names them.
+    """
+
+    trial: TrialSpec
+    before: Mapping[str, _Template]
+
+    def trials(self, seed: int) -> list[TrialSpec]:
+        """Return the trial of a seed, preceded by those that it depends on."""
+        before: list[TrialSpec] = []
+        depends_on = {}
+        for text, other in self.before.items():
+            before += other.trials(seed)
+            depends_on[text] = before[-1].trial_id
+        return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
+
+
+def _setting(
+    suite: SuiteSpec, name: str, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
+) -> _Setting:
+    try:
+        recipe, source = _recipe(task, suite)
+    except ValueError as error:
+        raise UsageError(f"task {name}: {error}") from error
+    default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
+    models = typed_models or [ModelChoice.read(default or task.model_on(suite.device, suite.preset))]
+    for model in models:
+        model.check_size(*task.inputs(recipe))
+        model.build(*task.inputs(recipe))
+    return _Setting(name, recipe, source, models, [_method(suite, choice, name, recipe) for choice in methods])
+
+
+def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
+    """Return the setting of a task among those of its controls, in the order in which a seed is trained."""
+
+    def control(choices: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
+        # Override the epochs as `--epochs` does, so that recipe and source are those of a command without --controls.
+        overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
+        recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
+        methods = [_method(suite, choice, setting.task, recipe) for choice in choices]
+        return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
+
+    others = controls.control_methods([method.choice for method in setting.methods], setting.task, suite.preset)
+    shorter = [control([controls.dense()], epochs) for epochs in control_epochs(setting.recipe.epochs)]
+    return [control([controls.dense()]), setting, *shorter, control(others)]
+
+
+def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
+    """Construct a method and those that it depends on, which have its recipe, and check that their files exist.
+
+    Raises:
+        UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
+    """
+    recipe = dataclasses.replace(recipe, **choice.recipe_fields)
+    check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
+    parameters = choice.parameters(task, suite.preset)
+    method = choice.build(parameters)
+    before = {}
+    for text in method.depends_on():
+        read_names(text, "method", f"{choice} depends on")
+        try:
+            before[text] = _method(suite, MethodChoice.read(text), task, recipe)
+        except UsageError as error:
+            raise UsageError(f"{choice} depends on '{text}': {str(error).removeprefix(f'{text}: ')}") from None
+    paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise UsageError(f"{choice}: {name} is '{path}': no such file")
+    files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
+    added = choice.definition.added_parameters
+    parameters = {key: value for key, value in parameters.items() if key not in added or value != added[key]}
+    return _Method(
+        choice,
+        {**parameters, **{name: str(path) for name, path in paths.items()}},
+        files,
+        before,
+        recipe,
+        method.is_control(),
+    )
+
+
+def _template(
+    suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, Any]
+) -> _Template:
+    fields, shared = declared(Recipe), setting.recipe.fields()
+    own = {name: normal(value, fields[name].annotation) for name, value in method.recipe.fields().items()}
+    trial = TrialSpec(
+        method=method.choice.name,
+        variant=method.choice.variant,
+        parameters=method.parameters,
+        method_version=method.choice.definition.version,
+        task=setting.task,
+        model=str(model.canonical()),
+        model_parameters=model.recorded_parameters(),
+        preset=suite.preset,
+        recipe=own,
+        replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},
+        recipe_source=setting.recipe_source,
+        seed=suite.seeds[0],
+        device=suite.device,
+        device_index=suite.device_index,
+        dtype=suite.dtype,
+        data_copy=data_copy,
+        processes=suite.processes,
+        control=method.control,
+        arithmetic=FLUSH,
+        plugins=suite.plugins,
+        callbacks=suite.callbacks,
+        files=method.files,
+        defined_by=defining_files(method=method.choice.name, task=setting.task, model=model.name),
+    )
+    before = {text: _template(suite, setting, other, model, data_copy) for text, other in method.before.items()}
+    return _Template(trial, before)
+
+
+def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
+    """Return the recipe with its overrides, and its source, which is empty for the suite's own recipes.
+
+    Raises:
+        UsageError: The task has no recipe of that name, or the preset does not allow the choice.
+        ValueError: The recipe does not allow the overrides.
+    """
+    if suite.recipe:
+        if suite.recipe not in task.paper_recipes:
+            hint = nearest(suite.recipe, task.paper_recipes) or "; it has none"
+            raise UsageError(f"--recipe '{suite.recipe}': task {task.registered_name} has no such recipe{hint}")
+        source, recipe, preset, _ = task.paper_recipes[suite.recipe]
+        if suite.preset != preset:
+            raise UsageError(
+                f"--recipe {suite.recipe}: belongs to preset {preset}, not {suite.preset}; use --preset {preset}"
+            )
+    else:
+        recipe = task.recipe(suite.preset)
+        source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
+    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
+    source = f"{source}; changed: {changed}" if source and changed else source
+    return dataclasses.replace(recipe, **suite.overrides), source
+
+
+def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:
+    """Check that the data has the images that a recipe asks for, by creating its splits once, and check the models.
+
+    Raises:
+        UsageError: A split, a cutout or a batch is too large for the data, or a model cannot be built for the images
+            and classes that were found.
+    """
+    import torch
+
+    from suite.engine.training.data_parallel import check_batches
+
+    recipe = setting.recipe
+    try:
+        train = task.load(copy, recipe, 0, torch.device("cpu")).train
+        train.steps_per_epoch(recipe.batch_size)
+        check_batches(train, recipe, processes)
+    except UsageError as error:
+        raise UsageError(f"task {setting.task}: {error}") from error
+    if (inputs := task.inputs(recipe, copy)) != task.inputs(recipe):
+        for model in setting.models:
+            model.check_size(*inputs)
+            model.build(*inputs)
+
+
+def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
+    """Read a comma list of methods or models with their parameters; the errors begin with the option."""
+    requests = read_names(text, choice_class.kind, option)
+    for request in requests:
+        try:
+            registry.get(choice_class.kind, request.name)
+        except UsageError as error:
+            raise UsageError(f"{option} '{request.text}': {error}") from None
+    try:
+        return [choice for request in requests for choice in choice_class.expand(request)]
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None

@@ -1,0 +1,96 @@
+"""A trial of several ranks.
+
+The process that an engine starts for a trial starts the ranks, waits for them and ends them together: if one of them
+fails or is killed, the others, which may be waiting for it, are killed, and the trial's record says which one it was.
+Under `torchrun` or Slurm it starts rank 0 only, and asks the other processes of the allocation to start theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from suite import files
+from suite.trials.folder.records import RUNNING, damage, read_record, write_record
+from suite.trials.ranks import failures
+from suite.trials.ranks.allocation import MEETING
+from suite.trials.ranks.failures import Failure
+from suite.trials.ranks.processes import POLL_INTERVAL, LocalRank, RankProcess, wait_for
+from suite.trials.ranks.remote import remote_ranks
+from suite.trials.spec import TrialSpec
+
+log = logging.getLogger("pdt.trial")
+
+CALLBACK_SECONDS = 60.0  # for the callbacks of rank 0 at the end of a trial that has failed
+
+
+def run_ranks(spec: TrialSpec, folder: Path) -> int:
+    """Run a trial in `spec.processes` processes, and wait for them.
+
+    Returns:
+        0 if the trial is done; otherwise 1, and `trial.json` says why.
+    """
+    _remove_meetings(folder)  # of a command that was killed
+    try:
+        with files.temporary_folder("pdt-ranks-") as reports:
+            others = remote_ranks(folder)
+            url = others.rendezvous if others else f"file://{reports / 'store'}"
+            here = range(1 if others else spec.processes)
+            ranks: dict[int, RankProcess] = {rank: LocalRank(rank, rank, folder, url, reports) for rank in here}
+            ranks |= others.ranks if others else {}
+            try:
+                found = wait_for(ranks)
+                return _end(spec, folder, ranks, failures.cause(found)) if found else 0
+            finally:
+                for one in ranks.values():
+                    one.kill()
+    finally:
+        _remove_meetings(folder)
+
+
+def _remove_meetings(folder: Path) -> None:
+    """Remove the files through which ranks of a trial have found each other."""
+    for path in folder.glob(f"{MEETING}*"):
+        path.unlink(missing_ok=True)
+
+
+def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
+    """Write into the trial's record why it has failed, with what rank 0 measured; return the exit status."""
+    for rank, one in ranks.items():
+        if rank or not one.failure():
+            one.kill()  # it would write into the record
+    record = read_record(folder) or {}
+    if record.get("status") == "done" and not damage(folder, record):
+        log.warning("%s, after the trial was done; its result is kept", cause.in_words())
+        return 0
+    result, provenance = record.get("result") or {}, record.get("provenance") or {}
+    write_record(folder, spec, cause.status, cause.in_words(), result=result, provenance=provenance)
+    deadline = time.monotonic() + CALLBACK_SECONDS
+    while ranks[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL)
+    return 1
+
+
+def settle(folder: Path, failure: Failure, write: Callable[[str, str], None]) -> tuple[str, str]:
+    """Report, in rank 0, how it has failed, and wait until the process that waits for the ranks has recorded the cause.
+
+    Args:
+        folder: Folder of the trial.
+        failure: How rank 0 has failed.
+        write: Writes a status, a message and what rank 0 measured into the trial's record.
+
+    Returns:
+        Status and message of the record. That process ends this one if it cannot write them.
+
+    Raises:
+        OSError: `write` has failed. The failure has been reported nevertheless.
+    """
+    try:
+        write(RUNNING, "")
+    finally:
+        failures.report(failure)
+    while (record := read_record(folder) or {}).get("status", RUNNING) == RUNNING:
+        time.sleep(POLL_INTERVAL)
+    return str(record["status"]), str(record["message"])

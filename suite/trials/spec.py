@@ -1,0 +1,314 @@
+"""Specifications: a `SuiteSpec` for a command, the `TrialSpec`s that it expands to, their hashes, and typed values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suite.engine.cost.hardware import has_bfloat16_cpu
+from suite.errors import UsageError, nearest
+from suite.files import canonical_json
+from suite.parameters import without_lists
+from suite.recipe import Recipe
+from suite.subnormals import IEEE
+from suite.trials.plugin_files import check_defining_files, check_known, digests
+
+PRESETS = ("smoke", "quick", "paper")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LARGEST_SEED = 2**31 - 1
+MOST_SEEDS = 10_000
+
+# The fields that determine a trial's result. Other fields may differ between two runs of the same trial.
+_HASHED = ("method", "parameters", "method_version", "task", "preset", "recipe", "seed", "device", "dtype", "processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """Everything that defines one trial.
+
+    Attributes:
+        method: Name of the method.
+        parameters: Values of all parameters of the method, without those of `Method.added_parameters` that have the
+            value there.
+        method_version: `Method.version`.
+        variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
+        task: Name of the task.
+        model: Model with the parameters that differ from the defaults: `resnet9[width=0.25]`.
+        model_parameters: Values of all parameters of the model, without those of `registry.added_parameters` that have
+            the value there.
+        preset: Name of the preset; hashed, since methods may read it.
+        recipe: `Recipe.fields` after overrides.
+        replaced: Values in the command's recipe of the fields that were typed for this method alone; not hashed.
+        recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
+        seed: Seed of initial weights, batch order and augmentation.
+        device: `cpu` or `cuda`.
+        device_index: Index of the GPU; not hashed.
+        dtype: `float32`, `bfloat16` or `float16`.
+        data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
+        processes: Number of data-parallel processes.
+        control: Whether the trial is a control of other methods (`Method.is_control`); not hashed.
+        arithmetic: `flush` if subnormal numbers count as zero (`suite.subnormals`). Records without it are `ieee`.
+        plugins: Absolute paths of plugin files to load first; not hashed.
+        callbacks: Names of the callbacks that are called in the trial's process; not hashed.
+        depends_on: Ids of the trials that must be done first, by the text with which the method names them.
+        files: SHA-256 of each file that a parameter names, by parameter; hashed in place of the path.
+        defined_by: Files outside the project that define the method, task and model, by kind
+            (`suite.trials.plugin_files`): path, and SHA-256 of the file and of modules next to it; checksums
+            are hashed.
+    """
+
+    method: str
+    variant: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    method_version: int = 1
+    task: str
+    model: str
+    model_parameters: Mapping[str, Any] = field(default_factory=dict)
+    preset: str
+    recipe: Mapping[str, Any]
+    seed: int
+    device: str
+    device_index: int | None = None
+    dtype: str
+    data_copy: Mapping[str, Any]
+    processes: int = 1
+    control: bool = False
+    arithmetic: str = IEEE
+    plugins: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+    depends_on: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    recipe_source: str = ""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    defined_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256, in hex, of the canonical JSON of the fields that determine the result."""
+        determines = {name: getattr(self, name) for name in _HASHED}
+        determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
+        determines["data"] = self.data_copy["checksum"]
+        if self.arithmetic != IEEE:
+            determines["arithmetic"] = self.arithmetic
+        if self.depends_on:
+            determines["depends_on"] = self.depends_on
+        if self.files:
+            determines["parameters"] = {**self.parameters, **self.files}
+        if self.defined_by:
+            determines["defined_by"] = digests(self.defined_by)
+        return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
+
+    @property
+    def trial_id(self) -> str:
+        """`<method>-<task>-<model>-s<seed>-<first 8 of the hash>`, the name of the trial's folder."""
+        model = re.sub(r"[^A-Za-z0-9._-]+", "-", self.model.replace("=", "")).strip("-")
+        # File names have at most 255 bytes; the hash distinguishes shortened names.
+        return f"{self.method}-{self.task}-{model[:80]}-s{self.seed}-{self.hash[:8]}"
+
+    @property
+    def label(self) -> str:
+        """The method with its typed parameters: `sdgp[n=2,m=4]`."""
+        return f"{self.method}[{self.variant}]" if self.variant else self.method
+
+    def check_files(self) -> None:
+        """Check that the files named by parameters and the plugins have not changed since the trial was planned.
+
+        Raises:
+            UsageError: A file is missing or has changed.
+        """
+        check_defining_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        for name, digest in self.files.items():
+            if checksum(Path(self.parameters[name]), name) != digest:
+                raise UsageError(f"{name}: {self.parameters[name]} has changed since this trial was planned")
+
+    def of_record(self, plugins: Sequence[str]) -> TrialSpec:
+        """Return the specification of a record for another run of it, with the plugins that the user has typed.
+
+        The process that runs it compares their content (`check_files`).
+
+        Raises:
+            UsageError: One that the trial needs was not typed.
+        """
+        check_known(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        return dataclasses.replace(self, plugins=tuple(plugins))
+
+    def make_recipe(self) -> Recipe:
+        """Return the recipe as an object."""
+        return Recipe(**without_lists(self.recipe))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data from which `from_json` restores this spec. The hash is added for readers."""
+        lists = {name: list(getattr(self, name)) for name in ("plugins", "callbacks")}
+        return {**dataclasses.asdict(self), **lists, "hash": self.hash}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrialSpec:
+        """Restore a spec from the data of `to_json`.
+
+        Raises:
+            ValueError: The data is not a spec, or its hash does not match.
+        """
+        try:
+            fields = {name: value for name, value in data.items() if name != "hash"}
+            for name in ("parameters", "model_parameters", "recipe", "replaced"):
+                fields[name] = without_lists(fields.get(name, {}))
+            lists = {name: tuple(fields.get(name, ())) for name in ("plugins", "callbacks")}
+            spec = cls(**{**fields, **lists})
+            digest = spec.hash
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a trial's spec: {error}") from error
+        if data.get("hash", digest) != digest:
+            raise ValueError(f"the spec has the hash {digest[:8]}, not {str(data['hash'])[:8]} as it says")
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSpec:
+    """A command with its device, number format, preset and seeds chosen; methods and models are still text.
+
+    Attributes:
+        methods, tasks, models: Comma lists as typed. If `models` is empty, each task uses its default model.
+        preset: `smoke`, `quick` or `paper`.
+        recipe: Name of a paper's recipe in `Task.paper_recipes`; empty for the preset's recipe.
+        seeds: Seeds of the trials.
+        overrides: Fields of the recipe with values of their types.
+        device, device_index, dtype: As in `TrialSpec`.
+        data_root: Absolute path of the folder of data sets.
+        plugins: Absolute paths of plugin files.
+        callbacks: Names of the callbacks of every trial.
+        controls: Whether control trials are added (`suite.trials.controls`).
+        processes: Number of data-parallel processes of each trial.
+        margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
+        targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
+            `suite.trials.folder.targets`.
+    """
+
+    methods: str
+    tasks: str
+    models: str = ""
+    preset: str
+    seeds: tuple[int, ...]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    device: str
+    device_index: int | None = None
+    dtype: str
+    data_root: str
+    plugins: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+    recipe: str = ""
+    controls: bool = False
+    processes: int = 1
+    margin: float = 0.005
+    targets: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `suite.json`."""
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets")}
+        return {**dataclasses.asdict(self), **lists}
+
+
+def checksum(path: Path, name: str) -> str:
+    """Return the SHA-256, in hex, of the file that the parameter `name` names.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{name} is '{path}': {error.strerror or error}") from error
+
+
+def suite_hash(trials: Iterable[TrialSpec]) -> str:
+    """Return a hash of the trials' hashes that does not depend on their order."""
+    return hashlib.sha256("\n".join(sorted(trial.hash for trial in trials)).encode()).hexdigest()
+
+
+def read_preset(text: str) -> str:
+    """Check the name of a preset."""
+    if text not in PRESETS:
+        raise UsageError(f"--preset '{text}': there is no such preset{nearest(text, PRESETS)}")
+    return text
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Read a count (`3` means the seeds 0, 1, 2) or a list (`0,1,7`, or `7,` for one seed).
+
+    Raises:
+        UsageError: The text is neither, the count is 0, or a seed occurs twice.
+    """
+    hint = "use a count (3), a list (0,1,7), or one seed with a comma (7,)"
+    if not re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*,?\s*", text):
+        raise UsageError(f"--seeds '{text}': {hint}")
+    parts = [part.strip().lstrip("0") or "0" for part in text.split(",") if part.strip()]
+    too_long = any(len(part) > len(str(LARGEST_SEED)) for part in parts)  # Python converts no more than 4,300 digits
+    if "," not in text:
+        if too_long or not 1 <= int(text) <= MOST_SEEDS:
+            raise UsageError(f"--seeds {text}: the count must be from 1 to {MOST_SEEDS}; {hint}")
+        return tuple(range(int(text)))
+    if too_long or max(map(int, parts)) > LARGEST_SEED:
+        raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")
+    seeds = tuple(map(int, parts))
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds '{text}': a seed occurs twice")
+    return seeds
+
+
+def read_device(text: str) -> str:
+    """Check that `text` is `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
+        meant = re.sub("(?i)gpu|nvidia", "cuda", text)
+        raise UsageError(f"--device '{text}'{nearest(meant, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
+    return text
+
+
+def read_dtype(text: str) -> str:
+    """Check that `text` is one of `DTYPES`."""
+    if text not in DTYPES:
+        raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
+    return text
+
+
+def resolve_device(text: str) -> tuple[str, int | None]:
+    """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
+
+    Raises:
+        UsageError: torch does not see the requested GPU.
+    """
+    import torch
+
+    kind, _, index = read_device(text).partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu", None
+    if not torch.cuda.is_available():
+        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; use --device cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return "cuda", int(index or 0)
+
+
+def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
+    """Return a number format. `auto` is bfloat16 if the hardware multiplies it faster than float32, otherwise float32.
+
+    Raises:
+        UsageError: float16 was requested for a CPU.
+    """
+    if read_dtype(text) == "float16" and kind != "cuda":
+        raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
+    if text != "auto":
+        return text
+    if kind == "cuda":
+        import torch
+
+        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
+    return "bfloat16" if has_bfloat16_cpu() else "float32"

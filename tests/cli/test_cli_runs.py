@@ -1,0 +1,180 @@
+"""Tests of suites from the command to the report, and of their end after an interruption or error."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
+
+from suite.cli import main as cli
+from suite.cli.run import summary
+from suite.trials import planning
+
+
+def test_a_run_from_command_to_report(suite, folder, capsys):
+    assert suite("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2") == 0
+    captured = capsys.readouterr()
+    (out,) = (folder / "runs").iterdir()
+    assert out.name.startswith("toy_task-")
+    # toy_method equals toy_method[mode=magnitude], so that 2 trials with 2 seeds remain.
+    assert starts(out) == [1, 1, 1, 1]
+    assert (out / "report.html").is_file()
+    assert (out / "results.csv").read_text().count("\n") == 5
+    assert "75.00 %" in captured.out
+    assert f"report: {out / 'report.html'}" in captured.out
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".lock",
+        ".results.lock",
+        "report.html",
+        "results.csv",
+        "suite.json",
+        "trials",
+    ]
+    content = json.loads((out / "suite.json").read_text())
+    assert content["spec"]["preset"] == "smoke"
+    record = json.loads(next(out.glob("trials/*/trial.json")).read_text())
+    assert record["spec"]["parameters"]["n"] == 1  # the model of the preset, because none was given
+    assert record["spec"]["model"] == "toy_model[width=2.0]"
+
+    # The same command finds its trials done; `all` runs them again from the beginning.
+    assert suite("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2") == 0
+    assert len(list((folder / "runs").iterdir())) == 1
+    assert starts(out) == [1, 1, 1, 1]
+    assert suite("--methods", "toy_method[mode=random|magnitude]", "--seeds", "2", "--only", "all") == 0
+    assert starts(out) == [1, 1, 1, 1]
+    assert len(json.loads((out / "suite.json").read_text())["commands"]) == 3
+
+
+def test_a_failed_trial_gives_1_and_a_report(suite, folder, capsys):
+    out = folder / "out"
+    assert suite("--methods", "toy_method[n=3|4]", "--out", "out", "--jobs", "2") == 1
+    assert "error: RuntimeError: three is too many" in capsys.readouterr().out
+    assert (out / "report.html").is_file()
+    assert suite("--methods", "toy_method[n=3|4]", "--out", "out", "--only", "failed") == 1
+    assert starts(out) == [1, 2]
+    # Another command adds its trials to the folder; its exit status depends only on them.
+    assert suite("--methods", "toy_method[n=2]", "--out", "out") == 0
+    assert starts(out) == [1, 1, 2]
+    assert (out / "results.csv").read_text().count("\n") == 4
+    capsys.readouterr()
+    assert cli.main(["report", "out"]) == 0
+    assert capsys.readouterr().out == f"report: {Path('out', 'report.html')}\n"
+
+
+def test_a_folder_in_use_is_refused(suite, folder, capsys):
+    script = "import sys, time; from suite.trials.folder.store import Store; from pathlib import Path\n"
+    script += "with Store(Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(100)"
+    command = [sys.executable, "-c", script, str(folder / "out")]
+    holder = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    try:
+        before = listing(folder)
+        assert suite("--out", "out") == 2
+        assert f"is in use by process {holder.pid}" in capsys.readouterr().err
+        assert listing(folder) == before
+    finally:
+        holder.kill()
+        holder.wait()
+    assert suite("--out", "out") == 0
+
+
+def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):
+    driver = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from suite.cli import main as cli
+        from suite.trials.engines import local
+        local.trial_command = lambda folder: [sys.executable, "-c", "import time; time.sleep(100)"]
+        sys.exit(cli.main(sys.argv[1:]))
+        """
+    )
+    command = [sys.executable, "-c", driver, *GOOD, "--out", "out"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 40
+    while not list(folder.glob("out/trials/*/trial.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "interrupted" in (folder / "out" / "results.csv").read_text()
+    assert suite("--out", "out") == 0
+
+
+def test_a_programming_error_keeps_its_traceback(suite, monkeypatch):
+    monkeypatch.setattr(planning, "_check_fits", lambda *arguments: undefined)  # noqa: F821
+    with pytest.raises(NameError):
+        suite()
+
+
+def test_what_a_plugins_code_raises_is_one_line_that_names_its_own(suite, folder, capsys):
+    (folder / "toy.py").write_text(TOY.replace('return DataCopy("original"', 'return undefined("original"'))
+    number = 1 + (folder / "toy.py").read_text().split("undefined(")[0].count("\n")
+    assert suite() == 2
+    assert_one_line(capsys.readouterr().err, f"toy.py, line {number}, in prepare: NameError: name 'undefined' is not")
+
+
+def test_a_polite_kill_ends_as_an_interruption(folder):
+    slow = "import pathlib, time\ndef prepare(*arguments):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n"
+    (folder / "slow.py").write_text(f"{TOY}{slow}ToyTask.prepare = prepare\n")
+    command = [sys.executable, str(ROOT / "run_suite.py"), *GOOD[2:], "--plugin", "slow.py"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):  # the imports of a busy machine take long
+        if (folder / "begun").exists():
+            break
+        time.sleep(0.1)
+    running.terminate()
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors == "pdt: interrupted; finished work is kept, and the same command continues\n"
+
+
+@pytest.mark.parametrize(("verb", "said"), [
+    ([], "; finished work is kept, and the same command continues"),
+    (["time"], "; finished work is kept, and the same command continues"),
+    (["plan"], "; no probe is kept, and the same command starts again"),
+    (["compare"], ""),
+])  # fmt: skip
+def test_an_interruption_says_what_its_verb_keeps(monkeypatch, capsys, verb, said):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_function", interrupted)
+    assert cli.main([*verb, "--x"]) == 130
+    assert capsys.readouterr().err == f"pdt: interrupted{said}\n"
+
+
+def test_the_summary_keeps_trainings_of_different_length_apart():
+    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
+    row |= {"train_time_s": 2.0, **dict.fromkeys(("train_flops_dense", "train_flops_effective"), 1.0)}
+    row |= {"train_flops_executed": 1.0}
+    lengths = [("m", 1, 0.25), ("m", 2, 0.375), ("m", 4, 0.5), ("m", 2, 0.375), ("other", 2, 0.5)]
+    rows = [{**row, "model": model, "epochs": epochs, "test_accuracy": accuracy} for model, epochs, accuracy in lengths]
+    again = {**rows[2], "variant": "repeat=2"}
+    table = summary([again, {**again, "method": "sdgp", "variant": ""}, *rows])
+    shown = list(zip(*(table.columns[index].cells for index in (1, 2, 3, 4)), strict=True))
+    assert shown == [
+        ("m", "dense", "1/1", "50.00 %"),
+        ("m", "dense, 2 epochs", "2/2", "37.50 %"),
+        ("m", "dense, 1 epoch", "1/1", "25.00 %"),
+        ("m", r"dense\[repeat=2]", "1/1", "50.00 %"),
+        ("m", "sdgp", "1/1", "50.00 %"),
+        ("other", "dense", "1/1", "50.00 %"),
+    ]
+
+
+def test_the_summary_marks_disturbed_times():
+    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
+    row |= {"test_accuracy": 0.5, "train_time_s": 2.0}
+    row |= dict.fromkeys(("train_flops_dense", "train_flops_effective", "train_flops_executed"), 1.0)
+    for disturbed, expected in (((), "2.0 s"), (("a",), "2.0 s (disturbed)")):
+        (cell,) = summary([row], disturbed).columns[5].cells
+        assert cell == expected

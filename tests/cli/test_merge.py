@@ -1,0 +1,268 @@
+"""The verb `merge`: trials, rows, commands and times of several folders in a new one, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_fixtures import without_figures
+from time_passes import time_json
+
+from suite.cli import main as cli
+from suite.cli.folders.entries import latest_profiles
+from suite.recipe import Recipe
+from suite.trials.folder.entries import GroupEntries
+from suite.trials.folder.profiles import MethodProfile
+from suite.trials.folder.reader import read
+from suite.trials.folder.records import FILES, write_json, write_record
+from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.times import TIMES
+from suite.trials.spec import TrialSpec
+
+__all__ = ["without_figures"]
+pytestmark = pytest.mark.usefixtures("without_figures")
+
+ROOT = Path(__file__).parents[2]
+MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0"}}
+
+
+def spec(seed: int = 0, **fields: Any) -> TrialSpec:
+    recipe = vars(Recipe(epochs=5, batch_size=4, learning_rate=0.1))
+    copy = {"kind": "original", "checksum": "ab" * 32, "path": "/data/x.npz", "note": ""}
+    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "quick", "device": "cpu"}
+    return TrialSpec(
+        **{
+            **known,
+            "recipe": recipe,
+            "seed": seed,
+            "dtype": "float32",
+            "arithmetic": "flush",
+            "data_copy": copy,
+            **fields,
+        }
+    )
+
+
+def put(folder: Path, trial: TrialSpec, accuracy: float | None, message: str = "", machine: Any = MACHINE) -> Path:
+    """Write a trial that is done, or that failed if it has no accuracy."""
+    place = folder / "trials" / trial.trial_id
+    place.mkdir(parents=True, exist_ok=True)
+    if accuracy is None:
+        write_record(place, trial, "error", message, provenance=machine)
+        return place
+    for name in FILES:
+        (place / name).write_text('{"epoch": 1}\n' if name == "epochs.jsonl" else f"layer\n{name}\n")
+    (place / "stages").mkdir(exist_ok=True)
+    (place / "stages" / "2.pt").write_text("stage")
+    result = {"test_accuracy": accuracy, "train_time_s": 10.0 + trial.seed, "train_flops_dense": 1e9}
+    write_record(place, trial, "done", result=result, provenance=machine)
+    return place
+
+
+def suite_at(folder: Path, *commands: tuple[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = [{"command_line": line, "spec": {"margin": 0.005}, "time_utc": time} for line, time in commands]
+    write_json(folder / "suite.json", {**entries[-1], "provenance": MACHINE, "commands": entries})
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    a = suite_at(tmp_path / "a", ("run a", "2026-01-01"), ("run c", "2026-01-03"))
+    b = suite_at(tmp_path / "b", ("run b", "2026-01-02"))
+    put(a, spec(0), 0.7)
+    put(a, spec(1), None, "killed by signal 9")
+    put(b, spec(1), 0.72)
+    put(b, spec(2), 0.71, machine={**MACHINE, "hardware_id": "h7654321"})
+    return a, b
+
+
+def merge(*folders: Path, out: Path) -> int:
+    return cli.main(["merge", *map(str, folders), "-o", str(out)])
+
+
+def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    out = tmp_path / "new" / "out"
+    assert merge(a, b, out=out) == 0
+    printed = capsys.readouterr().out
+    failed = spec(1).trial_id
+    assert f"merge: {failed}: done in {b} is kept; it is error in {a}\n" in printed
+    assert f"merge: {out}, 3 trials, 3 of them done; report: {out / 'report.html'}" in printed
+    trials = {trial.name: trial for trial in read(out).trials}
+    assert sorted(trials) == sorted(spec(seed).trial_id for seed in range(3))
+    assert not any(trial.damage for trial in trials.values())
+    for folder, seed in ((a, 0), (b, 1), (b, 2)):
+        name = spec(seed).trial_id
+        assert read_record(out / "trials" / name) == read_record(folder / "trials" / name)
+    # Trials of another machine are another group of the report.
+    assert {trial.text("hardware_id") for trial in trials.values()} == {"h1234567", "h7654321"}
+    assert (out / "report.md").read_text().count("\n## ") >= 2
+    commands = json.loads((out / "suite.json").read_text())["commands"]
+    assert [(one["command_line"], one["folder"]) for one in commands] == [
+        ("run a", str(a)), ("run b", str(b)), ("run c", str(a)),
+    ]  # fmt: skip
+    assert json.loads((out / "suite.json").read_text())["command_line"] == "run c"
+    # The folder can be used like any other: a merged trial counts as done.
+    assert Store(out).status(failed) == "done"
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
+
+
+def test_the_report_names_the_new_folder_and_not_the_temporary_one(two: tuple[Path, Path], tmp_path: Path) -> None:
+    put(two[0], spec(0, method="sdgp"), 0.7)
+    assert merge(*two, out=tmp_path / "out") == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert f"--out {tmp_path / 'out'}" in text
+    assert ".merge" not in text
+
+
+def test_models_are_linked_and_what_is_appended_to_is_copied(two: tuple[Path, Path], tmp_path: Path) -> None:
+    a, b = two
+    assert merge(a, b, out=tmp_path / "out") == 0
+    source, place = (folder / "trials" / spec(0).trial_id for folder in (a, tmp_path / "out"))
+    for name in ("model.pt", "stages/2.pt"):
+        assert (source / name).samefile(place / name)
+    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
+        assert not (source / name).samefile(place / name)
+
+
+def test_a_trial_with_two_results_is_refused_and_nothing_is_written(
+    two: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    a, b = two
+    put(b, spec(0), 0.71)
+    assert merge(a, b, out=tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert f"{spec(0).trial_id} is not the same trial in {a} and {b}: 'result' of their trial.json differs" in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_an_edited_trial_does_not_count_as_done(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    shutil.copytree(a / "trials" / spec(0).trial_id, b / "trials" / spec(0).trial_id)
+    (a / "trials" / spec(0).trial_id / "epochs.jsonl").write_text("edited\n")
+    assert merge(a, b, out=tmp_path / "out") == 0
+    assert not any(trial.damage for trial in read(tmp_path / "out").trials)
+
+
+def test_an_export_and_its_folder_give_the_folder_s_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOME", "/data")
+    a = suite_at(tmp_path / "a", ("run a", "2026-01-01"))
+    put(a, spec(0), 0.7)
+    assert cli.main(["export", str(a), str(tmp_path / "kept")]) == 0
+    (place,) = (tmp_path / "kept" / "trials").iterdir()
+    assert json.loads((place / "trial.json").read_text())["spec"]["data_copy"]["path"] == "~/x.npz"
+    assert merge(tmp_path / "kept", a, out=tmp_path / "out") == 0
+    assert (tmp_path / "out" / "trials" / place.name / "model.pt").is_file()
+    assert len(json.loads((tmp_path / "out" / "suite.json").read_text())["commands"]) == 1
+    assert "is kept" not in capsys.readouterr().out
+
+
+def test_rows_without_trials_are_kept_and_compared(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    assert cli.main(["report", str(a)]) == 0
+    shutil.rmtree(a / "trials")
+    assert merge(a, b, out=tmp_path / "out") == 0
+    assert {trial.name for trial in read(tmp_path / "out").trials} == {spec(seed).trial_id for seed in range(3)}
+    put(b, spec(0), 0.69)
+    assert merge(a, b, out=tmp_path / "other") == 2
+    assert f"in {a} and {b}: test_accuracy is 0.7 and 0.69" in capsys.readouterr().err
+
+
+def times_of(folder: Path, change: float = 1.0) -> None:
+    write_json(folder / "time.json", time_json({"task": "cifar10"}, quick=(0.9 * change,), slow=(1.1,)))
+
+
+def test_two_measurements_of_a_method_give_one_with_both_in_it(
+    two: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    a, b = two
+    times_of(a)
+    times_of(b, 1.21)
+    assert merge(a, b, out=tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    (before,), (other,), (group,) = (TIMES.read(folder) for folder in (a, b, tmp_path / "out"))
+    label = next(iter(before.methods))
+    known, second, found = (one.methods[label] for one in (before, other, group))
+    assert found.passes == (*known.passes, *second.passes)
+    assert found.ratio == pytest.approx(known.ratio * 1.1)
+    assert {name: time for name, time in group.methods.items() if name != label} == {
+        name: time for name, time in before.methods.items() if name != label
+    }
+    assert printed.count("time.json: ") == 1
+    assert f"time.json: {label} was measured in {a} ({known.ratio:.3f}) and {b}" in printed
+
+
+def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    (tmp_path / "empty").mkdir()
+    for folders, out, complaint in (
+        ((a,), tmp_path / "out", "at least two different folders"),
+        ((a, a), tmp_path / "out", "at least two different folders"),
+        ((a, b), b, "is not an empty folder"),
+        ((a, b), a / "out", f"is inside {a}"),
+        ((a, tmp_path / "empty"), tmp_path / "out", "it has no suite.json"),
+        ((a, tmp_path / "absent"), tmp_path / "out", "it has no suite.json"),
+    ):
+        assert merge(*folders, out=out) == 2
+        assert complaint in capsys.readouterr().err
+    with Store(b).lock():
+        assert merge(a, b, out=tmp_path / "out") == 2
+        assert f"merge {b}: in use" in capsys.readouterr().err
+    (b / "suite.json").write_text("{}")
+    assert merge(a, b, out=tmp_path / "out") == 2
+    assert "suite.json is damaged: it has no 'commands'" in capsys.readouterr().err
+
+
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    from suite.cli import main as cli
+    from suite.cli.folders import merge
+    copy = merge.copy_trial
+    def once(*arguments):
+        copy(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    merge.copy_trial = once
+    cli.main(sys.argv[1:])
+    """
+)
+
+
+def test_a_killed_merge_leaves_no_destination_and_the_next_one_cleans_up(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    a, b = two
+    command = [sys.executable, "-c", KILLED, "merge", str(a), str(b), "-o", str(tmp_path / "out")]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".out.*.merge")
+    assert len(list(left.glob("trials/*"))) == 1
+    assert not (tmp_path / "out").exists()
+    assert merge(a, b, out=tmp_path / "out") == 0
+    assert not list(tmp_path.glob(".out.*"))
+    assert len(read(tmp_path / "out").trials) == 3
+
+
+def test_the_later_profile_of_a_method_is_kept() -> None:
+    first, second = (
+        MethodProfile.model_construct(provenance={"time_utc": day}) for day in ("2026-01-02", "2026-01-01")
+    )
+    groups = [
+        (Path(name), [GroupEntries[MethodProfile].model_construct(key={"task": "t"}, methods=methods)])
+        for name, methods in (("a", {"sdgp": first}), ("b", {"sdgp": second, "ssl": second}), ("c", {"sdgp": first}))
+    ]
+    (found,), notes = latest_profiles(groups)
+    assert found.methods == {"sdgp": first, "ssl": second}
+    assert notes == ["profile.json: sdgp was profiled in a and b; that of a is later"]

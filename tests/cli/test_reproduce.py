@@ -1,0 +1,317 @@
+"""Tests of `reproduce`: errors are found before anything is written, and a plugin's reproduction runs too."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
+from toy_suite import assert_one_line
+from trials_here import run_here
+
+from reports.papers import outcome
+from reports.papers.contract import Part
+from suite import registry
+from suite.cli import main as cli
+from suite.cli import reproduce
+from suite.recipe import Recipe
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.reader import Trial
+from suite.trials.folder.store import Store, write_record
+from suite.trials.spec import SuiteSpec, TrialSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sdgp-table1", "--parts", "column"], "no part is called 'column'; did you mean 'columns'?"),
+        (["sdgp-table1", "--parts", ""], "--parts ''"),
+        (["sdgp-table1", "--parts", "columns,nothing"], "no part is called 'nothing'"),
+        (["sdgp-table1", "--methods", "dense"], "--methods cannot be given: sdgp-table1 sets it"),
+        (["sdgp-table1", "--task", "digits"], "--task cannot be given"),
+        (["sdgp-table1", "--config", "x.toml"], "--config cannot be given"),
+        (["sdgp-table1", "--controls"], "--controls cannot be given: the paper decides the trials"),
+        (["sdgp-table1", "--model", "resnet9,resnet9[width=0.5]"], "expected one"),
+        (["sdgp-table1", "--sedes", "3"], "did you mean '--seeds'"),
+        (["sdgp-table1", "--epochs", "0"], "--epochs"),
+        (["sdgp-table1", "--preset", "fast"], "--preset 'fast'"),
+        (["sdgp-table1", "sdgp-fig8"], "separated by commas, without spaces"),
+        (["sdgp-table1", "--out", "file"], "is a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_are_one_line_before_torch_is_imported(folder, capsys, monkeypatch, arguments, expected):
+    (folder / "file").write_text("x")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["reproduce", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert_one_line(captured.err, expected)
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (("sdgp-table2",), "did you mean 'sdgp-"),
+        (("fig9",), "did you mean 'sdgp-fig9'?"),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(folder, capsys, name, expected):
+    assert cli.main(["reproduce", *name]) == 2
+    assert_one_line(capsys.readouterr().err, expected)
+
+
+def test_without_a_name_there_is_the_list(folder, capsys):
+    assert cli.main(["reproduce"]) == 2
+    *listed, error = capsys.readouterr().err.splitlines()
+    assert "name one of the reproductions listed above" in error
+    assert listed[0] == "reproductions:"
+    assert [line.split()[0] for line in listed[1:]] == registry.names("reproduction")
+    assert all(len(line.split()) > 5 for line in listed[1:])
+
+
+def test_list_and_help_show_them(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)["reproductions"]] == registry.names(
+        "reproduction"
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--help"])
+    text = capsys.readouterr().out
+    assert "--parts" in text
+    assert "sdgp-fig8" in text
+    assert "--methods" not in text
+
+
+def spec(**changed):
+    fields = {"methods": "dense", "tasks": "cifar10", "preset": "quick", "seeds": (0,), "device": "cpu",
+              "dtype": "float32", "data_root": "/x"}  # fmt: skip
+    return SuiteSpec(**{**fields, **changed})
+
+
+def test_one_folder_collects_parts_and_seeds_and_nothing_else():
+    first = reproduce.default_folder("a", spec())
+    assert first.name.startswith("a-")
+    assert reproduce.default_folder("a", spec(seeds=(0, 1), methods="sdgp", data_root="/y")) == first
+    for changed in ({"preset": "paper"}, {"overrides": {"epochs": 1}}, {"models": "resnet9"}, {"dtype": "bfloat16"}):
+        assert reproduce.default_folder("a", spec(**changed)) != first
+
+
+def test_the_command_for_another_part():
+    for typed in (["--parts", "a"], ["--parts=a"], []):
+        command = outcome.other_command(["pdt", "reproduce", "x", *typed, "--out", "a folder"], "b")
+        assert command == "pdt reproduce x --out 'a folder' --parts b"
+
+
+def test_what_suite_json_says_of_several_parts():
+    union = reproduce._union(
+        [spec(seeds=(0, 1, 2)), spec(methods="dense,sdgp[n=1,m=4]", seeds=(0, 7), overrides={"epochs": 2})]
+    )
+    assert (union.methods, union.seeds, union.overrides) == ("dense,sdgp[n=1,m=4]", (0, 1, 2, 7), {"epochs": 2})
+
+
+def trial(seed, **changed):
+    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    fields = {"method": "sdgp", "variant": "n=2,m=4", "parameters": {"n": 2, "m": 4}, "task": "digits", "seed": seed,
+              "model": "resnet9", "preset": "smoke", "recipe": recipe, "device": "cpu", "dtype": "float32",
+              "data_copy": {"kind": "original", "checksum": "ab" * 32, "path": "/here", "note": ""}}  # fmt: skip
+    return TrialSpec(**{**fields, **changed})
+
+
+def test_seeds_that_the_folder_has_belong_to_the_page(folder):
+    store = Store(folder / "out")
+    other = {**trial(0).data_copy, "path": "/elsewhere"}
+    for held in (
+        trial(0, variant="m=4,n=2", data_copy=other),  # typed otherwise, from another place: the same but for its seed
+        trial(1),
+        trial(5),
+        trial(2, dtype="bfloat16"),
+        trial(3, recipe={**trial(3).recipe, "epochs": 4}),
+        trial(4, parameters={"n": 1, "m": 4}),
+    ):
+        place = store.trial_folder(held.trial_id)
+        place.mkdir(parents=True)
+        write_record(place, held, "done")
+    damaged = store.trial_folder("sdgp-digits-resnet9-s6-00000000")
+    damaged.mkdir()
+    (damaged / "trial.json").write_text("{")
+    found = outcome.with_other_seeds([trial(5), trial(7)], folder / "out")
+    assert [one.seed for one in found] == [5, 7, 0, 1]  # those of the command first, run or not
+    assert {one.label for one in found} == {"sdgp[n=2,m=4]"}
+    assert found[2].data_copy["path"] == "/here"
+
+
+def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(folder):
+    def of_seed(seed):
+        before = trial(seed)
+        return [before, trial(seed, variant="", parameters={"n": 3, "m": 4}, depends_on={"sdgp": before.trial_id})]
+
+    store = Store(folder / "out")
+    for held in of_seed(1):
+        place = store.trial_folder(held.trial_id)
+        place.mkdir(parents=True)
+        write_record(place, held, "done")
+    found = outcome.with_other_seeds(of_seed(0), folder / "out")
+    assert [one.trial_id for one in found] == [one.trial_id for one in [*of_seed(0), *of_seed(1)]]
+
+
+def numbered(method, model, **numbers):
+    return Trial({"status": "done", "method": method, "model": model}, numbers)
+
+
+def test_a_page_says_first_when_nothing_was_pruned():
+    whole = {"inference_flops": 5.0, "inference_flops_dense": 5.0}
+    whole |= {"train_flops_effective": 7.0, "train_flops_dense": 7.0}
+    dense, idle = numbered("dense", "a", **whole), numbered("sdgp", "a", **whole)
+    assert outcome.nothing_pruned([dense]) == []
+    assert "Nothing was pruned" in outcome.nothing_pruned([dense, idle])[0]
+    for cost in ("inference_flops", "train_flops_effective"):
+        assert outcome.nothing_pruned([idle, numbered("sdgp", "a", **(whole | {cost: 4.0}))]) == []
+
+
+def test_a_page_names_the_network_that_stood_in_for_a_parts():
+    parts = [Part(name=name, title="", methods="dense", task="digits", model="big") for name in "ab"]
+    trials = {"a": {"dense": [numbered("dense", "big")]}, "b": {"dense": [numbered("dense", "small")] * 2}}
+    assert outcome.other_networks(parts, trials) == ["the network small in place of big"]
+
+
+def test_a_file_in_place_of_the_page_is_refused_before_the_trials_run(folder, capsys):
+    (folder / "out").mkdir()
+    (folder / "out" / "suite.json").write_text("{}")
+    (folder / "out" / "reproduce").write_text("x")
+    assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
+    assert_one_line(capsys.readouterr().err, "out/reproduce must be a folder")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
+
+
+def test_options_override_the_settings_of_a_part():
+    part = Part(name="a", title="a", methods="dense", task="digits", model="resnet9[width=0.5]",
+                overrides={"epochs": 1, "batch_size": 64}, seeds={"quick": 2})  # fmt: skip
+
+    def typed(*arguments):
+        return reproduce._suite(spec(), part, reproduce._read_options(reproduce.parser().read(["mine", *arguments])))
+
+    own = typed()
+    assert (own.seeds, own.models, own.overrides) == ((0, 1), "resnet9[width=0.5]", {"epochs": 1, "batch_size": 64})
+    assert typed("--seeds", "5,").seeds == (5,)
+    assert typed("--seeds", "4").seeds == (0, 1, 2, 3)
+    assert typed("--model", "resnet9").models == "resnet9"
+    small = dataclasses.replace(part, small_model="resnet9[width=0.25]")
+    for preset, model in (("smoke", small.small_model), ("quick", small.small_model), ("paper", small.model)):
+        base = dataclasses.replace(spec(), preset=preset)
+        several = dataclasses.replace(small, seeds={preset: 1})
+        options = reproduce._read_options(reproduce.parser().read(["mine"]))
+        assert reproduce._suite(base, several, options).models == model
+        assert reproduce._suite(base, several, options).recipe == ""
+        other = dataclasses.replace(several, task="cifar10", recipe="prunetrain")
+        names = {"smoke": "", "quick": "resnet9", "paper": "prunetrain"}
+        assert reproduce._suite(base, other, options).recipe == names[preset]
+    assert typed("--epochs", "7").overrides == {"epochs": 7, "batch_size": 64}
+    assert typed("--set", "recipe.batch_size=8").overrides == {"epochs": 1, "batch_size": 8}
+
+
+PLUGIN = textwrap.dedent(
+    """
+    from pathlib import Path
+
+    from reports.papers.comparison import Compared, accuracy
+    from suite.registry import register
+    from reports.papers.contract import Part, Reproduction
+
+    @register("reproduction", "mine")
+    class Mine(Reproduction):
+        '''A table of my own.'''
+        title = "Mine"
+        reference = "mine"
+        numbers = Path(__file__).with_name("mine.toml")
+        parts = (
+            Part(name="one", title="the first", methods="dense,sdgp[n=1,m=4]", task="digits",
+                 seeds={"smoke": 1, "quick": 1, "paper": 1}, overrides={"epochs": 1, "train_images": 200},
+                 compared=(*accuracy("dense", "dense", "mine/dense"),
+                           Compared("FLOPs left", "sdgp[n=1,m=4]", column="train_flops_effective",
+                                    over="train_flops_dense", kind="counted", published="mine/left"))),
+            Part(name="two", title="the second", methods="dense", task="cifar10", presets=("paper",)),
+        )
+    """
+)
+NUMBERS = """
+[sources.me]
+title = "Me"
+where = "here"
+[[groups]]
+name = "mine"
+source = "me"
+place = "a table"
+quantity = "accuracy"
+unit = "%"
+of = "measured"
+conditions = { task = "digits", epochs = 1 }
+values = { dense = 90, left = 75 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("left = 75", "letf = 75", "mine has no value 'left'; did you mean 'letf'?"),
+        ("left = 75", "left = nan", "values.left is nan"),
+        ('name = "mine"', 'name = "nime"', "no group is called 'mine'; did you mean 'nime'?"),
+        ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
+    ],
+)
+def test_published_numbers_are_checked_before_anything_runs(folder, capsys, monkeypatch, old, new, expected):
+    monkeypatch.setattr(registry, "_objects", dict(registry._objects))
+    monkeypatch.setattr(registry, "_plugin_entries", dict(registry._plugin_entries))
+    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.toml").write_text(NUMBERS.replace(old, new))
+    assert cli.main(["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]) == 2
+    assert_one_line(capsys.readouterr().err, expected)
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "mine.toml"]
+
+
+def test_a_plugins_reproduction_brings_its_own_numbers(folder, forget_toys, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    (folder / "mine.py").write_text(PLUGIN)
+    (folder / "mine.toml").write_text(NUMBERS)
+    monkeypatch.setattr(sys, "argv", ["run_suite.py"])
+    monkeypatch.setattr(LocalEngine, "run", run_here)
+    command = ["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]
+    assert cli.main(command) == 0
+    (out,) = (folder / "runs").iterdir()
+    assert out.name.startswith("mine-")
+    with open(out / "reproduce" / "mine.csv", encoding="utf-8", newline="") as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    assert rows["accuracy, dense"]["ours"]
+    left = rows["FLOPs left"]
+    assert (left["published"], left["kind"], left["source"]) == ("75", "counted", "Me (here), a table")
+    assert 60 < float(left["ours"]) < 90
+    page = (out / "reproduce" / "mine.md").read_text(encoding="utf-8")
+    assert "--parts two" in page
+    assert "--plugin mine.py" in page
+    assert json.loads((out / "suite.json").read_text())["spec"]["overrides"] == {"epochs": 1, "train_images": 200}
+    assert (rows["accuracy, dense"]["seeds"], rows["accuracy, dense"]["interval"]) == ("1", "")
+    # Another command adds a seed: the page and results.csv have both, and the interval is over both.
+    assert cli.main([*command, "--seeds", "5,"]) == 0
+    assert "2 of 2 trials to run" in caplog.text
+    assert [path.name for path in (folder / "runs").iterdir()] == [out.name]
+    with open(out / "results.csv", encoding="utf-8", newline="") as file:
+        dense = [100 * float(row["test_accuracy"]) for row in csv.DictReader(file) if row["method"] == "dense"]
+    with open(out / "reproduce" / "mine.csv", encoding="utf-8", newline="") as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    assert rows["accuracy, dense"]["seeds"] == rows["FLOPs left"]["seeds"] == "2" == str(len(dense))
+    assert float(rows["accuracy, dense"]["ours"]) == pytest.approx(sum(dense) / 2)
+    assert "Trials: 4, of which 4 done" in (out / "reproduce" / "mine.md").read_text(encoding="utf-8")

@@ -1,0 +1,202 @@
+"""Planned layers: equal to torch's own, converted in place, and refused where plans are not supported."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planned_layers import LAYERS, gradients, identity, planned_copy
+from slicing_backend import SLICING
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.engine.network.planned_layer import StepState
+from suite.errors import UsageError
+from suite.method import EMPTY_PLAN, OpPlan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("plan", [EMPTY_PLAN, OpPlan(grad_dgrad=identity), OpPlan(weight_forward=identity)])
+@pytest.mark.parametrize("case", LAYERS)
+def test_empty_and_identity_plans_are_bit_identical_to_torch(case, plan, dtype):
+    torch.manual_seed(0)
+    make, shape = LAYERS[case]
+    layer, inputs = make(), torch.randn(shape)
+    if inputs.ndim == 4:
+        inputs = inputs.to(memory_format=torch.channels_last)
+    expected = gradients(layer, inputs, dtype)
+    got = gradients(planned_copy(layer, plan), inputs, dtype)
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, got[name]), name
+        assert tensor.stride() == got[name].stride() or name != "data"
+
+
+def test_conversion_keeps_objects_parameters_and_names():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Linear(4, 2)))
+    before, layers, names = list(model.parameters()), list(model.modules()), list(model.state_dict())
+    found = convert(model)
+    assert [id(p) for p in model.parameters()] == [id(p) for p in before]
+    assert list(model.modules()) == layers
+    assert list(model.state_dict()) == names
+    assert list(found) == ["0", "1.0"]
+    assert type(model[0]) is PlannedConv2d
+    assert type(model[1][0]) is PlannedLinear
+    restore(model)
+    assert type(model[0]) is nn.Conv2d
+    assert type(model[1][0]) is nn.Linear
+    assert "op_plan" not in vars(model[0])
+
+
+def test_parametrised_layer_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
+    with pytest.raises(UsageError, match="'1'"):
+        convert(model)
+
+
+def test_subclasses_are_left_alone():
+    attention = nn.MultiheadAttention(8, 2)
+    assert convert(attention) == {}
+
+
+def test_an_evaluation_is_not_metered_as_training():
+    planned = planned_copy(nn.Linear(8, 12), OpPlan(weight_forward=lambda weight, site: weight * 0, backend=SLICING))
+    planned.eval()(torch.randn(6, 8))
+    assert not planned.meter.calls
+    planned.train()(torch.randn(6, 8))
+    assert planned.meter.calls == {"forward": 1}
+
+
+def test_float64_is_not_cast_under_autocast():
+    layer = planned_copy(nn.Conv2d(3, 4, 3).double(), OpPlan(grad_dgrad=identity))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(1, 3, 5, 5, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_site_tells_layer_operand_step_and_slot_and_keys_differ():
+    seen = []
+
+    def note(tensor, site):
+        seen.append(site)
+        return tensor
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    state = StepState(seed=7, step=5, micro_batch_index=2)
+    for layer in convert(model, state).values():
+        layer.op_plan = OpPlan(grad_shared=note)
+    model(torch.randn(1, 3, 7, 7)).sum().backward()
+    assert [(s.name, s.operand, s.step, s.micro_batch_index, s.seed) for s in seen] == [
+        ("1", "grad_shared", 5, 2, 7),
+        ("0", "grad_shared", 5, 2, 7),
+    ]
+    assert seen[0].key != seen[1].key
+    assert 0 <= seen[0].key < 2**63
+    first = torch.rand(3, generator=seen[0].generator())
+    assert torch.equal(first, torch.rand(3, generator=seen[0].generator()))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_draws_the_same_mask_again(use_reentrant):
+    def dropped(weight, site):
+        return weight * (torch.rand(weight.shape, generator=site.generator()) < 0.5)
+
+    torch.manual_seed(0)
+    layer, inputs = nn.Conv2d(4, 4, 3), torch.randn(1, 4, 6, 6)
+    plan = OpPlan(weight_forward=dropped)
+    expected = gradients(planned_copy(layer, plan), inputs)
+    planned = planned_copy(layer, plan)
+    inputs = inputs.clone().requires_grad_()
+    out = torch.utils.checkpoint.checkpoint(planned, inputs, use_reentrant=use_reentrant)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    assert torch.equal(inputs.grad, expected["data"])
+    assert torch.equal(planned.weight.grad, expected["weight"])
+
+
+def test_inference_mode_and_double_use_work():
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(6, 6), torch.randn(3, 6)
+    planned = planned_copy(layer, OpPlan(grad_dgrad=identity))
+    with torch.inference_mode():
+        assert torch.equal(planned(inputs), layer(inputs))
+    expected, got = (gradients(nn.Sequential(each, each), inputs) for each in (layer, planned))
+    for one, other in zip(expected.values(), got.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_backward_inside_autocast_does_not_cast_again():
+    torch.manual_seed(0)
+    layer, inputs = nn.Conv2d(4, 4, 3), torch.randn(1, 4, 6, 6, requires_grad=True)
+    planned = planned_copy(layer, OpPlan(grad_dgrad=identity))
+    out = planned(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        out.sum().backward()
+    expected = torch.autograd.grad(F.conv2d(inputs, layer.weight, layer.bias).sum(), inputs)[0]
+    assert torch.equal(inputs.grad, expected)
+
+
+def test_backward_belongs_to_the_micro_batch_of_its_forward():
+    seen = []
+
+    def note(tensor, site):
+        seen.append((site.step, site.micro_batch_index))
+        return tensor
+
+    layer, state = nn.Linear(4, 4), StepState()
+    convert(nn.Sequential(layer), state)
+    layer.op_plan = OpPlan(grad_wgrad=note)
+    outputs = []
+    for state.step, state.micro_batch_index in ((3, 0), (4, 1)):
+        outputs.append(layer(torch.randn(2, 4)).sum())
+    for output in outputs:
+        output.backward()
+    assert seen == [(3, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("case", ["conv3x3", "linear"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_mixed_types_are_taken_or_refused_as_torch_does(case, dtype, autocast):
+    make, shape = LAYERS[case]
+    layer, inputs = make(), torch.ones(shape, dtype=dtype)
+    planned = planned_copy(layer, OpPlan(grad_dgrad=identity))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        try:
+            expected = layer(inputs)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                planned(inputs)
+        else:
+            assert autocast
+            assert torch.equal(planned(inputs), expected)
+
+
+def double_backward(layer, inputs):
+    (grad,) = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
+    grad.square().sum().backward()
+
+
+def forward_mode(layer, inputs):
+    with torch.autograd.forward_ad.dual_level():
+        layer(torch.autograd.forward_ad.make_dual(inputs.detach(), inputs.detach()))
+
+
+TRANSFORMS = {
+    "torch.func.grad": lambda layer, inputs: torch.func.grad(lambda x: layer(x).sum())(inputs),
+    "torch.func.vmap": lambda layer, inputs: torch.func.vmap(layer)(inputs),
+    "torch.func.jvp": lambda layer, inputs: torch.func.jvp(layer, (inputs,), (inputs,)),
+    "hvp": lambda layer, inputs: torch.autograd.functional.hvp(lambda x: layer(x).square().sum(), inputs, inputs),
+    "double backward": double_backward,
+    "forward mode": forward_mode,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_differentiates_a_planned_layer_in_another_way_is_refused_by_name(transform):
+    inputs = torch.randn(3, 8, requires_grad=True)
+    planned = planned_copy(nn.Linear(8, 4), OpPlan(grad_dgrad=identity))
+    with pytest.raises(UsageError, match="layer '0' follows a method's plan, which does not support"):
+        TRANSFORMS[transform](planned, inputs)
+    planned.op_plan = EMPTY_PLAN
+    TRANSFORMS[transform](planned, inputs)

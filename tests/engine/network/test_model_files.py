@@ -1,0 +1,171 @@
+"""`load_model` refuses files that are damaged or not a model of this suite in one line, whatever they contain."""
+
+import contextlib
+import errno
+import io
+import pickle
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from suite import files
+from suite.choices import build_model
+from suite.engine.network import model_files
+from suite.errors import UsageError
+
+sys.path.append(str(Path(__file__).parents[2] / "faults"))
+from edits import edit
+
+NAME = "resnet9[width=0.0625]"
+SHAPE = (1, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    model = build_model(NAME, SHAPE, 10)
+    model_files.save_model(path, model, name=NAME, num_classes=10, input_shape=SHAPE, reconfigurations=[])
+    return path
+
+
+def refused(path):
+    """Assert that a file is refused in one line or equals the saved one; return whether it is refused."""
+    try:
+        model_files.load_model(path)
+    except UsageError as error:
+        line = str(error)
+    else:
+        return False
+    assert "\n" not in line
+    assert str(path) in line
+    return True
+
+
+def edited(model_file, folder, seed):
+    changed, kind = edit(model_file.read_bytes(), random.Random(seed))
+    path = folder / "model.pt"
+    path.write_bytes(changed)
+    if refused(path):
+        return
+    # Some bytes are never read: padding, and fields that the archive holds twice.
+    whole, found = (model_files.load_model(file).state_dict() for file in (model_file, path))
+    assert all(torch.equal(tensor, found[name]) for name, tensor in whole.items()), (seed, kind)
+
+
+def test_edited_models(model_file, tmp_path):
+    for seed in range(20):
+        edited(model_file, tmp_path, seed)
+
+
+@pytest.mark.slow
+def test_a_thousand_edited_models(model_file, tmp_path, record_property):
+    for seed in range(100, 1100):
+        edited(model_file, tmp_path, seed)
+    record_property("faults.models", 1000)
+
+
+class Raises:
+    """An object that a foreign program may have pickled."""
+
+    def __reduce__(self):
+        return (eval, ("1 / 0",))
+
+
+def saved(content):
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def zipped(compression=zipfile.ZIP_STORED, **members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return file.getvalue()
+
+
+def architecture(**changes):
+    known = {"format": 1, "model": NAME, "num_classes": 10, "input_shape": list(SHAPE), "reconfigurations": []}
+    return {**known, **changes}
+
+
+def claimed(tensors=None, **changes):
+    """Write a file with a correct checksum and content that another program may have written."""
+    tensors = {} if tensors is None else tensors
+    try:
+        digest = model_files._checksum(tensors)
+    except AttributeError:
+        digest = ""
+    return saved({"architecture": architecture(**changes), "tensors": tensors, "sha256": digest})
+
+
+FOREIGN = {
+    "empty": b"",
+    "text": b"not a model",
+    "pickle": pickle.dumps({"x": 1}),
+    "code": pickle.dumps(Raises()),
+    "zip": zipped(x="1"),
+    "zip of a pickle": zipped(archive__data__pkl=pickle.dumps(Raises()), archive__version="3"),
+    "zip bomb": zipped(zipfile.ZIP_DEFLATED, archive__data="0" * 10**6),
+    "legacy": b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.",
+    "tensor": saved(torch.zeros(3)),
+    "list": saved([1, 2]),
+    "state dict": saved(nn.Linear(2, 2).state_dict()),
+    "module": saved(nn.Linear(2, 2)),
+    "other dict": saved({"architecture": 3, "tensors": 4, "sha256": 5}),
+    "other format": claimed(format=2),
+    "no tensors": claimed(),
+    "numbers for tensors": claimed({"x": 1}),
+    "sparse": saved({"architecture": architecture(), "tensors": {"x": torch.eye(2).to_sparse()}, "sha256": ""}),
+    "no such model": claimed(model="resnet10"),
+    "no model": claimed(model=3),
+    "bad brackets": claimed(model="resnet9[[["),
+    "two models": claimed(model="resnet9,resnet9"),
+    "a shape of one": claimed(input_shape=[3]),
+    "a huge shape": claimed(input_shape=[3, 2**40, 2**40]),
+    "a shape of text": claimed(input_shape=["a", "b", "c"]),
+    "many classes": claimed(num_classes=10**30),
+    "plans of text": claimed(reconfigurations=["x"]),
+    "a plan for another network": claimed(reconfigurations=[{"kept": {"nothing": [1]}}]),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_files(tmp_path, name):
+    path = tmp_path / "model.pt"
+    path.write_bytes(FOREIGN[name])
+    draws = torch.get_rng_state()
+    assert refused(path)
+    with contextlib.suppress(UsageError):  # the plans can be read even if they do not fit the model
+        assert isinstance(model_files.read_reconfigurations(path), list)
+    assert torch.equal(draws, torch.get_rng_state())
+
+
+def test_no_file(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing.pt"):
+        with pytest.raises(UsageError, match="no such file"):
+            model_files.load_model(path)
+
+
+def test_a_full_disk_is_called_so_and_the_file_is_named(tmp_path, monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    real = files.os.fdopen
+
+    def full(descriptor, mode):
+        files.os.close(descriptor)
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr(files.os, "fdopen", full)
+    for size in (10, 10**6):  # the error appears when the file is closed, or in the middle of it
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            model_files.save(tmp_path / "model.pt", {"x": torch.zeros(size)})
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "model.pt"))
+    monkeypatch.setattr(files.os, "fdopen", real)
+    assert list(tmp_path.iterdir()) == []

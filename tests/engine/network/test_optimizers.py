@@ -1,0 +1,117 @@
+"""Optimizers across a cut: the next step equals that of the masked model, or the optimizer is refused at setup."""
+
+import copy
+
+import pytest
+import torch
+from cuttable_nets import every_other, silence, step, trained, without
+from small_methods import Nothing, Shrinks
+from small_training import SHAPE, small_net
+
+from suite.engine.network.channels.surgery import apply_plan
+from suite.errors import UsageError
+from suite.ops import apply
+
+ELEMENTWISE = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "ASGD": {"t0": 1},
+}
+OTHERS = {
+    "LBFGS": "its history is one vector of all parameters",
+    "Adafactor": "its statistics are those of rows and columns",
+    "Muon": "",  # cut, but not elementwise: it trains only matrices, whose rows and columns it makes orthogonal
+    "SparseAdam": "",  # refuses dense gradients itself
+}
+
+
+def test_every_optimizer_of_torch_is_examined():
+    kinds = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "Optimizer"}
+    assert kinds <= {*ELEMENTWISE, *OTHERS}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_the_step_after_a_cut_is_that_of_the_masked_big_model(name):
+    model, spaces, images = trained("plain")
+    # Normalisation follows this bias, so that its gradient is zero but for rounding, and Rprop steps by its sign.
+    model[0].bias.requires_grad_(False)
+    make = getattr(torch.optim, name)
+
+    def build(model):
+        return make(model.parameters(), lr=1e-3, **ELEMENTWISE[name])
+
+    optimizer = build(model.train())
+    for _ in range(3):
+        step(model, optimizer, images)
+    dead = every_other(spaces)
+    silence(model, spaces, dead)
+    big = copy.deepcopy(model)
+    big_optimizer = build(big)
+    big_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    index_map = apply_plan(model, without(spaces, dead), spaces, optimizer)
+    step(model, optimizer, images)
+    step(big, big_optimizer, images)
+    for key, parameter in big.named_parameters():
+        wanted = index_map(key, parameter.data)
+        # Silenced weights get gradients and change in the big model; the small model does not have them.
+        torch.testing.assert_close(dict(model.named_parameters())[key].data, wanted, rtol=1e-6, atol=1e-8, msg=key)
+
+
+def hooks(method, optimizer):
+    model = small_net()
+    applied = apply(model, method, input_shape=SHAPE, num_classes=4, epochs=3, batch_size=4)
+    applied.attach(optimizer(model.parameters()))
+    return applied
+
+
+@pytest.mark.parametrize("name", [name for name, reason in OTHERS.items() if reason])
+def test_an_optimizer_whose_state_cannot_be_cut_is_refused_at_setup(name):
+    make = getattr(torch.optim, name)
+    line = f"Shrinks reconfigures the network, and the state of {name} cannot be cut with it: {OTHERS[name]}; use "
+    with pytest.raises(UsageError, match=line):
+        hooks(Shrinks(), make)
+    hooks(Nothing(), make)
+
+
+def test_state_of_another_shape_is_refused_after_the_first_step():
+    class Rows(torch.optim.SGD):
+        def step(self):
+            super().step()
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["rows"] = torch.zeros(parameter.shape[0])
+
+    applied = hooks(Shrinks(), lambda parameters: Rows(parameters, lr=0.1))
+    applied.model(torch.randn(4, *SHAPE)).sum().backward()
+    with pytest.raises(
+        UsageError, match=r"the state of Rows cannot be cut with it: its 'rows' has shape \(8,\) for a par"
+    ):
+        applied.optimizer_step()
+
+
+def test_numbers_among_an_optimizers_state_are_no_reason_to_refuse_it():
+    applied = hooks(Shrinks(), torch.optim.Adam)
+    applied.model(torch.randn(4, *SHAPE)).sum().backward()
+    assert applied.optimizer_step()
+    assert all(state["step"].shape == () for state in applied.ctx.optimizer.state.values())
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_trains_on_after_a_cut():
+    model, spaces, images = trained("plain")
+    matrices = [model[9].weight, model[11].weight]
+    optimizer = torch.optim.Muon(matrices, lr=0.01)
+    step(model.train(), optimizer, images)
+    momentum = [optimizer.state[weight]["momentum_buffer"].clone() for weight in matrices]
+    index_map = apply_plan(model, without(spaces, every_other(spaces)), spaces, optimizer)
+    for name, weight, before in zip(("9.weight", "11.weight"), matrices, momentum, strict=True):
+        assert torch.equal(optimizer.state[weight]["momentum_buffer"], index_map(name, before))
+    step(model, optimizer, images)
+    assert all(torch.isfinite(weight).all() for weight in matrices)

@@ -1,0 +1,329 @@
+"""Index spaces: which channels belong together, and which operations freeze them."""
+
+import pytest
+import torch
+from cuttable_nets import SHAPE, reading, resnet
+from torch import nn
+
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.surgery import apply_plan
+from suite.method import ReconfigPlan
+from suite.ops import convert
+from tasks.models.resnet9 import resnet9
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_resnet9_has_the_spaces_that_its_blocks_share():
+    spaces = find_index_spaces(resnet9(width=0.125), (3, 32, 32))
+    assert list(spaces) == [
+        "input",
+        "prep.conv",
+        "down.conv",
+        "residual1.branch.block1.conv",
+        "expand.conv",
+        "residual2.branch.block1.conv",
+        "reduce.conv",
+        "classifier",
+    ]
+    shared = spaces["down.conv"]
+    assert shared.producers == ["down.conv", "residual1.branch.block2.conv"]
+    assert shared.consumers == ["residual1.branch.block1.conv", "expand.conv"]
+    assert not shared.frozen
+    assert not shared.may_be_empty
+    norms = ("down.norm", "residual1.branch.block2.norm")
+    assert {one.tensor for one in shared.slices if one.tensor.startswith(norms)} == {
+        f"{norm}.{tensor}" for norm in norms for tensor in ("weight", "bias", "running_mean", "running_var")
+    }
+    assert all(one.entries.tolist() == [[channel] for channel in range(32)] for one in shared.slices)
+    assert spaces["input"].frozen_because == "the model's input"
+    assert spaces["classifier"].frozen_because == "the model's output"
+    assert (spaces.model_input, spaces.model_outputs) == ("input", {"classifier"})
+    assert spaces["residual1.branch.block1.conv"].may_be_empty
+    branch = spaces.removable_branches["residual1.branch"]
+    assert branch.spaces == ("residual1.branch.block1.conv",)
+    assert branch.outputs == ("down.conv",)
+    assert spaces.positions["down.conv"] == 256
+    assert spaces.positions["reduce.conv"] == 36
+
+
+def test_prunetrain_5_downsample_layers_consume_one_node_and_produce_the_next():
+    model = resnet(5)
+    spaces = find_index_spaces(model, SHAPE)
+    layers = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    number = {name: index + 1 for index, name in enumerate(layers)}  # the paper's code counts from conv1; 34 is the fc
+
+    def node(name):
+        (space,) = (spaces[space] for space in spaces.outputs_of(name))
+        return sorted(map(number.get, space.producers)), sorted(map(number.get, space.consumers))
+
+    assert node(layers[0]) == ([1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12, 14])
+    assert node(layers[12]) == ([13, 14, 16, 18, 20, 22], [15, 17, 19, 21, 23, 25])
+    assert node(layers[24]) == ([24, 25, 27, 29, 31, 33], [26, 28, 30, 32, 34])
+    assert len(spaces.removable_branches) == 15
+
+
+def test_a_linear_layer_behind_a_flattening_has_a_block_of_inputs_for_each_channel():
+    spaces = find_index_spaces(
+        reading(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 2)), SHAPE
+    )
+    assert spaces["0"].consumers == ["3"]
+    (inputs,) = (one for one in spaces["0"].slices if one.tensor == "3.weight")
+    assert inputs.axis == 1
+    assert torch.equal(inputs.entries, torch.arange(64).reshape(4, 16))
+    assert ("3", "in_features", 16) in spaces["0"].counts
+    assert spaces["3"].consumers == ["5"]
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        lambda x: x.mean((2, 3)),
+        lambda x: torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1),
+        lambda x: nn.functional.adaptive_max_pool2d(0.5 * torch.relu(x), 1).view(x.size(0), -1),
+        lambda x: nn.functional.dropout(x * torch.sigmoid(x) + 1, 0.5, False).amax((2, 3)),
+    ],
+)
+def test_functions_that_leave_channels_alone_are_followed(through):
+    spaces = find_index_spaces(reading(Lambda(through), nn.Linear(4, 2)), SHAPE)
+    assert not spaces["0"].frozen
+    assert spaces["0"].consumers == ["2"]
+    assert not spaces.not_followed
+
+
+@pytest.mark.parametrize(
+    ("layers", "frozen", "reason"),
+    [
+        ([nn.GroupNorm(1, 4), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a GroupNorm of one group"),
+        ([Lambda(lambda x: torch.cat([x, x], 0)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cat' is not understood"),
+        ([Lambda(lambda x: torch.stack([x, x], 1).flatten(1, 2)), nn.Conv2d(8, 2, 8)], {"0"}, "'stack' is not"),
+        ([nn.LayerNorm((4, 8, 8)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a LayerNorm"),
+        ([Lambda(lambda x: x.view(-1, 256)), nn.Linear(256, 2)], {"0"}, "'view' is not understood"),
+        ([Lambda(lambda x: x.cumsum(1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cumsum' is not understood"),
+        ([Lambda(lambda x: x.mean(1, keepdim=True) + x), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'mean'"),
+        ([Lambda(lambda x: x + torch.ones(4, 1, 1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'add' is not"),
+        (
+            [nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 8, 3)), nn.Conv2d(8, 2, 6), nn.Flatten()],
+            {"0"},
+            "'1' is not understood",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_freezes_the_spaces_that_it_touches(layers, frozen, reason):
+    spaces = find_index_spaces(reading(*layers), SHAPE)
+    assert {name for name in spaces if spaces[name].frozen} >= frozen
+    assert all(reason in spaces[name].frozen_because for name in frozen)
+    assert any(reason in step for step in spaces.not_followed)
+    # A layer behind the unknown operation is free: its own channels are not affected.
+    spaces = (
+        find_index_spaces(reading(*layers[:-1], nn.Conv2d(2, 3, 1), nn.Flatten()), SHAPE) if len(layers) == 3 else {}
+    )
+    assert all(not space.frozen for name, space in spaces.items() if space.producers == ["2"])
+
+
+def test_a_model_that_cannot_be_traced_is_frozen_as_a_whole():
+    model = reading(Lambda(lambda x: x if x.sum() > 0 else -x), nn.Conv2d(4, 2, 8), nn.Flatten())
+    spaces = find_index_spaces(model, SHAPE)
+    assert list(spaces) == ["0", "2"]
+    assert all("cannot be traced" in space.frozen_because for space in spaces.values())
+    assert "cannot be traced" in spaces.not_followed[0]
+    assert spaces.positions == {"0": 64, "2": 1}
+
+
+def test_positions_of_a_linear_layer_are_the_rows_of_an_image():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(2), nn.Linear(64, 5), nn.Flatten(), nn.Linear(20, 2))
+    spaces = find_index_spaces(model, (3, 8, 8))
+    assert spaces.positions == {"0": 64, "2": 4, "4": 1}
+    assert spaces.input_sizes == {"0": (8, 8), "2": (), "4": ()}
+
+
+def test_a_layer_that_runs_twice_unites_the_channels_of_both_runs():
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    spaces = find_index_spaces(reading(shared, shared, nn.Conv2d(4, 2, 8), nn.Flatten()), SHAPE)
+    assert spaces["0"].producers == ["0", "1"]
+    assert spaces["0"].consumers == ["1", "3"]
+    assert sorted(one.axis for one in spaces["0"].slices if one.tensor == "1.weight") == [0, 1]
+    assert [entry for entry in spaces["0"].counts if entry[0] == "1"] == [
+        ("1", "out_channels", 1),
+        ("1", "in_channels", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "again", [lambda shared, x: shared(x) + shared(torch.relu(x)), lambda shared, x: shared(shared(x)) + x]
+)
+def test_a_layer_that_runs_twice_on_one_label_is_counted_once(again):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return again(self.shared, x)
+
+    model = reading(Twice(), nn.Conv2d(4, 2, 8), nn.Flatten()).double().eval()
+    spaces = find_index_spaces(model, SHAPE)
+    for space in {*spaces.inputs_of("1.shared"), *spaces.outputs_of("1.shared")}:
+        for one in spaces[space].slices:
+            layer = model.get_submodule(one.module)
+            layer.weight.data.movedim(one.axis, 0)[one.entries[0]] = 0.0
+            if layer.bias is not None and one.axis == 0:
+                layer.bias.data[one.entries[0]] = 0.0
+    images = torch.randn(2, *SHAPE, dtype=torch.float64)
+    before = model(images)
+    names = {*spaces.inputs_of("1.shared"), *spaces.outputs_of("1.shared")}
+    apply_plan(model, ReconfigPlan(kept={name: spaces[name].original[1:] for name in names}), spaces, None)
+    shared = model[1].shared
+    assert (shared.out_channels, shared.in_channels) == shared.weight.shape[:2] == (3, 3)
+    torch.testing.assert_close(model(images), before, rtol=1e-12, atol=1e-12)
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that computes something different from its base class."""
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+
+@pytest.mark.parametrize("layer", [Standardised(4, 6, 1), nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 1))])
+def test_layers_of_other_classes_are_not_followed(layer):
+    spaces = find_index_spaces(reading(layer, nn.Flatten(), nn.Linear(384, 2)), SHAPE)
+    assert spaces["0"].frozen
+    assert any("'1" in step for step in spaces.not_followed)
+
+
+class Two(nn.Module):
+    """Two parallel convolutions with 4 and 2 channels, concatenated."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return torch.cat([self.left(x), self.right(x)], 1)
+
+
+def entries(spaces, space, tensor, axis):
+    (found,) = (one.entries for one in spaces[space].slices if (one.tensor, one.axis) == (tensor, axis))
+    return found.tolist()
+
+
+def test_what_is_concatenated_keeps_its_own_channels():
+    spaces = find_index_spaces(reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten()), SHAPE)
+    assert list(spaces) == ["input", "0", "1.left", "1.right", "3"]
+    assert spaces.inputs_of("3") == ("1.left", "1.right")
+    assert entries(spaces, "1.left", "3.weight", 1) == [[0], [1], [2], [3]]
+    assert entries(spaces, "1.right", "3.weight", 1) == [[4], [5]]
+    assert entries(spaces, "1.right", "2.running_var", 0) == [[4], [5]]
+    assert not spaces.not_followed
+
+
+def test_a_cut_moves_the_entries_of_what_is_concatenated_behind_it():
+    model = reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten())
+    spaces = find_index_spaces(model, SHAPE)
+    apply_plan(model, ReconfigPlan(kept={"1.left": [1, 3]}), spaces, None)
+    assert entries(spaces, "1.right", "3.weight", 1) == [[2], [3]]
+    assert entries(spaces, "1.right", "2.running_var", 0) == [[2], [3]]
+
+
+def test_what_is_added_to_a_concatenation_has_its_parts():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.two, self.whole = Two(), nn.Conv2d(4, 6, 1)
+
+        def forward(self, x):
+            return self.two(x) + self.whole(x)
+
+    spaces = find_index_spaces(reading(Sum(), nn.Flatten(), nn.Linear(6 * 64, 5)), SHAPE)
+    assert spaces.outputs_of("1.whole") == spaces.inputs_of("3") == ("1.two.left", "1.two.right")
+    assert entries(spaces, "1.two.right", "1.whole.weight", 0) == [[4], [5]]
+    assert entries(spaces, "1.two.right", "3.weight", 1) == torch.arange(256, 384).reshape(2, 64).tolist()
+
+
+def test_what_is_concatenated_with_itself_goes_twice():
+    spaces = find_index_spaces(reading(Lambda(lambda x: torch.cat([x, x], 1)), nn.Conv2d(8, 2, 8)), SHAPE)
+    assert entries(spaces, "0", "2.weight", 1) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_a_group_of_a_grouped_convolution_is_one_channel():
+    layers = nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3, groups=2), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 6)
+    spaces = find_index_spaces(reading(*layers), SHAPE)
+    assert spaces["0"].size == 2
+    assert (spaces["0"].producers, spaces["0"].consumers) == (["0", "2"], ["4"])
+    assert spaces.grouped == {"2"}
+    assert entries(spaces, "0", "0.weight", 0) == [[0, 1], [2, 3]]
+    assert entries(spaces, "0", "2.weight", 0) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert not [one for one in spaces["0"].slices if (one.tensor, one.axis) == ("2.weight", 1)]
+    assert {entry for entry in spaces["0"].counts if entry[0] == "2"} == {
+        ("2", "groups", 1),
+        ("2", "in_channels", 2),
+        ("2", "out_channels", 4),
+    }
+
+
+def test_a_depthwise_convolution_hands_its_channels_on():
+    spaces = find_index_spaces(reading(nn.Conv2d(4, 8, 3, groups=4), nn.Conv2d(8, 2, 6)), SHAPE)
+    assert spaces["0"].size == 4
+    assert entries(spaces, "0", "2.weight", 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():
+    model = resnet(1).train()
+    model[1].eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    bare = find_index_spaces(model, SHAPE)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    convert(model)
+    assert dict(find_index_spaces(model, SHAPE)) == dict(bare)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnext50_32x4d",
+        "mobilenet_v2",
+        "squeezenet1_1",
+        "vgg11_bn",
+        "efficientnet_b0",
+        "regnet_x_400mf",
+    ],
+)
+def test_torchvision_nets_are_followed(name):
+    torchvision = pytest.importorskip("torchvision")
+    # Drawing weights takes most of the time; the one exception fails to build without a device.
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
+        model = torchvision.models.get_model(name, num_classes=3)
+    spaces = find_index_spaces(model.to_empty(device="cpu"), (3, 64, 64))
+    assert not spaces.not_followed
+    outputs = {spaces[name].frozen_because for name in spaces.model_outputs}
+    assert {space.frozen_because for space in spaces.values() if space.frozen} == {"the model's input", *outputs}
+
+
+def test_densenets_are_followed():
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.DenseNet(8, block_config=(2, 2, 2, 2), num_init_features=16, num_classes=3)
+    spaces = find_index_spaces(model, (3, 64, 64))
+    assert not spaces.not_followed
+    assert {space.frozen_because for space in spaces.values()} == {"", "the model's input", "the model's output"}
+
+
+def test_torchvision_nets_have_the_spaces_of_their_stages():
+    torchvision = pytest.importorskip("torchvision")
+    resnet18 = find_index_spaces(torchvision.models.resnet18(num_classes=3), (3, 32, 32))
+    assert [name for name in resnet18 if resnet18[name].frozen] == ["input", "fc"]
+    assert len(resnet18["layer2.0.conv2"].producers) == 3
+    next50 = find_index_spaces(torchvision.models.resnext50_32x4d(num_classes=3), (3, 32, 32))
+    assert next50["layer1.0.conv1"].size == 32
+    mobile = find_index_spaces(torchvision.models.mobilenet_v2(num_classes=3, width_mult=0.25), (3, 32, 32))
+    assert mobile["features.0.0"].producers == ["features.0.0", "features.1.conv.0.0", "features.1.conv.1"]

@@ -1,0 +1,251 @@
+"""Tests that compiled steps equal eager steps bit for bit, with a backend that keeps torch's own operations."""
+
+import copy
+import dataclasses
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, SkipsOdd, WeightMask
+from small_training import RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, small_trainer
+from test_trainer import trained
+from torch import nn
+
+from suite.engine.training.steps import CompiledStep
+from suite.errors import UsageError
+from suite.method import Method, OpPlan, ReconfigPlan
+
+COMPILED = dataclasses.replace(RECIPE, execution="compile")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def fitted(method, recipe, **options):
+    records, states = [], Checkpoints()
+    trainer = small_trainer(
+        method(), recipe, on_epoch=records.append, on_checkpoint=states.keep, compile_backend="aot_eager", **options
+    )
+    trainer.fit()
+    return trainer, [trained(record) for record in records], states
+
+
+def warnings_of_ours(caplog):
+    """torch's own tracing is in the log of a test too."""
+    return [record.message for record in caplog.records if record.name.startswith("suite")]
+
+
+FAST_HALF = (RandomChannels, Decays, Shrinks)  # a plan, a term, and another network under a loss scale
+
+
+CASES = [
+    pytest.param(method, dtype, marks=pytest.mark.slow if dtype == torch.float16 and method not in FAST_HALF else ())
+    for method in METHODS
+    if method is not WeightMask
+    for dtype in (torch.float32, torch.float16)
+]
+
+
+@pytest.mark.parametrize(("method", "dtype"), CASES)
+def test_compiled_training_is_eager_training_bit_for_bit(method, dtype, caplog):
+    recipe = dataclasses.replace(RECIPE, micro_batches=2, clip_norm=1.0)
+    eager, expected, _ = fitted(method, recipe, dtype=dtype)
+    recipe = dataclasses.replace(recipe, execution="compile")
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled, records, states = fitted(method, recipe, dtype=dtype)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+    assert records == expected
+    assert list(compiled.model.state_dict()) == list(eager.model.state_dict())
+    for name, tensor in eager.model.state_dict().items():
+        assert torch.equal(compiled.model.state_dict()[name], tensor), name
+    assert compiled.ledger.to_csv(3) == eager.ledger.to_csv(3)
+    assert not warnings_of_ours(caplog)
+    if method not in (Shrinks, Replans, SkipsOdd):  # the others have no state that a graph could depend on
+        return
+    resumed = small_trainer(method(), recipe, dtype=dtype, compile_backend="aot_eager")
+    resumed.load_state_dict(states[0])
+    resumed.fit()
+    for name, tensor in eager.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+def test_a_weight_transform_with_a_product_trains_alike_compiled_and_under_autocast():
+    class Turns(Method):
+        def setup(self, ctx):
+            self.turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0))).Q
+
+        def plan(self, name, layer):
+            return OpPlan(weight_forward=lambda weight, site: weight @ self.turn) if name == "8" else None
+
+    eager, expected, _ = fitted(Turns, RECIPE, dtype=torch.bfloat16)
+    compiled, records, _ = fitted(Turns, COMPILED, dtype=torch.bfloat16)
+    assert records == expected
+    for name, tensor in eager.model.state_dict().items():
+        assert torch.equal(compiled.model.state_dict()[name], tensor), name
+
+
+def test_a_backend_that_returns_another_memory_format_trains_alike():
+    """A graph is compiled for one format: rounding differs where a mean then runs in another order."""
+    eager, expected, _ = fitted(WeightMask, RECIPE)
+    compiled, records, _ = fitted(WeightMask, COMPILED)
+    assert [record["train_flops"] for record in records] == [record["train_flops"] for record in expected]
+    assert expected[-1]["train_flops"]["executed"] < expected[-1]["train_flops"]["current"]
+    for name, tensor in eager.model.state_dict().items():
+        torch.testing.assert_close(compiled.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_random_masks_differ_from_step_to_step_and_are_those_of_eager():
+    drawn = {}
+
+    class Notes(RandomChannels):
+        def plan(self, name, layer):
+            return OpPlan(grad_dgrad=self.drop)
+
+        def drop(self, grad, site):
+            mask = torch.rand(grad.shape[:2], generator=site.generator()) < 0.5
+            drawn.setdefault((site.name, site.step), []).append(mask)
+            return grad * mask.view(*mask.shape, *[1] * (grad.ndim - 2))
+
+    fitted(Notes, RECIPE)
+    masks, drawn = drawn, {}
+    fitted(Notes, COMPILED)
+    assert {step for _, step in drawn} == set(range(12))
+    for site, found in masks.items():
+        assert torch.equal(drawn[site][-1], found[0]), site
+    for name in {name for name, _ in drawn}:
+        assert len({drawn[name, step][-1].numpy().tobytes() for step in range(12)}) == 12, name
+
+
+@pytest.mark.parametrize("method", [Nothing, RandomChannels, WeightMask])
+def test_preparation_changes_nothing_that_is_trained(method):
+    def with_dropout():
+        return nn.Sequential(*small_net()[:-1], nn.Dropout(0.5), nn.Linear(8, 4))
+
+    trainer = small_trainer(method(), COMPILED, model=with_dropout(), compile_backend="aot_eager")
+    trainer.model.train()
+    images, labels = next(iter(SmallBatches(64, seed=1).epoch(0, 16)))
+    before = copy.deepcopy(trainer.model.state_dict())
+    random = torch.get_rng_state()
+    assert not trainer.step.is_ready(images, labels)
+    trainer.step.prepare(images, labels)
+    assert trainer.step.is_ready(images, labels)
+    assert not trainer.step.is_ready(images[:8], labels[:8])
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert all(not layer.meter.calls for layer in trainer.runner.planned_layers)
+    assert trainer.ctx.step == 0
+
+
+def test_compilation_is_in_a_time_of_its_own(monkeypatch):
+    """Only a preparation takes time here, by a clock that nothing else advances."""
+    now = [0.0]
+
+    def slow(self, images, labels):
+        now[0] += 1.0
+        self._prepared.add(self._depends_on(images, labels))
+
+    monkeypatch.setattr("suite.engine.cost.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(CompiledStep, "prepare", slow)
+    for method, times in ((Nothing, 1), (Shrinks, 3), (Replans, 2)):
+        trainer, records, _ = fitted(method, COMPILED)
+        assert trainer.clock.seconds["compile"] == times, method
+        assert trainer.clock.training == 0, method
+        assert records
+
+
+def test_compiling_within_the_time_of_training_is_told(caplog):
+    trainer = small_trainer(Nothing(), COMPILED, compile_backend="aot_eager")
+    trainer.step.is_ready = lambda images, labels: trainer.step._prepared is not None
+    batches = list(SmallBatches(64, seed=1).epoch(0, 16))
+    trainer.step.prepare(*batches[0])
+    with caplog.at_level(logging.WARNING):
+        trainer.step.gradients(*batches[0])
+        assert not warnings_of_ours(caplog)
+        trainer.step.gradients(batches[0][0][:8], batches[0][1][:8])
+    assert "step 1 was compiled again during training" in warnings_of_ours(caplog)[0]
+
+
+def test_a_model_that_is_no_single_graph_is_an_error():
+    class Breaks(nn.Module):
+        def forward(self, images):
+            torch._dynamo.graph_break()
+            return images
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+        fitted(Nothing, COMPILED, model=nn.Sequential(Breaks(), *small_net()))
+
+
+def one_layer():
+    """A network that compiles fast."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+
+
+def test_more_graphs_than_torch_compiles_is_an_error_and_no_eager_step():
+    trainer = small_trainer(Nothing(), COMPILED, model=one_layer(), compile_backend="aot_eager")
+    images, labels = next(iter(SmallBatches(64, seed=1).epoch(0, 16)))
+
+    def prepare_many():
+        for size in range(2, 16):
+            trainer.step.prepare(images[:size], labels[:size])
+
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        prepare_many()
+
+
+def test_any_number_of_reconfigurations_is_compiled():
+    class Grows(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(batch_size=4 * (ctx.epochs_done + 1))
+
+    recipe = dataclasses.replace(COMPILED, epochs=11, batch_size=4)
+    _, records, _ = fitted(Grows, recipe, model=one_layer())
+    assert [record["batch_size"] for record in records] == [4 * epoch for epoch in range(1, 12)]
+
+
+def test_compilation_without_a_compiler_is_refused(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(UsageError, match=r"no C\+\+ compiler is found \(no-such-compiler\); take eager"):
+        small_trainer(Nothing(), COMPILED)
+
+
+def test_inductor_draws_new_masks_and_trains_like_eager():
+    recipe = dataclasses.replace(RECIPE, epochs=1)
+    eager, compiled = (
+        small_trainer(RandomChannels(), dataclasses.replace(recipe, execution=execution))
+        for execution in ("eager", "compile")
+    )
+    eager.fit()
+    compiled.fit()
+    for name, tensor in eager.model.state_dict().items():
+        torch.testing.assert_close(compiled.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_loop_of_ones_own_may_compile_the_planned_model():
+    def losses(compiled):
+        class Method2(Method):
+            plan = RandomChannels.plan
+
+        from suite.ops import apply
+
+        torch.manual_seed(0)
+        model = small_net()
+        hooks = apply(model, Method2(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=16)
+        forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        hooks.attach(optimizer)
+        found = []
+        for images, labels in SmallBatches(64, seed=1).epoch(0, 16):
+            loss = F.cross_entropy(forward(images), labels)
+            loss.backward()
+            hooks.optimizer_step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    assert losses(True) == losses(False)

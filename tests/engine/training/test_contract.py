@@ -1,0 +1,269 @@
+"""What the contract refuses when a class is defined, what asks for new plans, and where a failed check points to."""
+
+import importlib
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+import torch
+from annotated_types import Ge
+from small_training import small_trainer
+
+from suite import registry
+from suite.cli.main import main
+from suite.engine.training.conformance import Broken, Subject, check
+from suite.engine.training.conformance.check import place_of, place_of_error
+from suite.engine.training.conformance.contracts import leaves_the_rest_alone
+from suite.errors import UsageError
+from suite.method import Method, OpPlan
+
+REFUSED = {
+    "ratio without a type": ({"ratio": 0.5}, {}, r"Wrong\.ratio has no type annotation.*'ratio: float = 0\.5'"),
+    "private state": ({"_masks": None}, {"_masks": int}, r"Wrong\._masks is annotated.*private.*self\._masks"),
+    "state of a type that cannot be typed": ({"masks": None}, {"masks": dict | None}, r"value of type dict \| None"),
+    "a tensor": ({}, {"mask": torch.Tensor}, r"Wrong\.mask is annotated.*Tensor"),
+    "a parameter named like a hook": (
+        {"begin": 0.1},
+        {"begin": float},
+        r"Wrong\.begin .*would replace the hook begin\(\)",
+    ),
+    "a constant whose type no parameter can have": (
+        {"dtype": torch.float32},
+        {},
+        r"no type annotation, so it is not a parameter; write 'dtype: ClassVar\[dtype\]",
+    ),
+    "a value in place of a hook": (
+        {"density": 0.5},
+        {},
+        r"Wrong\.density is 0\.5, which replaces the hook density\(\)",
+    ),
+    "a constant in place of a hook": ({"setup": 1}, {"setup": ClassVar[int]}, r"Wrong\.setup .*would replace the hook"),
+    "a constant of the contract as a parameter": (
+        {"version": 2},
+        {"version": int},
+        r"Wrong\.version .* write 'version =",
+    ),
+    "too few arguments": (
+        {"overhead": lambda self, name, samples: 1.0},
+        {},
+        r"overhead\(self, name, samples\) has other arguments than the hook overhead\(self, name, samples, ctx\)",
+    ),
+    "the step in place of the context": (
+        {"density": lambda self, name, step: None},
+        {},
+        r"density\(self, name, step\) gets the context as 'step'; .* use ctx\.step",
+    ),
+    "a number that asks for plans": (
+        {"on_epoch_end": lambda self, ctx: setattr(self, "seen", self.plan_version)},
+        {},
+        r"Wrong\.on_epoch_end uses plan_version, which has no effect; call ctx\.replan\(\)",
+    ),
+    "a random twin of no parameter": (
+        {"mode": "best", "random_twin": {"mod": "random"}},
+        {"mode": Literal["best", "random"]},
+        r"Wrong\.random_twin: Wrong has no parameter 'mod'; did you mean 'mode'\?",
+    ),
+    "a random twin with a value that is not allowed": (
+        {"mode": "best", "random_twin": {"mode": "rand"}},
+        {"mode": Literal["best", "random"]},
+        r"Wrong\.random_twin: mode is 'rand'; allowed: best, random",
+    ),
+    "a random twin that is text": ({"random_twin": "mode=random"}, {}, r"Wrong\.random_twin is 'mode=random'; write a"),
+    "tuning in words": ({"tuning": ("8 trials",)}, {}, r"Wrong\.tuning is .*; write a tuple of suite\.recipe\.Tuning"),
+    "an added parameter with another default": (
+        {"share": 0.5, "added_parameters": {"share": 1.0}},
+        {"share": float},
+        r"Wrong\.added_parameters: share is 1\.0; it must be the default, 0\.5",
+    ),
+    "a number for whether the network shrinks": (
+        {"shrinks_network": 1},
+        {},
+        r"shrinks_network is 1; allowed: T",
+    ),
+    "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
+}
+ALLOWED = {
+    "parameters": (
+        {"a": 1, "b": None, "c": "x", "d": (1.0,), "e": 2},
+        {"a": int, "b": float | None, "c": Literal["x"], "d": tuple[float, ...], "e": Annotated[int, Ge(1)]},
+    ),
+    "constants": ({"table": {}, "replayable": True}, {"table": ClassVar[dict[str, Any]]}),
+    "members": ({"hook": lambda self: 1, "size": property(lambda self: 2), "Part": type("Part", (), {})}, {}),
+    "hooks with other names or more arguments": (
+        {"plan": lambda self, layer_name, module, extra=0: None, "record": lambda self, *arguments: {}},
+        {},
+    ),
+    "a constant of the contract": ({"version": 2}, {}),
+    "facts about parameters": (
+        {"n": 2, "shrinks_network": True, "random_twin": {"n": 1}, "added_parameters": {"n": 2}},
+        {"n": int},
+    ),
+    "private constants": ({"_cache": None}, {}),
+    "types that are defined later": ({"later": None}, {"later": "Undefined"}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_attribute_that_is_silently_no_parameter_or_silently_one_is_refused(case):
+    values, annotations, message = REFUSED[case]
+    with pytest.raises(TypeError, match=message):
+        type("Wrong", (Method,), {**values, "__annotations__": annotations})
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_parameters_constants_and_members_are_accepted(case):
+    values, annotations = ALLOWED[case]
+    assert type("Right", (Method,), {**values, "__annotations__": annotations})
+
+
+class _Values:
+    ratio: float = 0.5
+
+
+class _Members:
+    SIZES: ClassVar[tuple[int, ...]] = (1, 2)
+    masks: dict[str, torch.Tensor]  # a declaration for type checkers
+
+    def helper(self):
+        return self.SIZES
+
+
+def test_a_mixin_has_no_attribute_that_is_silently_no_parameter():
+    with pytest.raises(
+        TypeError, match=r"_Values\.ratio is not a parameter, because _Values does not derive from Method"
+    ):
+        type("Wrong", (_Values, Method), {})
+    assert type("Right", (_Members, Method), {})().helper() == (1, 2)
+
+
+def test_a_model_that_cannot_be_built_is_an_error_of_the_command_and_not_of_the_method():
+    with pytest.raises(UsageError, match=r"^resnet9\[width=-1.*\]: "):
+        check("dense", model="resnet9[width=-1]")
+
+
+def test_layers_are_planned_at_the_end_of_the_step_or_epoch_that_asks_for_it():
+    planned = []
+
+    class Asks(Method):
+        def plan(self, name, layer):
+            if name == "0":
+                planned.append((self.ctx.step, self.ctx.epochs_done))
+
+        def setup(self, ctx):
+            self.ctx = ctx
+            ctx.replan()  # every layer is planned after `setup` anyway
+
+        def before_optimizer_step(self, ctx):
+            if ctx.step in (1, 2):
+                ctx.replan()
+
+        def on_epoch_end(self, ctx):
+            if ctx.epochs_done == 2:
+                ctx.replan()
+
+    trainer = small_trainer(Asks())
+    trainer.fit()
+    assert planned == [(0, 0), (2, 0), (3, 0), (8, 2)]
+    assert trainer.runner.plans_made == 4
+
+
+def halve(grad, site):
+    return grad / 2
+
+
+class Transform:
+    def __call__(self, grad, site):
+        return grad
+
+
+class Places(Method):
+    def density(self, name, ctx):
+        return super().density(name, ctx)
+
+
+def test_a_place_is_the_line_of_the_function_or_of_the_class():
+    for found, line in (
+        (place_of(halve, Places), halve.__code__.co_firstlineno),
+        (place_of(Transform(), Places), Transform.__call__.__code__.co_firstlineno),
+        (place_of(Places.density, Places), Places.density.__code__.co_firstlineno),
+    ):
+        assert found.startswith(f"{__file__}:{line}, in ")
+    assert place_of(Places.plan, Places).startswith(__file__)  # inherited: the class
+    assert place_of(Places.plan, Places).endswith(", class Places")
+
+
+METHOD = ("method", "raises_in_setup")
+PLUGIN = """
+from suite.method import Method
+from suite.registry import register
+
+
+@register("method", "raises_in_setup")
+class Raises(Method):
+    def setup(self, ctx):
+        self.widths = {name: layer.widht for name, layer in ctx.layers.items()}
+"""
+
+
+def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "raises.py"
+    path.write_text(PLUGIN)
+    for table, key in (("_objects", METHOD), ("_plugin_entries", METHOD), ("_plugin_sources", str(path))):
+        monkeypatch.setitem(getattr(registry, table), key, None)  # so that it is forgotten after the test
+        del getattr(registry, table)[key]
+    model = "resnet9[width=0.0625]"
+    assert main(["check", "raises_in_setup", "--plugin", str(path), "--task", "digits", "--model", model]) == 1
+    out = capsys.readouterr().out
+    assert out.count("has no attribute 'widht'") == 1
+    assert out.count(f"{path}:9, in ") == 1
+    assert out.count("not checked, because of the same error as in trains") == 9  # all but `replays`
+
+
+def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monkeypatch):
+    def method(change):
+        def setup(self, ctx):
+            for layer in ctx.layers.values():
+                change(layer.weight.data)
+
+        return type("Changes", (Method,), {"setup": setup, "plan": lambda self, name, layer: OpPlan()})
+
+    monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].zero_()))
+    assert "set to zero" in leaves_the_rest_alone(Subject("changes"))
+    monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].mul_(0.5)))
+    with pytest.raises(Broken, match="changed before the first step"):
+        leaves_the_rest_alone(Subject("changes"))
+
+
+def test_an_error_is_placed_in_the_method_s_file_or_in_one_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "helper_of_method.py").write_text("def fail():\n    raise ValueError\n")
+    text = "from helper_of_method import fail\nfrom suite.method import Method\n\n\nclass Fails(Method):\n"
+    (tmp_path / "failing_method.py").write_text(text + "    def setup(self, ctx):\n        fail()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("failing_method")
+    places = []
+    for function in (lambda: module.Fails().setup(None), module.fail, lambda: int("x")):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            function()
+        places.append(place_of_error(caught.value, module.Fails))
+    beside = f"{tmp_path / 'helper_of_method.py'}:2, in fail"
+    assert places == [f"{tmp_path / 'failing_method.py'}:7, in setup", beside, ""]
+
+
+def test_the_check_refuses_an_unknown_task_before_it_trains():
+    with pytest.raises(Exception, match="no task is called 'nowhere'"):
+        check("dense", task="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("resnet", "--model 'resnet': no model is called 'resnet'; did you mean 'resnet9'?"),
+        ("resnet9[width=wide]", "--model resnet9[width=wide]: width is 'wide'; allowed: "),
+        ("resnet9[width=0.25|0.5]", "--model 'resnet9[width=0.25|0.5]': expected one model"),
+    ],
+)
+def test_a_wrong_model_is_one_line_and_not_a_broken_contract(model, expected, capsys):
+    assert main(["check", "dense", "--model", model]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"error: {expected}" in captured.err

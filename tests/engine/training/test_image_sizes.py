@@ -1,0 +1,173 @@
+"""Training images whose size changes between epochs: sizes, counted FLOPs, and resumption."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+
+import pytest
+import torch
+from small_training import RECIPE, Checkpoints, SmallBatches, small_net, small_trainer, without_times
+from torch import nn
+
+from methods.dense import Dense
+from methods.prunetrain import PruneTrain
+from methods.sdgp import SDGP
+from suite.engine.cost.flops import PRODUCTS, count_layers
+from suite.engine.network.products import TorchBackend
+from suite.engine.training.product_check import WrongProduct
+from suite.measure.steps import Steps
+from suite.method import Method, OpPlan, ReconfigPlan
+from suite.task import Splits
+
+SHAPE = (3, 16, 16)
+GROWING = dataclasses.replace(RECIPE, epochs=4, train_sizes=(8, 16), size_milestones=(0.5,))
+
+
+class Resized(SmallBatches):
+    """`SmallBatches` at another size, which notes the size of each epoch."""
+
+    def __init__(self, count, size, sizes, **options):
+        super().__init__(count, seed=1, **options)
+        self.size, self.sizes = size, sizes
+
+    def epoch(self, epoch, batch_size):
+        self.sizes.append(self.size)
+        for images, labels in super().epoch(epoch, batch_size):
+            yield nn.functional.interpolate(images, size=self.size), labels
+
+
+def growing_trainer(method, recipe=GROWING, **options):
+    trainer = small_trainer(method, recipe, input_shape=SHAPE, **options)
+    sizes = []
+    by_size = {size: Resized(64, size, sizes) for size in recipe.train_sizes}
+    test = Resized(40, SHAPE[1], [], shuffle=False)
+    trainer.splits = Splits(Resized(64, SHAPE[1], sizes), test, train_by_size=by_size)
+    return trainer, sizes
+
+
+def rows_of(trainer):
+    return list(csv.DictReader(io.StringIO(trainer.ledger.to_csv(trainer.recipe.epochs))))
+
+
+def training_flops(model, size):
+    """Return the FLOPs of one training image."""
+    return sum(cost.flops(product) for cost in count_layers(model, (3, size, size)).values() for product in PRODUCTS)
+
+
+def test_flops_are_those_of_each_size():
+    records = []
+    trainer, sizes = growing_trainer(Dense(), on_epoch=records.append)
+    small, large = (training_flops(trainer.model, size) for size in GROWING.train_sizes)
+    trainer.fit()
+    assert sizes == [8, 8, 16, 16]
+    for epoch, expected in enumerate((small, 2 * small, 2 * small + large, 2 * small + 2 * large)):
+        assert set(records[epoch]["train_flops"].values()) == {64 * expected}
+    inference = sum(cost.flops("forward") for cost in count_layers(trainer.model, SHAPE).values())
+    assert {record["inference_flops"] for record in records} == {inference}
+    assert trainer.ledger.inference_flops_dense == inference
+    rows = [row for row in rows_of(trainer) if row["layer"] == "0"]
+    assert [(row["first_epoch"], row["last_epoch"], row["input"]) for row in rows] == [
+        ("1", "2", "8x8"),
+        ("3", "4", "16x16"),
+    ]
+
+
+def test_the_passes_measure_steps_of_a_single_size():
+    recipe = dataclasses.replace(GROWING, train_sizes=(8,), size_milestones=())
+    states = Checkpoints()
+    trainer, _ = growing_trainer(Dense(), recipe, on_checkpoint=states.keep)
+    trainer.fit()
+    expected = recipe.batch_size * training_flops(trainer.model, 8)
+    for state in (None, states[1]):
+        again, sizes = growing_trainer(Dense(), recipe)
+        if state is not None:
+            again.load_state_dict(state)
+        steps = Steps(again)
+        for _ in range(2):
+            steps()
+        assert sizes == [8]
+        assert steps.cost.executed == expected
+
+
+def test_a_method_is_set_up_for_the_first_training_images():
+    class Looking(Method):
+        def setup(self, ctx):
+            self.sizes = dict(ctx.spaces.input_sizes)
+
+    method = Looking()
+    growing_trainer(method)
+    assert method.sizes["0"] == (8, 8)
+
+
+def test_the_forward_products_of_an_evaluation_are_checked_at_its_size():
+    class WrongAt16(TorchBackend):
+        def forward(self, activation, *operands):
+            found = super().forward(activation, *operands)
+            return 2 * found if activation.shape[-1] == 16 else found
+
+        def dgrad(self, grad, *operands):
+            assert grad.shape[-1] != 16, "training images have 8 pixels"
+            return super().dgrad(grad, *operands)
+
+    class Wrong(Method):
+        def plan(self, name, layer):
+            return OpPlan(backend=WrongAt16()) if name == "0" else None
+
+    recipe = dataclasses.replace(GROWING, train_sizes=(8,), size_milestones=())
+    with pytest.raises(WrongProduct, match=r"layer '0': its output is wrong .*input 16x16"):
+        growing_trainer(Wrong(), recipe)[0].fit()
+
+
+def test_operations_of_a_method_are_those_of_each_size():
+    records = []
+    trainer, _ = growing_trainer(SDGP(n=1, m=4, mode="magnitude"), on_epoch=records.append)
+    trainer.fit()
+    overheads = [record["step_overhead"] for record in records]
+    assert overheads[0] == overheads[1] > 0
+    assert overheads[2] == overheads[3] == 4 * overheads[0]
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+@pytest.mark.parametrize("method", [Dense, lambda: PruneTrain(interval=1, threshold=0.4), lambda: SDGP(n=1, m=4)])
+def test_a_resumed_training_is_the_same(method, done):
+    records, again, states = [], [], Checkpoints()
+    whole, _ = growing_trainer(method(), on_epoch=records.append, on_checkpoint=states.keep)
+    whole.fit()
+    resumed, sizes = growing_trainer(method(), on_epoch=again.append)
+    resumed.load_state_dict(states[done])
+    resumed.fit()
+    assert sizes == [8, 8, 16, 16][done + 1 :]
+    assert [without_times(record) for record in again] == [without_times(record) for record in records[done + 1 :]]
+    assert rows_of(resumed) == rows_of(whole)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_a_reduced_network_is_counted_at_each_size():
+    trainer, _ = growing_trainer(PruneTrain(interval=1, threshold=0.4))
+    dense = training_flops(small_net(), 16)
+    trainer.fit()
+    assert trainer.ledger.current == count_layers(trainer.model, SHAPE)
+    last = [row for row in rows_of(trainer) if row["last_epoch"] == "4"]
+    columns = {name: sum(float(row[f"{p}_{name}"]) for row in last for p in PRODUCTS) for name in ("dense", "current")}
+    images = int(last[0]["samples"])
+    assert columns["dense"] == images * dense
+    assert columns["current"] < columns["dense"]
+
+
+def test_a_training_that_starts_again_starts_with_the_first_size():
+    class Restarting(Method):
+        def reconfigure(self, ctx):
+            return ReconfigPlan(restart=True) if ctx.epochs_done == 3 else None
+
+    trainer, sizes = growing_trainer(Restarting())
+    trainer.fit()
+    assert sizes == [8, 8, 16, 8, 8, 16, 16]
+
+
+def test_a_size_without_images_is_not_trained_at_another():
+    trainer = small_trainer(Dense(), GROWING)
+    with pytest.raises(KeyError, match="8"):
+        trainer.fit()

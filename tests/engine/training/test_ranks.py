@@ -1,0 +1,76 @@
+"""Several processes that train one model: a user's own loop under `torch.distributed`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_methods import RandomChannels
+from small_training import SmallBatches
+from two_ranks import BATCH, RANKS, planned, start
+
+from suite.engine.training.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of two ranks found, on the CPU."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(start, args=(str(folder),), nprocs=RANKS)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def test_two_ranks_draw_the_masks_of_two_micro_batches(found):
+    model, hooks, optimizer = planned(RandomChannels(), 0, micro_batches=RANKS)
+    for images, labels in list(SmallBatches(64, seed=1).epoch(0, BATCH))[:2]:
+        optimizer.zero_grad()
+        for index, (some, wanted) in enumerate(zip(images.chunk(RANKS), labels.chunk(RANKS), strict=True)):
+            hooks.begin_micro_batch(index, RANKS)
+            (F.cross_entropy(model(some), wanted) / RANKS).backward()
+        hooks.optimizer_step(lambda: None)
+    for rank in range(RANKS):
+        for parameter, gradient in zip(model.parameters(), found[rank]["random_masks"], strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_ranks_keep_equal_weights_through_proximal_steps_and_a_reconfiguration(found):
+    first, second = (one["proximal"] for one in found)
+    for when in ("start", "before", "after"):
+        assert all(torch.equal(a, b) for a, b in zip(first[when], second[when], strict=True))
+    assert first["coefficient"] == second["coefficient"]
+    assert first["loss"] == second["loss"]
+    assert first["sum"] == second["sum"] == 3.0
+    assert first["estimate"] == second["estimate"] > 0
+    shapes = [[tensor.shape for tensor in first[when]] for when in ("before", "after")]
+    assert shapes[0] != shapes[1]
+    assert any(
+        not torch.equal(a, b) for a, b in zip(first["before"], first["after"], strict=True) if a.shape == b.shape
+    )
+
+
+def test_a_wrapper_of_the_old_shapes_is_refused(found):
+    for one in found:
+        assert one["proximal"]["refused"].startswith("the network was reconfigured after it was wrapped")
+
+
+def test_what_cannot_work_on_ranks_is_one_line(found):
+    for one in found:
+        seeds, wrapped = one["refusals"]
+        assert seeds.startswith(
+            "the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', {}, 0,"
+        )
+        assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap it"
+
+
+def test_the_loop_is_warned_of_smaller_batches_than_the_method_asked_for_by_the_sum_of_the_shares(found):
+    for one in found:
+        odd, (message,), again = one["warnings"]
+        assert odd == again == []
+        assert message.startswith(
+            "epoch 3 was trained with batches of 16 images, but the method asked for 17: the loop"
+        )
+
+
+def test_a_process_alone_is_one_rank_that_reduces_nothing():
+    alone, value = Ranks.of_this_process(), torch.ones(2)
+    assert (alone.rank, alone.size) == (0, 1)
+    assert alone.all_reduce(value) is value
+    assert alone.mean(value) is value

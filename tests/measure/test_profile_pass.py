@@ -1,0 +1,260 @@
+"""The profile pass: the parts of real steps on digits, what it stores, and what it refuses."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from profiles import stage as stage_of
+from profiles import step
+from small_trials import flushed as spec
+from small_trials import train_in_suite
+
+from suite.cli import main as cli
+from suite.cli.export import contents
+from suite.engine.cost import roofline
+from suite.engine.cost.clock import NO_CLOCK
+from suite.engine.cost.roofline import Machine
+from suite.errors import UsageError
+from suite.measure import profile_pass, running
+from suite.measure import profile_steps as steps
+from suite.measure.profile_steps import ProfiledSteps
+from suite.measure.steps import Steps
+from suite.trials.building import build_trainer, load_splits
+from suite.trials.folder import store
+from suite.trials.folder.profiles import PROFILES, MethodProfile, StepProfile
+from suite.trials.stages import Stage
+
+SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 2}
+MACHINE = Machine(1e9, ((1024, 1e9),))
+
+
+def invented(candidate, arguments, threads, ratio=0.75):
+    """Return a measurement without any training."""
+    found = stage_of(step(effective=0.5), step() if arguments["dense"] else None, ratio if arguments["dense"] else None)
+    machine = {"macs_per_s": 1e9, "copies": [{"bytes": 1024, "bytes_per_s": 1e9}]}
+    names = ("method", "dense", "ratio")
+    return {name: found[name] for name in names} | {"machine": machine, "provenance": {"busy_cores": 0.1}}
+
+
+def in_this_process(candidate, arguments, threads):
+    return steps.measure(**arguments, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 0.1)
+    monkeypatch.setattr(steps, "collect", lambda device: {"busy_cores": 0.1})
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setitem(roofline.SIDE, "cpu", 64)
+    monkeypatch.setattr(roofline, "COPIES", (2**14, 2**16))
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("profiled")
+    for method in ("dense", "sdgp[n=1,m=4]"):
+        train_in_suite(out, spec(method, **SMALL))
+    return out
+
+
+@pytest.fixture
+def folder(trained):
+    """Folder with a dense trial and one of SDGP, and without profiles."""
+    (trained / "profile.json").unlink(missing_ok=True)
+    return trained
+
+
+def entry(out):
+    (group,) = PROFILES.read(out)
+    (found,) = group.methods.values()
+    return found
+
+
+def test_a_method_is_profiled_next_to_dense(folder, lines):
+    assert profile_pass.run(folder, rounds=6, measure=in_this_process, show=lines.append)
+    found = entry(folder)
+    (stage,) = found.stages
+    assert found.trial.startswith("sdgp")
+    assert lines[0].startswith("sdgp[n=1,m=4]: step ")
+    # FLOPs are those of a step in the records.
+    cost = json.loads((folder / "trials" / found.trial / "epochs.jsonl").read_text().splitlines()[0])["step_flops"]
+    for column in ("dense", "current", "effective", "executed"):
+        counted = sum(getattr(one, column) for layer in stage.method.layers for one in layer.products.values())
+        assert counted == pytest.approx(cost[column])
+    # The first layer has no data gradient; all other products of the convolutions were timed.
+    first, *others = (layer for layer in stage.method.layers if layer.kind == "conv")
+    assert set(first.products) == {"forward", "wgrad"}
+    assert all(one.seconds > 0 and one.bound.seconds > 0 for one in first.products.values())
+    assert all(one.seconds > 0 for layer in others for one in layer.products.values())
+    # Only the method prunes, and all of its pruning is in the layers but the hooks.
+    assert all(layer.pruning_s > 0 for layer in others)
+    assert sum(layer.pruning_s for layer in stage.dense.layers) == 0
+    assert sum(layer.pruning_s for layer in stage.method.layers) <= stage.method.parts["pruning"]
+    for one in (stage.method, stage.dense):
+        assert all(one.parts[part] > 0 for part in ("normalization", "optimizer", "input", "network", "rest"))
+    assert (folder / "profile.json").read_bytes() in [content for _, content in contents(folder)]
+
+
+def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, lines):
+    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 2}
+    growing |= {"train_sizes": (16, 32), "size_milestones": (0.5,)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", model="resnet9[width=0.0625]", **growing))
+    assert profile_pass.run(tmp_path, rounds=6, measure=in_this_process, show=lines.append)
+    stages = entry(tmp_path).stages
+    inputs = [[one.layers[0].input for one in (stage.method, stage.dense)] for stage in stages]
+    assert inputs == [[(16, 16), (16, 16)], [(32, 32), (32, 32)]]
+
+
+def test_parts_add_up_to_a_step():
+    """With 256 images per step, clocks are small. Measured again if other programs disturbed it."""
+    own = spec("dense", train_images=256, test_images=32, batch_size=256)
+    trained = ProfiledSteps(Steps(build_trainer(own, None, load_splits(own))))
+    steps.run_rounds([trained], 2)
+    found = []
+    for _ in range(4):
+        (samples,) = steps.run_rounds([trained], 8)
+        found.append(StepProfile.model_validate(steps.summary(samples, MACHINE)))
+        if found[-1].adds_up:
+            break
+    assert found[-1].adds_up, [one.sum_over_step for one in found]
+    assert sum(found[-1].parts.values()) <= found[-1].clocked_s
+
+
+def test_clocks_leave_no_trace():
+    """A step with clocks computes the same weights, and the next step has no clocks."""
+    weights = []
+    for clocked in (False, True):
+        own = spec("sdgp", **SMALL)
+        profiled = ProfiledSteps(Steps(build_trainer(own, None, load_splits(own))))
+        trainer = profiled.trainer
+        for _ in range(3):
+            profiled.clocked() if clocked else profiled.steps()
+        assert trainer.runner.clock is NO_CLOCK
+        assert all(layer.step_state.clock is None for layer in trainer.runner.planned_layers)
+        weights.append(np.concatenate([one.detach().flatten() for one in trainer.model.parameters()]))
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_faster_half_of_the_steps_counts(monkeypatch):
+    class Instead:
+        """Steps with known times: the slow one is disturbed."""
+
+        trainer = build_trainer(spec("dense", **SMALL), None, load_splits(spec("dense", **SMALL)))
+        flops = {}  # noqa: RUF012
+
+    parts = [{("input", ""): seconds, ("clocks", ""): 0.5} for seconds in (49.0, 1.0, 2.0, 30.0)]
+    samples = steps.Samples(Instead, np.array([1.0, 2.0, 9.0, 9.0]), np.array([50.0, 3.0, 5.0, 40.0]), parts)
+    monkeypatch.setattr(steps, "_layer", lambda *_: None)
+    found = steps.summary(samples, MACHINE)
+    assert (found["step_s"], found["clocked_s"], found["parts"]["input"]) == (1.5, 4.0, 1.5)
+    assert "clocks" not in found["parts"]
+
+
+def test_first_and_last_stage_unless_all_are_asked_for():
+    stages = [
+        Stage(epoch, epoch + 1, 10, type("Cost", (), {"flops": (9.0,), "executed": 10.0 - epoch}))
+        for epoch in (1, 3, 5)
+    ]
+    both = profile_pass.chosen_stages(stages, all_stages=False)
+    assert [(stage.epoch, before) for stage, before in both] == [(1, 9.0), (5, 7.0)]
+    assert [stage.epoch for stage, _ in profile_pass.chosen_stages(stages, all_stages=True)] == [1, 3, 5]
+    assert [stage.epoch for stage, _ in profile_pass.chosen_stages(stages[:1], all_stages=False)] == [1]
+
+
+def test_dense_is_profiled_alone_if_it_is_named(folder):
+    assert profile_pass.run(folder, "dense", measure=invented)
+    (stage,) = entry(folder).stages
+    assert (stage.dense, stage.ratio) == (None, None)
+
+
+def test_a_stage_that_cannot_be_measured_is_named(folder, lines):
+    assert not profile_pass.run(folder, measure=lambda *_: {"error": "no such state"}, show=lines.append)
+    assert lines == ["sdgp[n=1,m=4]: not measured: no such state"]
+    assert not (folder / "profile.json").exists()
+
+
+def test_a_profile_of_another_machine_is_refused(folder, lines):
+    def measure(*arguments):
+        return {**invented(*arguments), "provenance": {"busy_cores": 0.1, "hardware_id": "h0000000"}}
+
+    assert not profile_pass.run(folder, measure=measure, show=lines.append)
+    assert "its trials have the hardware_id" in lines[0]
+    assert not (folder / "profile.json").exists()
+
+
+def test_a_busy_machine_is_refused_unless_the_user_insists(folder, monkeypatch):
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
+    with pytest.raises(UsageError, match=r"profile .*8\.0 cores are busy with other programs.*--busy"):
+        profile_pass.run(folder, measure=invented)
+    assert profile_pass.run(folder, busy=True, measure=invented)
+
+
+def test_entries_that_are_not_measured_again_stay(folder):
+    assert profile_pass.run(folder, measure=invented)
+    assert profile_pass.run(folder, "dense", measure=invented)
+    (group,) = PROFILES.read(folder)
+    assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
+    assert profile_pass.run(folder, "sdgp", measure=partial(invented, ratio=0.5))
+    (group,) = PROFILES.read(folder)
+    assert group.methods["sdgp[n=1,m=4]"].stages[0].ratio.ratio == 0.5
+
+
+def test_wrong_options_are_one_line(folder, tmp_path, capsys):
+    wrong = [
+        (["--methods", "sdpg"], "did you mean 'sdgp"),
+        (["--rounds", "5"], "an integer from 6"),
+        (["--threads", "0"], "an integer from 1"),
+        (["--round", "30"], "did you mean '--rounds'?"),
+    ]
+    for options, expected in wrong:
+        assert cli.main(["profile", str(folder), *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("pdt: error: ")
+        assert error.count("\n") == 1
+        assert expected in error
+    assert cli.main(["profile", str(tmp_path)]) == 2
+    assert "not the folder of a suite" in capsys.readouterr().err
+    assert cli.main(["profile", str(tmp_path / "absent")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "profile.json is damaged, or of an earlier version: "),
+        ('{"version": 2, "groups": []}', "version is '?2"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"trial": "t"}}}]}', "is missing"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
+        ("[" * 100_000, "python run_suite.py profile "),
+    ],
+)
+def test_a_damaged_file_is_one_line(content, reason, tmp_path):
+    (tmp_path / "profile.json").write_text(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        PROFILES.read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_is_refused_before_anything_is_measured(folder):
+    (folder / "profile.json").write_text("{")
+    with pytest.raises(UsageError, match="is damaged"):
+        profile_pass.run(folder, measure=lambda *_: pytest.fail("measured"))
+
+
+def test_times_in_a_file_are_finite(folder):
+    assert profile_pass.run(folder, measure=invented)
+    good = entry(folder).model_dump(mode="json")
+    for name, value in (("stages", []), ("load", float("nan")), ("threads", 0)):
+        with pytest.raises(ValueError, match=name):
+            MethodProfile.model_validate(good | {name: value})
+    good["stages"][0]["method"]["parts"]["input"] = -1.0
+    with pytest.raises(ValueError, match="input"):
+        MethodProfile.model_validate(good)

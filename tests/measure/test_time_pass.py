@@ -1,0 +1,694 @@
+"""The time pass with clocks that the tests move: what it measures, and what it refuses."""
+
+import dataclasses
+import json
+import shutil
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import small_trials
+import torch
+from small_trials import flushed as spec
+from small_trials import train_in_suite
+from stopwatches import FakeTime
+from time_passes import pairs as pairs_of
+
+from reports.content.build import build
+from suite.choices import MethodChoice
+from suite.cli import main as cli
+from suite.cli.export import contents
+from suite.engine.cost import clock
+from suite.engine.cost.interleaved import interleaved_times
+from suite.engine.cost.ledger import Ledger
+from suite.engine.training.method_runner import MethodRunner
+from suite.errors import UsageError
+from suite.measure import again, candidates, running, time_pass
+from suite.measure import time_steps as steps
+from suite.measure.candidates import find_candidates
+from suite.method import Method
+from suite.registry import register
+from suite.task import DataCopy
+from suite.trials.building import with_data_here
+from suite.trials.folder import store
+from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.records import write_record
+from suite.trials.folder.results import current_rows
+from suite.trials.folder.times import TIMES, PassTime
+from suite.trials.groups import KEY, TrialGroup
+from tasks.digits import Digits
+
+SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
+
+
+TRIAL = spec("prunetrain")
+NARROW = "resnet9[width=0.0625]"  # whose steps are short
+
+
+@register("method", "sleeps_in_steps")
+class SleepsInSteps(Method):
+    """Takes half a dense step longer by its nature, and far longer in the first half of a trial that is disturbed."""
+
+    disturbed: ClassVar[bool] = False
+
+    def after_optimizer_step(self, ctx):
+        clock.time.sleep(0.5)
+        if SleepsInSteps.disturbed and ctx.epochs_done < 2:
+            clock.time.sleep(50.0)
+
+
+def in_this_process(candidate, arguments, threads):
+    return json.loads(json.dumps(steps.measure(**arguments, device="cpu")))  # as from another process
+
+
+def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
+    """Return a measurement without any training."""
+    stage = {"image_size": None, "start": pairs_of(ratio), "end": None}
+    return {
+        "stages": [stage] * len(arguments["stages"]),
+        "twice": pairs_of(1.0),
+        "dense": [((None, False), 32)],
+        "load": load,
+        "provenance": {"busy_cores": 0.1},
+    }
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 0.1)
+    monkeypatch.setattr(steps, "collect", lambda device: {"busy_cores": 0.1})
+    monkeypatch.setattr(steps, "busy_cores", lambda: 0.2)
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def measured(lines):
+    """Function that runs one pass on a folder and returns it, which is the only one of its file."""
+
+    def run(out, **options):
+        assert time_pass.run(
+            out, **{"pairs": 6, "measure": in_this_process, "show": lines.append, "passes": 1} | options
+        )
+        (group,) = TIMES.read(out)
+        (method,) = group.methods.values()
+        (time,) = method.passes
+        return time
+
+    return run
+
+
+@pytest.fixture
+def seconds_of_step(monkeypatch):
+    """Function that replaces the machine's time: a step takes what a function of its ledger returns."""
+    count = Ledger.add_step
+
+    def replace(seconds):
+        def take_time(self, samples):
+            count(self, samples)
+            clock.time.sleep(seconds(self))
+
+        monkeypatch.setattr(clock, "time", FakeTime())
+        monkeypatch.setattr(clock, "seconds_of", lambda call, device: 1.0)  # of an inference
+        monkeypatch.setattr(Ledger, "add_step", take_time)
+
+    return replace
+
+
+@pytest.fixture
+def seconds_are_flops(seconds_of_step):
+    """Each step takes a second per executed MFLOP."""
+    seconds_of_step(lambda ledger: 1e-6 * ledger.step_flops["executed"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("shrinking")
+    train_in_suite(out, TRIAL)
+    return out
+
+
+@pytest.fixture
+def shrinking(trained):
+    """Folder with a trial whose network shrinks, and without times."""
+    (trained / "time.json").unlink(missing_ok=True)
+    return trained
+
+
+def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkeypatch, measured, seconds_of_step):
+    found, recorded = [], []
+    seconds_of_step(lambda ledger: 1.0)
+    for disturbed in (False, True):
+        monkeypatch.setattr(SleepsInSteps, "disturbed", disturbed)
+        out = tmp_path / str(disturbed)
+        folder = train_in_suite(out, spec("sleeps_in_steps", **SMALL))
+        recorded.append(json.loads((folder / "trial.json").read_text())["result"])
+        monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
+        found.append(measured(out))
+    assert recorded[1]["train_time_s"] > 5 * recorded[0]["train_time_s"]
+    count = 4 * 96 // 16
+    reconfigurations = [result["reconfigure_time_s"] / count for result in recorded]
+    assert [time.ratio for time in found] == pytest.approx([1.5 + share for share in reconfigurations])
+    for time in found:
+        assert (time.dense_steps, [stage.steps for stage in time.stages]) == (count, [count])
+        assert (time.stages[0].ratio, time.dense_twice) == pytest.approx((1.5, 1.0))
+
+
+def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seconds_are_flops, measured, lines):
+    """The ratio of the run is that of the recorded FLOPs."""
+    folder = shrinking / "trials" / TRIAL.trial_id
+    result = json.loads((folder / "trial.json").read_text())["result"]
+    time = measured(shrinking)
+    assert 2 * len(time.stages) == 1 + len(list((folder / "stages").iterdir())) > 2
+    assert all(stage.end for stage in time.stages)
+    expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
+    assert time.ratio == pytest.approx(expected, rel=1e-3)
+    assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
+    assert (time.trial, time.load) == (TRIAL.trial_id, 0.2)
+    assert lines[0].startswith(f"pass 1, prunetrain: {time.ratio:.3f} of the training time of dense; dense twice 1.000")
+    assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
+
+
+def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_flops, measured):
+    """The sizes have different numbers of FLOPs, and pruning begins after the smaller ones."""
+    growing = {"epochs": 6, "train_sizes": (16, 32), "size_milestones": (0.5,)}
+    trial = spec("prunetrain[interval=4,threshold=0.5]", task="imagenette", model=NARROW, **growing)
+    folder = train_in_suite(tmp_path, trial)
+    result = json.loads((folder / "trial.json").read_text())["result"]
+    assert result["train_flops_executed"] < 0.99 * result["train_flops_dense"], "the test needs a network that shrinks"
+    time = measured(tmp_path)
+    assert [stage.image_size for stage in time.stages] == [16, 32, 32]
+    expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
+    assert time.ratio == pytest.approx(expected, rel=1e-3)
+    small, large = time.dense
+    assert (small.steps + large.steps, small.steps) == (time.dense_steps, large.steps)
+    epochs = [json.loads(line)["step_flops"]["dense"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    relative = [time.relative_step(one.phase) for one in time.dense]
+    assert relative[1] / relative[0] == pytest.approx(epochs[-1] / epochs[0], rel=1e-3)
+    assert sum(relative) == pytest.approx(2.0)
+    assert time.dense_share(0.5) == pytest.approx(relative[0] / 2)
+    assert time.dense_share(1.0) == pytest.approx(1.0)
+
+
+def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_path, seconds_are_flops, measured):
+    recipe = {"epochs": 2.5, "train_images": 64, "batch_size": 16, "freeze": ("prep.norm.bias",), "freeze_after": 1}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **recipe))
+    time = measured(tmp_path)
+    assert [(one.frozen, one.steps) for one in time.stages] == [(False, 4), (True, 6)]
+    assert [(one.frozen, one.steps) for one in time.dense] == [(False, 4), (True, 6)]
+    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+    assert [time.relative_step(one.phase) for one in time.dense] == pytest.approx([1.0, 1.0])  # FLOPs stay the same
+
+
+def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
+    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 3}
+    growing |= {"train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", model=NARROW, **growing))
+    time = measured(tmp_path)
+    assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
+    small, large, _ = (time.relative_step(one.phase) for one in time.dense)
+    assert time.dense_share(2 / 3) == pytest.approx((small + large) / (2 * small + large))
+    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+
+
+def test_states_share_the_pairs_by_their_steps(shrinking, seconds_are_flops, measured):
+    time = measured(shrinking, pairs=100)
+    total = sum(stage.steps for stage in time.stages)
+    for stage in time.stages:
+        assert len(stage.start) == len(stage.end) == max(3, round(100 * stage.steps / total / 2))
+    assert len(time.twice) == 100
+
+
+def test_a_stage_without_its_end_is_measured_at_its_start(shrinking, tmp_path, seconds_are_flops, measured):
+    shutil.copytree(shrinking / "trials", tmp_path / "trials")
+    for path in tmp_path.glob("trials/*/stages/*-end.pt"):
+        path.unlink()
+    time = measured(tmp_path)
+    assert [stage.end for stage in time.stages] == [None] * len(time.stages)
+    assert time.ratio < 1
+
+
+def test_short_steps_take_turns_of_several(shrinking, monkeypatch, measured, seconds_of_step):
+    """A step of 20 ms is measured in threes, and one of a second alone."""
+    counted = []
+    call = steps.Steps.__call__
+    monkeypatch.setattr(steps.Steps, "__call__", lambda self: counted.append(None) or call(self))
+    for seconds, length in ((1.0, 1), (0.02, 3), (1e-4, 20)):
+        (shrinking / "time.json").unlink(missing_ok=True)
+        seconds_of_step(lambda ledger, seconds=seconds: seconds)
+        counted.clear()
+        time = measured(shrinking)
+        states = 2 * len(time.stages)
+        warm_ups = 3 * 2 * (states + 2)
+        turns = 2 * (time.pairs + len(time.twice) + states + 2)
+        assert len(counted) == pytest.approx(warm_ups + length * turns, abs=10 * states)
+        assert time.stages[0].start[0] == pytest.approx((seconds, seconds))
+
+
+def test_the_trainer_that_is_built_first_alternates(shrinking, monkeypatch, measured, seconds_are_flops):
+    built = []
+
+    def noted(name, function):
+        def call(*arguments, **options):
+            built.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(steps, "trainer_of_stage", noted("method", steps.trainer_of_stage))
+    monkeypatch.setattr(steps, "build_trainer", noted("dense", steps.build_trainer))
+    time = measured(shrinking)
+    pairs = list(zip(built[::2], built[1::2], strict=True))[: 2 * len(time.stages)]
+    orders = [("method", "dense"), ("dense", "method")]
+    first = orders[time.order.built_first == "dense"]
+    assert pairs == [first, first[::-1]] * len(time.stages)
+
+
+def test_the_first_turn_is_that_of_the_order(shrinking, monkeypatch, measured, seconds_are_flops):
+    begins = []
+
+    def noted(calls, pairs, stamps, last_begins):
+        begins.append(not last_begins)
+        return interleaved_times(calls, pairs, stamps, last_begins)
+
+    monkeypatch.setattr(steps, "interleaved_times", noted)
+    for number in range(2):
+        (shrinking / "time.json").unlink(missing_ok=True)
+        begins.clear()
+        monkeypatch.setattr(time_pass, "drawn", lambda label, _, first=number == 0: (True, first))
+        time = measured(shrinking)
+        assert begins == [number == 0] * (2 * len(time.stages) + 2)
+        assert time.order.steps_first == ("method" if number == 0 else "dense")
+
+
+def test_what_runs_first_is_drawn_and_turned_round():
+    for label in ("a", "b", "c"):
+        for number in range(0, 12, 4):
+            four = [time_pass.drawn(label, number + more) for more in range(4)]
+            assert [not one for one in four[0]] == list(four[1])
+            assert len(set(four)) == 4
+    assert len({time_pass.drawn(f"{label}", 4 * number) for label in range(9) for number in range(3)}) == 4
+
+
+def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
+    """The records then do not describe the steps that would be timed."""
+
+    def other(candidate, arguments, threads):
+        stages = arguments["stages"]
+        stages[0]["cost"]["batch_size"] *= 2
+        return in_this_process(candidate, arguments, threads)
+
+    assert not time_pass.run(shrinking, pairs=3, measure=other, show=lines.append)
+    assert "prunetrain: not measured: a step executes" in lines[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("hardware_id", "h0000000"), ("torch", "1.13")])
+def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, monkeypatch, lines, name, value):
+    out = tmp_path / "out"
+    first, second = (spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (0, 1))
+    train_in_suite(out, first)
+    here = candidates.this_machine("cpu")
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, name: value})
+    own = here["hardware_id"], here["torch"]
+    asked = []
+
+    def measure(candidate, arguments, threads):
+        asked.append(arguments["choose_again"])
+        return invented(candidate, arguments, threads)
+
+    assert time_pass.run(out, measure=measure, threads=3, passes=1, show=lines.append)
+    (group,) = TIMES.read(out)
+    assert {**group.key, name: value, "threads": "3"} == dict(group.key)
+    assert asked == [True]  # backends are chosen for this machine
+    (page,) = build(read(out, current_rows(out))).groups
+    assert value in page.subtitle
+    assert f"executed FLOPs are those of hardware {own[0]} (threads" in "".join(page.remarks)
+    # The trial of this machine is measured once there is one.
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    train_in_suite(out, second)
+    assert time_pass.run(out, measure=measure, threads=3, passes=2)
+    machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(out)}
+    assert machines == {own, (group.key["hardware_id"], group.key["torch"])}
+
+
+def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
+    here = {"hardware_id": "h0000000", "torch": "2.15"}
+    done = Trial({"method": "dense", "status": "done", "device": "cpu"}, {})
+    groups = [TrialGroup({**dict.fromkeys(KEY, "x"), **here, "threads": one}, (done,) * (3 - int(one))) for one in "12"]
+    monkeypatch.setattr(candidates, "this_machine", lambda device: here)
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [])] == ["1"]
+    assert [one.key["threads"] for one in candidates._on_this_machine(groups, 2, [groups[1].key])] == ["2"]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The ids of the trials that a time pass trains, which it does in this process."""
+    names = []
+
+    class Engine:
+        def __init__(self, variables):
+            assert int(variables["OMP_NUM_THREADS"])
+
+        def run(self, trials, progress):
+            for trial, folder in trials:
+                names.append(trial.trial_id)
+                train_in_suite(folder.parents[1], trial)
+                record = json.loads((folder / "trial.json").read_text())
+                machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
+                write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
+
+    monkeypatch.setattr(again, "LocalEngine", Engine)
+    return names
+
+
+def without_states(source, out):
+    """Copy a trial as `export` does."""
+    place = out / "trials" / TRIAL.trial_id
+    place.mkdir(parents=True)
+    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
+        (place / name).write_bytes((source / "trials" / TRIAL.trial_id / name).read_bytes())
+    return out
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [("", "no stages: its steps changed in epoch"), ("h0000000", "its reconfigurations were timed on another machine")],
+)
+def test_a_seed_whose_states_are_not_here_is_trained_once(
+    shrinking, tmp_path, monkeypatch, lines, here, machine, reason
+):
+    own = candidates.this_machine("cpu")
+    monkeypatch.setattr(
+        candidates, "this_machine", lambda device: {**own, "hardware_id": machine or own["hardware_id"]}
+    )
+    out = without_states(shrinking, tmp_path / "out")
+    recorded = (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes()
+    measured_in = []
+
+    def measure(candidate, arguments, threads):
+        measured_in.append(arguments["trials"])
+        return invented(candidate, arguments, threads)
+
+    for passes in (2, 3):
+        assert time_pass.run(out, measure=measure, show=lines.append, passes=passes)
+    assert lines[0].startswith(f"prunetrain: {reason}")
+    assert lines[0].endswith(f"; {TRIAL.trial_id} is trained here first, into {out / 'timed'}")
+    assert here == [TRIAL.trial_id]
+    assert measured_in == [str(out / "timed" / "trials")] * 3
+    assert (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes() == recorded
+    result = json.loads((out / "timed" / "trials" / TRIAL.trial_id / "trial.json").read_text())["result"]
+    assert last_entry(out).passes[0].reconfigure_s == result["reconfigure_time_s"]
+
+
+def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, monkeypatch, here):
+    out = without_states(shrinking, tmp_path / "out")
+    own = candidates.this_machine("cpu")
+    for count, hardware in enumerate((own["hardware_id"], own["hardware_id"], "h0000000"), 1):
+        monkeypatch.setattr(
+            candidates, "this_machine", lambda device, own=own, name=hardware: {**own, "hardware_id": name}
+        )
+        (found,) = find_candidates(out, "time", threads=1)
+        assert (found.lacking is None) == (count == 2)
+        time_pass.run(out, measure=invented, passes=1)
+    assert here == [TRIAL.trial_id] * 2
+
+
+def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, here):
+    assert time_pass.run(shrinking, measure=invented, passes=1)
+    out = without_states(shrinking, tmp_path / "out")
+    shutil.copy(shrinking / "time.json", out)
+    assert not time_pass.run(out, measure=invented, passes=1)
+    assert here == []
+    with pytest.raises(UsageError, match="type --threads"):
+        time_pass.run(out, measure=invented, passes=2, threads=7)
+    assert here == []
+
+
+def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, tmp_path, here):
+    other = dataclasses.replace(TRIAL, seed=1)
+    out = without_states(shrinking, tmp_path / "out")
+    train_in_suite(out, other)
+    assert {find_candidates(out, "time", number=number)[0].trial for number in range(3)} == {other.trial_id}
+
+
+def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(tmp_path, lines, here):
+    scratch = spec("scratch[of=ssl]", **SMALL)
+    (text,) = MethodChoice.read("scratch[of=ssl]").build().depends_on()
+    other = spec(text, **SMALL)
+    scratch = dataclasses.replace(scratch, depends_on={text: other.trial_id})
+    for one in (other, scratch):
+        folder = train_in_suite(tmp_path, one)
+    (folder.parent / other.trial_id / "model.pt").unlink()
+    assert time_pass.run(tmp_path, "scratch", measure=invented, show=lines.append, passes=1)
+    assert lines[0].startswith("scratch[of=ssl]: a trial that it depends on has no model.pt here")
+    assert here == [other.trial_id, scratch.trial_id]
+
+
+def test_data_of_another_machine_is_looked_for_here(monkeypatch, tmp_path):
+    copy = {"kind": "original", "checksum": "a" * 64, "path": str(tmp_path / "gone")}
+    trial = dataclasses.replace(TRIAL, data_copy=copy)
+    asked = []
+
+    def prepare(self, root, preset, recipe=None):
+        asked.append(root)
+        return DataCopy("original", "a" * 64, str(tmp_path))
+
+    monkeypatch.setattr(Digits, "prepare", prepare)
+    monkeypatch.setenv("PDT_DATA", str(tmp_path / "data"))
+    assert with_data_here(trial).data_copy["path"] == str(tmp_path)
+    assert asked == [tmp_path / "data"]
+    other = dataclasses.replace(trial, data_copy={**copy, "checksum": "b" * 64})
+    with pytest.raises(
+        UsageError, match=r"its data is the copy original-bbbbbbbb, and .* has original-aaaaaaaa; set PDT_"
+    ):
+        with_data_here(other)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").touch()
+    mine = dataclasses.replace(trial, data_copy={**copy, "path": "~/mine"})
+    assert with_data_here(mine).data_copy["path"] == str(tmp_path / "mine")
+
+
+def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
+    monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
+    with pytest.raises(UsageError, match=r"8\.0 cores are busy with other programs.*--busy"):
+        time_pass.run(shrinking, measure=None)
+    assert time_pass.run(shrinking, busy=True, measure=invented)
+
+
+def test_entries_that_are_not_measured_again_stay(shrinking, measured):
+    time = measured(shrinking, measure=invented)
+    stored = json.loads((shrinking / "time.json").read_text())
+    stored["groups"][0]["methods"]["other"] = {"passes": [time.model_dump(mode="json")]}
+    stored["groups"].append({"key": {"task": "other"}, "methods": {}})
+    (shrinking / "time.json").write_text(json.dumps(stored))
+    assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), passes=2)
+    first, second = TIMES.read(shrinking)
+    assert first.methods["other"].passes == (time,)
+    assert [one.stages[0].ratio for one in first.methods["prunetrain"].passes] == pytest.approx([0.75, 0.5])
+    assert second.key == {"task": "other", "arithmetic": "ieee"}
+
+
+def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
+    out = tmp_path / "out"
+    trials = [spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (3, 1)]
+    for trial in trials:
+        train_in_suite(out, trial)
+    for passes in (1, 3, 2):
+        assert time_pass.run(out, measure=invented, show=lines.append, passes=passes)
+    (time,) = TIMES.read(out)[0].methods.values()
+    assert [one.trial for one in time.passes] == [trials[index].trial_id for index in (1, 0, 1)]
+    assert [one.number for one in time.passes] == [0, 1, 2]
+    assert time.pass_of(trials[0].trial_id) == time.passes[1]
+    assert [line.split(",")[0] for line in lines if line.startswith("pass")] == ["pass 1", "pass 2", "pass 3"]
+
+
+def test_passes_with_other_threads_are_refused(shrinking, lines):
+    assert time_pass.run(shrinking, measure=invented, threads=1, passes=1)
+    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=2, show=lines.append)
+    message = "passes of this folder were measured with 1 thread, and these would have 3; type --threads 1"
+    assert message in lines[0]
+    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=1, show=lines.append)  # nothing is missing
+    assert message in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("of_trial", "typed", "used", "again"), [(0, None, 5, True), (5, None, 5, False), (5, 2, 2, True)]
+)
+def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
+    shrinking, monkeypatch, of_trial, typed, used, again
+):
+    asked = []
+
+    def measure(candidate, arguments, threads):
+        asked.append((threads, arguments["choose_again"]))
+        return invented(candidate, arguments, threads)
+
+    def with_threads(*arguments):
+        return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments)]
+
+    monkeypatch.setattr(running, "find_candidates", with_threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
+    assert asked == [(used, again)]
+    assert last_entry(shrinking).threads == used
+
+
+def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, lines, measured, monkeypatch):
+    def other(candidate, arguments, threads, again):
+        for stage in arguments["stages"]:
+            cost = stage["cost"]
+            cost["flops"] = (*cost["flops"][:3], 1.5 * cost["flops"][3])
+            cost["backends"] = dict.fromkeys(cost["backends"], "another")
+        return in_this_process(candidate, arguments | {"choose_again": again}, threads)
+
+    assert not time_pass.run(shrinking, pairs=3, measure=partial(other, again=False), show=lines.append, passes=1)
+    assert "prunetrain: not measured: layers have other backends than in the trial" in lines[0]
+    called = []
+    monkeypatch.setattr(MethodRunner, "choose_again", lambda self: called.append(self))
+    time = measured(shrinking, pairs=3, measure=partial(other, again=True))
+    assert len(called) == 2 * len(time.stages) - 1  # the new network of the first stage has chosen for these threads
+
+
+def last_entry(folder):
+    (entry,) = TIMES.read(folder)[0].methods.values()
+    return entry
+
+
+def test_disturbed_passes_are_measured_again_and_a_complete_folder_says_so(shrinking, lines, monkeypatch):
+    assert time_pass.run(shrinking, measure=partial(invented, load=5.0), threads=1, passes=2, busy=True)
+    entry = last_entry(shrinking)
+    assert (len(entry.passes), entry.is_disturbed, len(entry.sound)) == (2, True, 0)
+    assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
+    entry = last_entry(shrinking)
+    assert (len(entry.passes), len(entry.sound)) == (2, 2)
+    assert lines[-1] == "time: every method has 2 passes; --passes measures more"
+    lines.clear()
+    assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
+    assert lines == ["time: every method has 2 passes; --passes measures more"]
+
+
+def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, lines):
+    """The second of three; its number is that of the pass which is measured again."""
+
+    def measure(candidate, arguments, threads, disturbed):
+        return invented(candidate, arguments, threads, load=5.0 if candidate.number == disturbed else 0.1)
+
+    assert not time_pass.run(shrinking, measure=partial(measure, disturbed=1), threads=1, show=lines.append)
+    assert lines[-1] == "time: prunetrain has 2 undisturbed of 3 passes; the same command measures the others"
+    assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
+        (0, False), (1, True), (2, False)
+    ]  # fmt: skip
+    assert time_pass.run(shrinking, measure=partial(measure, disturbed=None), threads=1, show=lines.append)
+    assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
+        (0, False), (2, False), (1, False)
+    ]  # fmt: skip
+
+
+def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(tmp_path, lines):
+    train_in_suite(tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
+    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
+    assert lines == [
+        "sdgp[n=1,m=4]: not measured: its trial computed with subnormal numbers, as those of earlier versions; its "
+        "accuracy counts, and the same command trains one that can be timed"
+    ]
+
+
+def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(tmp_path, lines):
+    names = [f"dense[repeat={number}]" for number in range(2, 6)]
+    train_in_suite(tmp_path, spec(names[0], **SMALL | {"epochs": 1}))
+    for name in names[1:]:
+        train_in_suite(tmp_path, spec(name, **SMALL | {"epochs": 1}))
+    assert time_pass.run(tmp_path, measure=invented, show=lines.append)
+    orders = [
+        [line.split(", ")[1].partition(":")[0] for line in lines if f"pass {number}" in line] for number in (1, 2, 3)
+    ]
+    assert all(sorted(order) == names for order in orders)
+    assert orders[1] == orders[0][::-1] != orders[2]
+    (group,) = TIMES.read(tmp_path)
+    for number, order in enumerate(orders):
+        assert [group.methods[name].passes[number].order.place for name in order] == [1, 2, 3, 4]
+
+
+def test_threads_of_run_may_be_those_of_the_environment(monkeypatch):
+    monkeypatch.setattr(time_pass, "available_cores", lambda: 7)
+    for text, threads in (("3", 3), ("4,2", 4), ("", 7), ("x", 7)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert time_pass._threads_of_run() == threads
+
+
+def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
+    out = without_states(shrinking, tmp_path / "out")
+    monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
+    assert not time_pass.run(out, measure=invented, show=lines.append)
+    assert lines[1] == f"{TRIAL.trial_id}: not trained: "
+    assert "prunetrain: not measured: no stages: " in lines[2]
+    assert TIMES.read(out) == []
+
+
+def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):
+    found = json.loads((shrinking / "trials" / TRIAL.trial_id / "trial.json").read_text())
+    trial = dataclasses.replace(TRIAL, recipe={**TRIAL.recipe, "train_sizes": (8,)})
+    place = tmp_path / "trials" / trial.trial_id
+    shutil.copytree(shrinking / "trials" / TRIAL.trial_id, place)
+    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
+    assert time_pass.run(tmp_path, measure=invented, show=lines.append)
+
+
+def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
+    wrong = [
+        (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
+        (["--methods", "dense"], "the other methods are measured next to it; name one of them"),
+        (["--pairs", "2"], "an integer from 3"),
+        (["--threads", "0"], "an integer from 1"),
+        (["--passes", "0"], "an integer from 1"),
+        (["--pair", "30"], "did you mean '--pairs'?"),
+    ]
+    for options, expected in wrong:
+        assert cli.main(["time", str(shrinking), *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("pdt: error: ")
+        assert error.count("\n") == 1
+        assert expected in error
+    assert cli.main(["time", str(tmp_path)]) == 2
+    assert "not the folder of a suite" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(shrinking):
+    with store.Store(shrinking).lock(), pytest.raises(UsageError, match="is in use"):
+        time_pass.run(shrinking, measure=invented)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"version": 2, "groups": []}', "version is '?2"),
+        ('{"version": 1, "groups": [], "more": 1}', "unknown key 'more'"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"ratio": NaN}}}]}', "is damaged"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"ratio": 0.9}}}]}', "unknown key 'ratio'"),
+        ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
+        ("[" * 100_000, "is damaged"),
+    ],
+)
+def test_a_damaged_file_is_one_line(content, reason, tmp_path):
+    (tmp_path / "time.json").write_text(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        TIMES.read(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / 'time.json'} is damaged, or of an earlier version: ")
+    assert str(caught.value).endswith(f"; delete it, and measure again: python run_suite.py time {tmp_path}")
+
+
+def test_numbers_in_a_file_are_in_their_range(shrinking, measured):
+    good = measured(shrinking, measure=invented).model_dump(mode="json")
+    wrong = (("reconfigure_s", float("inf")), ("twice", "1 2"), ("stages", []), ("load", float("nan")), ("dense", []))
+    for name, value in wrong:
+        with pytest.raises(ValueError, match=name):
+            PassTime.model_validate(good | {name: value})

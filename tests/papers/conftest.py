@@ -1,0 +1,81 @@
+"""Fixtures of the tests of reproductions: made-up results, and `reproduce` with its trials in this process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from invented_numbers import NUMBERS, by_label
+from report_fixtures import drawn, suite
+from trials_here import run_here
+
+import reports
+from reports.papers import published
+from suite.cli import main as cli
+from suite.engine.cost import clock
+from suite.trials.engines.local import LocalEngine
+from suite.trials.engines.subprocess_call import SubprocessResult
+from suite.trials.folder.reader import read
+
+__all__ = ["drawn", "reproduce", "suite"]
+
+
+def call_here(function, arguments, device, plugins=(), threads=None):
+    """Call a function that measures in this process, with arguments and a result that went through JSON."""
+    module, _, name = function.partition(":")
+    given = json.loads(json.dumps({**arguments, "device": device}))
+    found = getattr(importlib.import_module(module), name)(**given)
+    return SubprocessResult(json.loads(json.dumps(found)), "this process", 0.0)
+
+
+@pytest.fixture(scope="session")
+def reproduce():
+    """Function that runs the verb `reproduce` in this process, without the report of the suite.
+
+    With `processes`, what has to be timed in a process of its own is; without, it is timed here. The setup of each
+    method runs in its trial, so that it is not rehearsed; and the speed of inference is that of a single pass.
+    """
+
+    def run(folder: Path, *arguments: str, status: int = 0, engine=run_here, processes: bool = False) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalEngine, "run", engine)
+            patch.setattr(reports, "write_report", lambda folder: [])
+            patch.setattr("suite.cli.run.rehearse_new", lambda trials, folder: None)
+            for name in ("FEWEST_PASSES", "MOST_PASSES"):
+                patch.setattr(clock, name, 1)
+            if not processes:
+                patch.setattr("reports.papers.prunetrain.final_networks.call_in_subprocess", call_here)
+                patch.setattr("reports.papers.clicktrain.convolution_time.call_in_subprocess", call_here)
+            assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
+
+    return run
+
+
+@pytest.fixture
+def quick(tmp_path, real_data):
+    """Function that trains methods in preset `quick` on CIFAR-10, and returns the folder and its table."""
+
+    def run(methods: str, model: str, seeds: str) -> tuple[Path, pd.DataFrame]:
+        out = tmp_path / "out"
+        setting = {"methods": methods, "model": model, "seeds": seeds, "task": "cifar10", "preset": "quick"}
+        others = {"recipe": "resnet9", "device": "cpu", "jobs": 2, "data-root": real_data, "out": out}
+        assert cli.main([f"--{name}={value}" for name, value in (setting | others).items()]) == 0
+        return out, pd.read_csv(out / "results.csv")
+
+    return run
+
+
+@pytest.fixture
+def numbers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("numbers") / "numbers.toml"
+    path.write_text(NUMBERS, encoding="utf-8")
+    return published.read(path)
+
+
+@pytest.fixture
+def trials(suite):
+    suite.add_all(("dense", "sdgp"))
+    return by_label(read(suite.write()))

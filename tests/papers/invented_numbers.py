@@ -1,0 +1,81 @@
+"""Invented published numbers, the quantities that are compared with them, and a page of both."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+
+from reports.papers import page as reproduced
+from reports.papers.comparison import Compared, accuracy, compare, published_alone
+
+NUMBERS = """
+[sources.paper]
+title = "A <b>paper</b> | with *stars*"
+where = "nowhere"
+
+[[groups]]
+name = "t"
+source = "paper"
+place = "Table 1"
+quantity = "accuracy"
+unit = "%"
+of = "measured"
+notes = ["a <script>note</script>"]
+conditions = { task = "cifar10", data_copy = "sample", model = "resnet9[width=0.25]", epochs = 5, batch_size = 128, dtype = "float32", execution = "eager", selection = "final epoch" }
+values = { dense = 95.3, sdgp = 95.2 }
+
+[[groups]]
+name = "p"
+source = "paper"
+place = "Sec. 2"
+quantity = "time saved"
+unit = "%"
+of = "modelled"
+conditions = { hardware = "Synthetic" }
+values = { sdgp = 16.6 }
+"""  # noqa: E501
+
+
+SDGP = "sdgp[n=2,m=4]"
+
+
+COMPARED = (
+    *accuracy("dense", "dense", "t/dense"),
+    *accuracy("pruned", SDGP, "t/sdgp", "t/dense"),
+    Compared("time saved", SDGP, column="train_time_s", against="saving", published="p/sdgp"),
+    Compared("training time", SDGP, column="train_time_s", against="ratio", unit="×", scale=1.0),
+    Compared("FLOPs left", SDGP, column="train_flops_effective", over="train_flops_dense", kind="counted"),
+)
+
+
+def by_label(records):
+    found = {}
+    for trial in records.trials:
+        label = "dense" if trial.text("method") == "dense" else SDGP
+        found.setdefault(label, []).append(trial)
+    return found
+
+
+def lines(trials, numbers):
+    return {one.quantity: one for one in compare(COMPARED, "a", trials, numbers)}
+
+
+def make(trials, numbers, **changed):
+    content = reproduced.ReproductionPage(
+        name="made-up",
+        title="Made up",
+        summary="A summary.",
+        comparisons=(*compare(COMPARED, "a", trials, numbers), *published_alone(numbers.group("p"))),
+        figure=None,
+        reference=numbers.group("t"),
+        trials=tuple(trial for several in trials.values() for trial in several),
+        alone=(numbers.group("p"),),
+        notes=numbers.group("t").notes,
+        provenance=("made up",),
+    )
+    return dataclasses.replace(content, **changed)
+
+
+def rows_of(text):
+    return list(csv.DictReader(io.StringIO(text)))

@@ -1,0 +1,317 @@
+"""The papers' numbers: what is wrong with their file is one line, and documents that quote them agree with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reports.papers import published
+from suite.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """
+[sources.paper]
+title = "A paper"
+where = "arXiv 1"
+
+[[groups]]
+name = "table1"
+source = "paper"
+place = "Table I"
+quantity = "accuracy"
+unit = "%"
+of = "measured"
+conditions = { task = "cifar10", epochs = 150 }
+values = { dense = 95.3, "2:4" = 95 }
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "numbers.toml"
+    path.write_text(text, encoding="utf-8")
+    return published.read(path)
+
+
+def test_a_value_comes_with_its_source_unit_and_kind(tmp_path):
+    group, value = read(tmp_path, GOOD).find("table1/2:4")
+    assert (value, group.unit, group.kind) == (95.0, "%", "published")
+    assert (type(value), group.values["dense"]) == (float, 95.3)
+    assert (group.rounding("dense"), group.rounding("2:4")) == (0.05, 0.5)
+    zero = read(tmp_path, GOOD.replace("95.3", "95.30")).group("table1")
+    assert zero.rounding("dense") == 0.005  # a printed 0 is a digit that was not rounded
+    assert group.citation == "A paper (arXiv 1), Table I"
+    assert group.conditions == {"task": "cifar10", "epochs": 150}
+
+
+def test_a_projection_is_not_called_published_alone(tmp_path):
+    group, _ = read(tmp_path, GOOD.replace('of = "measured"', 'of = "modelled"')).find("table1/dense")
+    assert group.kind == "published, of a modelled quantity"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("place =", "palce =", "group table1: unknown key 'palce'; did you mean 'place'?"),
+        ('place = "Table I"\n', "", "group table1: 'place' is missing"),
+        ('source = "paper"\n', "", "group table1: 'source' is missing"),
+        ('source = "paper"', 'source = "papre"', "no source is called 'papre'; did you mean 'paper'?"),
+        ('where = "arXiv 1"\n', "", "sources.paper: 'where' is missing"),
+        ('title = "A paper"', 'title = " "', "sources.paper: title is ' '; it must not be blank"),
+        ("dense = 95.3", "dense = nan", "values.dense is nan; it must be finite"),
+        ("dense = 95.3", "dense = inf", "values.dense is inf"),
+        ("dense = 95.3", 'dense = "95.3"', "values.dense is '95.3'; it must be a number"),
+        ("dense = 95.3", "dense = true", "values.dense is true; it must be a number"),
+        ("dense = 95.3", "dense = 953", "values.dense is 953 %"),
+        ("dense = 95.3", "dense = 1, dense = 2", "dense"),
+        ('values = { dense = 95.3, "2:4" = 95 }', "values = {}", "group table1: values must not be empty"),
+        ('of = "measured"', 'of = "modeled"', "of is 'modeled'; did you mean 'modelled'?"),
+        ('unit = "%"', 'unit = "percent"', "unit is 'percent'; known: %, FLOPs, points, s, ×"),
+        ("epochs = 150", "epoch = 150", "conditions: unknown key 'epoch'; did you mean 'epochs'?"),
+        ("epochs = 150", "epochs = nan", "conditions.epochs is nan"),
+        ('name = "table1"', 'name = "table/1"', "it must not contain '/', which separates it"),
+        ("[sources.paper]", "[source.paper]", "unknown key 'source'; did you mean 'sources'?"),
+        ("[[groups]]", "[groups]", "groups must be a list"),
+        ('quantity = "accuracy"', 'quantity = "accuracy"\nnotes = "one"', "notes is 'one'; it must be a list"),
+        ("values =", "values", "Expected"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, old, new, expected):
+    assert old in GOOD
+    with pytest.raises(UsageError) as raised:
+        read(tmp_path, GOOD.replace(old, new))
+    assert expected in str(raised.value)
+    assert "numbers.toml" in str(raised.value)
+
+
+def test_a_group_that_stands_there_twice(tmp_path):
+    with pytest.raises(UsageError, match="group table1 occurs twice"):
+        read(tmp_path, GOOD + GOOD[GOOD.index("[[groups]]") :])
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.toml: No such file"):
+        published.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sdgp-table1-cifar10-resnet9", "is not of the form GROUP/KEY"),
+        ("sdgp-table1-cifar10-resnet8/dense", "did you mean 'sdgp-table1-cifar10-resnet9'"),
+        ("sdgp-table1-cifar10-resnet9/rescale", "did you mean 'rescaled'"),
+        ("sdgp-repository-imagenet-resnet18/random", "repeats the rows of RegNetX-400MF"),
+    ],
+)
+def test_a_value_that_is_not_to_be_had(name, expected):
+    with pytest.raises(UsageError, match=expected):
+        published.own().find(name)
+
+
+# Every number of the file, typed from the papers a second time.
+A100 = {"hardware": "Nvidia A100"}
+IMAGENET = {"task": "imagenet", "data_copy": "original", "epochs": 88, "dtype": "float16", **A100}
+CIFAR = {"task": "cifar10", "data_copy": "original", "model": "resnet9", "epochs": 150, "batch_size": 512,
+         "dtype": "float16", "execution": "eager", **A100}  # fmt: skip
+LAST = {"selection": "final epoch"}
+EXPECTED = {
+    "sdgp-table1-cifar10-resnet9": (
+        {"dense": 95.3, "random": 94.5, "magnitude": 95.2, "rescaled": 95.2}, {**CIFAR, **LAST}),
+    "sdgp-table1-imagenet-resnet18": (
+        {"dense": 71.4, "random": 67.8, "magnitude": 70.9, "rescaled": 71.2},
+        {**IMAGENET, "model": "resnet18", **LAST}),
+    "sdgp-table1-imagenet-regnetx400mf": (
+        {"dense": 73.3, "random": 64.3, "magnitude": 72.1, "rescaled": 72.4},
+        {**IMAGENET, "model": "regnet_x_400mf", **LAST}),
+    "sdgp-table1-imagenet-resnet50": (
+        {"dense": 78.1, "random": 70.3, "magnitude": 77.7, "rescaled": 77.6},
+        {**IMAGENET, "model": "resnet50", **LAST}),
+    "sdgp-repository-cifar10-resnet9": (
+        {"1:4": 95.1, "2:4": 95.2, "1:8": 94.7, "2:8": 95.1, "4:8": 95.2, "2:16": 95.1, "4:16": 95.2, "8:16": 95.2,
+         "4:32": 94.9, "8:32": 95.3, "16:32": 95.3}, CIFAR),
+    "sdgp-repository-imagenet-resnet18": (
+        {"random": 64.3, "magnitude": 72.1, "rescaled": 72.4}, {**IMAGENET, "model": "resnet18"}),
+    "sdgp-data-gradient-share-resnet18": (
+        {"share": 33.17}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
+    "sdgp-data-gradient-share-resnet9": ({"share": 33.31}, {"task": "cifar10", "model": "resnet9", **A100}),
+    "sdgp-data-gradient-share-left-resnet9": ({"4:32": 4.16}, {"task": "cifar10", "model": "resnet9", **A100}),
+    "sdgp-time-saved-resnet18": (
+        {"2:4": 16.6, "1:4": 24.9}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
+    "sdgp-time-saved-abstract": ({"least": 15, "most": 25}, A100),
+    "sdgp-time-to-accuracy": (
+        {"4:32": 27}, {"task": "cifar10", "model": "resnet9", "epochs": 150, "batch_size": 512, **A100}),
+    "sdgp-fig4-example": ({"first": 0.0, "second": 7.0, "third": -3.0, "fourth": 0.0}, {}),
+    "sdgp-fig5-zeros": (
+        {"dense": 25}, {"task": "imagenet", "model": "resnet18", "dtype": "float16", **A100}),
+}  # fmt: skip
+
+
+def test_the_file_has_what_the_papers_print():
+    groups = {name: group for name, group in published.own().groups.items() if name.startswith("sdgp")}
+    assert {name: (dict(group.values), dict(group.conditions)) for name, group in groups.items()} == EXPECTED
+    whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig4-example", "sdgp-fig5-zeros"}
+    shares = {name for name in EXPECTED if "share" in name}
+    for name, group in groups.items():
+        assert set(group.decimals.values()) == {0 if name in whole else 2 if name in shares else 1}, name
+
+
+# PruneTrain: change of accuracy, training FLOPs, training time and inference FLOPs that are left.
+PRUNETRAIN = {
+    ("table1-cifar10", "resnet32"): (-1.8, 47, 81, 34),
+    ("table1-cifar10", "resnet50_cifar"): (-1.1, 50, 81, 30),
+    ("table1-cifar10", "vgg11"): (-0.7, 43, 57, 35),
+    ("table1-cifar10", "vgg13"): (-0.6, 44, 57, 37),
+    ("table1-cifar100", "resnet32"): (-1.4, 68, 88, 54),
+    ("table1-cifar100", "resnet50_cifar"): (-0.7, 47, 66, 31),
+    ("table1-cifar100", "vgg11"): (-1.3, 53, 74, 43),
+    ("table1-cifar100", "vgg13"): (-1.1, 58, 67, 48),
+    ("table1-imagenet", "ratio 0.25"): (-1.87, 60, 71, 47),
+    ("table1-imagenet", "ratio 0.2"): (-1.47, 70, 76, 56),
+    ("table1-imagenet", "ratio 0.1"): (-0.24, 97, 98, 88),
+}
+QUANTITIES = ("accuracy", "train-flops", "train-time", "inference-flops")
+
+
+def test_the_file_has_what_prunetrain_prints():
+    numbers = published.own()
+    found = {
+        (table, key): tuple(numbers.find(f"prunetrain-{table}-{what}/{key}")[1] for what in QUANTITIES)
+        for table, key in PRUNETRAIN
+    }
+    assert found == PRUNETRAIN
+    tables = {table for table, _ in PRUNETRAIN}
+    for table in tables:
+        for what in QUANTITIES:
+            group = numbers.group(f"prunetrain-{table}-{what}")
+            assert set(group.values) == {key for one, key in PRUNETRAIN if one == table}
+            assert group.of == ("measured" if what in ("accuracy", "train-time") else "counted")
+    assert numbers.group("prunetrain-table3-accuracy-change").values == {"prunetrain": -0.5, "amc": -0.9}
+    assert numbers.group("prunetrain-table4-cifar100-time-saved").values == {"naive": 34, "adjusted": 43}
+
+
+# Typed from the papers a second time: the numbers in parentheses, in tables of ImageNet, and in text.
+MORE = {
+    "prunetrain-table1-imagenet-accuracy-fine-tuned": {"ratio 0.25": -1.58, "ratio 0.2": -1.16, "ratio 0.1": 0.20},
+    "prunetrain-table1-imagenet-train-time-v100": {"ratio 0.25": 66, "ratio 0.2": 72, "ratio 0.1": 98},
+    "prunetrain-table2-imagenet-dense": {"batch 10": 610, "batch 100": 772},
+    "prunetrain-table3-removed-layers": {"prunetrain": 18},
+    "prunetrain-table4-imagenet-accuracy": {"naive": -1.87, "adjusted": -1.91},
+    "prunetrain-table4-imagenet-time-saved": {"naive": 29, "adjusted": 34},
+    "prunetrain-table4-imagenet-time-saved-v100": {"naive": 34, "adjusted": 39},
+    "prunetrain-table4-imagenet-inference-flops": {"naive": 47.4, "adjusted": 46.4},
+    "prunetrain-fig8-most-accurate": {"most accurate": 150, "dense": 230},
+    "prunetrain-fig9a-batch": {"start": 64, "epoch 10": 96, "epoch 30": 128},
+    "clicktrain-fig11-cifar10-dense": {
+        "resnet32_wide": 93.6, "resnet50_wide": 94.1, "vgg11_click": 92.1, "vgg13_click": 93.8,
+    },
+    "clicktrain-fig11-cifar100-dense": {
+        "resnet32_wide": 71.0, "resnet50_wide": 73.1, "vgg11_click": 70.6, "vgg13_click": 74.1,
+    },
+    "clicktrain-fig11-imagenet-dense": {"resnet50": 76.2},
+    "clicktrain-claim-cost": {"at most": 2.3},
+    "clicktrain-claim-accuracy": {"at most": 1.8},
+    "clicktrain-claim-compression": {"at most": 4.9},
+}  # fmt: skip
+
+
+def test_the_file_has_what_stands_in_parentheses_of_imagenet_and_in_text():
+    assert {name: dict(published.own().group(name).values) for name in MORE} == MORE
+
+
+def test_the_speedups_of_inference_are_those_of_the_printed_images_a_second():
+    """But for the cells that repeat the dense network's number, which the file leaves out."""
+    for task in ("cifar100", "imagenet"):
+        dense, pruned, speedup = (
+            published.own().group(f"prunetrain-table2-{task}-{what}") for what in ("dense", "pruned", "speedup")
+        )
+        assert len(pruned.values) in (5, 6)
+        for key, images in pruned.values.items():
+            before = dense.values[key if task == "cifar100" else key.partition(", ")[2]]
+            assert images / before == pytest.approx(speedup.values[key], abs=0.011), key
+        for group in (dense, pruned, speedup):
+            assert group.conditions["dtype"] == "float16"
+            assert "Mixed precision" in group.notes[0]
+
+
+def test_what_clicktrain_saves_in_training_is_only_about_what_its_rule_gives():
+    from methods.clicktrain.settings import hard_prune_of_the_paper
+
+    beyond = []
+    for task in ("cifar10", "cifar100", "imagenet"):
+        inference, training = (
+            published.own().group(f"clicktrain-fig11-{task}-{what}-flops") for what in ("inference", "train")
+        )
+        for row, saved in training.values.items():
+            network, _, compression = row.partition(", ")
+            share = 1 - hard_prune_of_the_paper(task, network, float(compression.removesuffix("x")))
+            beyond.append(round(saved - inference.values[row] * share, 1))
+        assert "all 17 rows of the table are 0.1 to 0.9 points above that" in training.notes[0]
+    assert (len(beyond), min(beyond), max(beyond)) == (17, 0.1, 0.9)
+
+
+def test_numbers_in_notes_are_those_of_their_group():
+    numbers = published.own()
+    for net in ("regnetx400mf", "resnet50"):
+        group = numbers.group(f"sdgp-table1-imagenet-{net}")
+        below = f"{group.values['dense'] - group.values['rescaled']:.1f} points below dense"
+        assert any(below in note for note in group.notes)
+    for name, key in (("sdgp-time-to-accuracy", "4:32"), ("sdgp-fig5-zeros", "dense")):
+        group = numbers.group(name)
+        assert f"{group.values[key]:g} %" in " ".join(group.notes)
+    least, most = numbers.group("sdgp-time-saved-abstract").values.values()
+    assert f"Printed as {least:g}-{most:g} %" in numbers.group("sdgp-time-saved-abstract").notes[0]
+
+
+def test_what_the_imagenet_nets_shared_is_noted_at_each_of_them():
+    groups = [group for name, group in published.own().groups.items() if name.startswith("sdgp-table1-imagenet")]
+    assert len(groups) == 3
+    assert all("different initial weights" in " ".join(group.notes) for group in groups)
+    assert [group.name for group in groups if "blurpool" in " ".join(group.notes)] == ["sdgp-table1-imagenet-resnet18"]
+
+
+def test_every_projection_is_marked_as_one():
+    modelled = {name for name, group in published.own().groups.items() if group.of == "modelled"}
+    assert modelled == {
+        "sdgp-data-gradient-share-left-resnet9",
+        "sdgp-time-saved-resnet18",
+        "sdgp-time-saved-abstract",
+        "sdgp-time-to-accuracy",
+        "prunetrain-imagenet-norm-traffic-saved",
+        "prunetrain-imagenet-allreduce-saved",
+        *(f"clicktrain-fig11-{task}-train-flops" for task in ("cifar10", "cifar100", "imagenet")),
+    }
+
+
+def test_projections_follow_from_the_published_shares():
+    numbers = published.own()
+    (_, eighteen), (_, nine) = (
+        numbers.find(f"sdgp-data-gradient-share-{net}/share") for net in ("resnet18", "resnet9")
+    )
+    for pair, left in (("2:4", 1 / 2), ("1:4", 1 / 4)):
+        assert numbers.find(f"sdgp-time-saved-resnet18/{pair}")[1] == pytest.approx(eighteen * (1 - left), abs=0.05)
+    assert numbers.find("sdgp-data-gradient-share-left-resnet9/4:32")[1] == pytest.approx(nine / 8, abs=0.005)
+
+
+def test_the_card_of_sdgp_quotes_what_is_recorded():
+    card = (ROOT / "docs" / "methods" / "sdgp.md").read_text(encoding="utf-8")
+    numbers = published.own()
+    rows = {
+        "CIFAR-10, ResNet-9": "cifar10-resnet9",
+        "ImageNet, ResNet-18": "imagenet-resnet18",
+        "ImageNet, RegNetX-400MF": "imagenet-regnetx400mf",
+        "ImageNet, ResNet-50": "imagenet-resnet50",
+    }
+    for title, name in rows.items():
+        (quoted,) = re.findall(rf"^\| {re.escape(title)} \| (.*) \|$", card, re.MULTILINE)
+        group = numbers.group(f"sdgp-table1-{name}")
+        assert [float(cell) for cell in quoted.split(" | ")] == [
+            group.values[column] for column in ("dense", "random", "magnitude", "rescaled")
+        ]
+    text = card[card.index("at other ratios") : card.index("Speed is projected")]
+    pairs = {pair: float(value) for pair, value in re.findall(r"(\d+:\d+) ([\d.]+\d)", text)}
+    repository = dict(numbers.group("sdgp-repository-cifar10-resnet9").values)
+    assert pairs == {key: value for key, value in repository.items() if key != "2:4"}
+    assert len(repository) == 11
+    saved = numbers.group("sdgp-time-saved-resnet18").values
+    assert f"{saved['2:4']} % saved at 2:4 and {saved['1:4']} % at 1:4" in card

@@ -1,0 +1,77 @@
+"""What the figures of reproductions draw, looked up in the drawing itself: where points, bars and colours are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection, QuadMesh
+
+from reports.figures import svg
+from reports.papers.comparison import Comparison
+from reports.papers.figures import differences_figure, gradient_figure, grid_figure
+from suite.trials.estimates import Estimate
+
+
+def compared(name, published, mean, half_width, *, difference=True):
+    unit = "points" if difference else "%"
+    return Comparison(
+        name, unit, "a", Estimate(mean, half_width, 3), "measured", published, "published", is_difference=difference
+    )
+
+
+def test_each_difference_is_drawn_where_it_is_with_its_interval(drawn):
+    rows = [compared("a minus dense", -0.8, -1.5, 0.4), compared("b minus dense", None, 0.2, None)]
+    differences_figure("f", "T", [*rows, compared("accuracy", 95.0, 90.0, 1.0, difference=False)])
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    (published,) = [line for line in axes.lines if line.get_marker() == "D"]
+    assert list(map(float, published.get_xydata()[0])) == [-0.8, pytest.approx(-0.14)]
+    ours = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [tuple(map(float, line.get_xydata()[0])) for line in ours] == [
+        pytest.approx(point) for point in ((-1.5, 0.14), (0.2, 1.14))
+    ]
+    bars = [tuple(segment[:, 0]) for line in axes.collections if isinstance(line, LineCollection)
+            for segment in line.get_segments()]  # fmt: skip
+    assert bars == [pytest.approx((-1.9, -1.1))]
+    assert published.get_color() == svg.PALETTE[1]
+    assert {line.get_color() for line in ours} == {svg.PALETTE[0]}
+    legend = drawn[0].legends[0]
+    labels = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+    assert labels["ours"].get_color() == svg.PALETTE[0]
+    assert labels["published"].get_color() == svg.PALETTE[1]
+
+
+def test_a_grid_colours_published_and_ours_by_their_own_differences(drawn):
+    def cell(theirs, mean):
+        return compared("x", 95.0 + theirs, 90.0, 1.0, difference=False), compared("y", theirs, mean, 1.0)
+
+    cells = {("8", "4"): None, ("8", "8"): cell(-0.6, -2.0), ("2", "4"): cell(-0.1, -1.0), ("2", "8"): cell(0.0, 0.5)}
+    grid_figure("g", "T", ("8", "2"), ("4", "8"), cells, ("ratio", "m"))
+    published, ours = drawn[0].axes[:2]
+    assert (published.get_title(), ours.get_title()) == ("Published", "Ours, measured")
+    meshes = [next(one for one in axes.collections if isinstance(one, QuadMesh)) for axes in (published, ours)]
+    values = [np.ma.filled(mesh.get_array().reshape(2, 2).astype(float), np.nan) for mesh in meshes]
+    np.testing.assert_array_equal(values[0], [[np.nan, -0.6], [-0.1, 0.0]])
+    np.testing.assert_array_equal(values[1], [[np.nan, -2.0], [-1.0, 0.5]])
+    assert [mesh.get_clim() for mesh in meshes] == [(-2.0, 0.5)] * 2  # one scale
+    texts = {
+        axes.get_title(): {text.get_position(): text.get_text() for text in axes.texts} for axes in drawn[0].axes[:2]
+    }
+    assert texts["Published"][1.5, 0.5] == "94.4\n(−0.6)"
+    assert texts["Ours, measured"][1.5, 0.5] == "90.0 ± 1.0\n(−2.0 ± 1.0)"
+    assert texts["Ours, measured"][0.5, 0.5] == "N/A"
+    assert published.yaxis_inverted()  # the first row is on top
+
+
+def test_gradients_are_drawn_on_one_scale_and_zeros_apart(drawn):
+    dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
+    tenth = np.where(dense % 2 == 0, dense / 10, 0)
+    gradient_figure("g", "T", "Caption.", {"dense": dense, "tenth": tenth}, (6, 7))
+    images = [axes.images[0] for axes in drawn[0].axes if axes.images]
+    assert len(images) == 4
+    limit = np.quantile(dense, 0.98)
+    for image in images:
+        assert image.get_clim() == pytest.approx((-limit, limit))
+    for image, shown in zip(images, [*dense, *tenth], strict=True):
+        np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), shown == 0)
+        np.testing.assert_array_equal(image.get_array().filled(0), shown)

@@ -1,0 +1,180 @@
+"""Tests of the page, the CSV file and the figures of a reproduction, on invented results."""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from invented_numbers import COMPARED, NUMBERS, SDGP, by_label, make, rows_of
+
+from reports.papers import page as reproduced
+from reports.papers import published
+from reports.papers.comparison import accuracy, compare
+from reports.papers.figures import differences_figure, gradient_figure, grid_figure
+from suite.trials.folder.reader import read
+
+
+def test_the_table_as_csv(trials, numbers):
+    text = reproduced.to_csv(make(trials, numbers).comparisons)
+    assert text.startswith("quantity,published,source,ours,interval,difference,kind,")
+    rows = {row["quantity"]: row for row in rows_of(text)}
+    row = rows["pruned minus dense"]
+    assert (row["published"], row["kind"], row["published_kind"], row["seeds"]) == (
+        "-0.1",
+        "measured",
+        "published",
+        "3",
+    )
+    assert float(row["ours"]) == pytest.approx(-0.5 / 3)
+    assert float(row["interval"]) == pytest.approx(1.1202, rel=1e-3)
+    assert rows["FLOPs left"]["kind"] == "counted"
+    assert (rows["FLOPs left"]["published"], rows["FLOPs left"]["difference"]) == ("", "")
+    alone = rows["time saved, sdgp (Sec. 2)"]
+    assert (alone["ours"], alone["part"], alone["kind"]) == ("", "", "published, of a modelled quantity")
+
+
+def test_the_page_says_first_that_the_setting_is_not_the_papers(trials, numbers):
+    page = reproduced.to_markdown(make(trials, numbers))
+    head = page[: page.index("## ")]
+    assert "**Not the paper's setting:** preset quick instead of the paper's recipe." in head
+    assert "Compare the differences to dense" in head
+    assert page.index("## Differences to dense") < page.index("## Absolute numbers")
+    assert "| pruned minus dense | −0.1 points<sup>3</sup> | −0.2 ± 1.1 points | −0.1 | yes |" in page
+    assert "A no does not refute the paper" in page
+    transfers, numbers_themselves = page[page.index("## Differences to dense") :].split("## Absolute numbers")
+    assert "time saved" not in transfers
+    assert "| time saved |" in numbers_themselves
+    assert "| published, of a modelled quantity |" in page
+    assert "| epochs | 5 | 5 | yes |" in page
+
+
+def test_what_differs_from_the_paper(suite, numbers):
+    reference = numbers.group("t")
+
+    def warning(command=(), networks=(), **changed):
+        suite.rows.clear()
+        suite.add(
+            "dense", 0, accuracy=70.0, time=1.0, trial_id=f"t{len(list(suite.folder.glob('trials/*')))}", **changed
+        )
+        trials = read(suite.write()).trials
+        return reproduced.setting_warning(trials, reference, networks=networks, changed=command)
+
+    assert warning(preset="paper") == ""
+    assert warning(("recipe.learning_rate=1",), preset="paper") == "set by the command: recipe.learning_rate=1"
+    # A preset's small network is a substitute too, although no command set it.
+    small = "the network small in place of big"
+    assert warning(("recipe.learning_rate=1",), (small,), preset="paper") == (
+        f"{small}; set by the command: recipe.learning_rate=1"
+    )
+    assert warning(preset="paper", epochs=7) == "epochs 7 instead of 5"
+    assert warning(preset="paper", model="resnet9[width=0.5]") == (
+        "model resnet9[width=0.5] instead of resnet9[width=0.25]"
+    )
+    assert warning(preset="paper", data_copy="jpeg-01234567") == "data copy jpeg instead of sample"
+    assert warning(preset="paper", batch_size=64) == "batch size 64 instead of 128"
+    assert warning(preset="paper", dtype="bfloat16") == "dtype bfloat16 instead of float32"
+    assert warning(preset="paper", execution="cuda_graph") == "execution cuda_graph instead of eager"
+    assert warning(preset="paper", execution="eager", task="digits") == "task digits instead of cifar10"
+
+
+@pytest.mark.parametrize(("gpu", "same"), [("NVIDIA A100-SXM4-80GB", "yes"), ("NVIDIA H200", "no")])
+def test_hardware_is_compared_by_name(trials, numbers, gpu, same):
+    theirs = published.own().group("sdgp-table1-cifar10-resnet9")
+    ours = [dataclasses.replace(trial, provenance={"hardware": {"gpu": gpu, "cpu": "x"}}) for trial in trials["dense"]]
+    page = reproduced.to_markdown(make({"dense": ours}, numbers, reference=theirs))
+    assert f"| hardware | Nvidia A100 | {gpu} | {same} |" in page
+
+
+def test_a_projection_is_never_confirmed(trials, numbers):
+    page = reproduced.to_markdown(make(trials, numbers))
+    (row,) = [line for line in page.splitlines() if line.startswith("| time saved |")]
+    assert "| yes |" not in row
+    assert "| no |" not in row
+    ours_minus_published, covered = row.split(" | ")[3:5]
+    assert (ours_minus_published[:1], covered[:1]) == ("–", "–")
+    (row,) = [
+        row
+        for row in rows_of(reproduced.to_csv(make(trials, numbers).comparisons))
+        if row["ours"] and row["quantity"] == "time saved"
+    ]
+    assert (row["published"], row["difference"]) == ("16.6", "")
+
+
+@pytest.mark.parametrize(("printed", "shown"), [("95", "95 %"), ("95.0", "95.0 %"), ("95.25", "95.25 %")])
+def test_published_numbers_have_the_decimals_that_were_printed(trials, tmp_path, printed, shown):
+    path = tmp_path / "numbers.toml"
+    path.write_text(NUMBERS.replace("sdgp = 95.2", f"sdgp = {printed}"), encoding="utf-8")
+    page = reproduced.to_markdown(make(trials, published.read(path)))
+    assert f"| accuracy, pruned | {shown}<sup>" in page
+
+
+def test_a_part_that_nobody_asked_for_is_a_command_and_no_rows(trials, numbers):
+    without = {"dense": trials["dense"]}
+    unrun = (reproduced.PartNotRun("a", "the first part", "pdt reproduce made-up --parts a"),)
+    page = reproduced.to_markdown(make(without, numbers, unrun=unrun))
+    assert "pdt reproduce made-up --parts a" in page
+    assert "pruned minus dense" not in page
+    assert "accuracy, dense" in page  # another command left it here
+    assert "pruned minus dense" in reproduced.to_csv(make(without, numbers).comparisons)
+    assert "Their published numbers are in `made-up.csv`" in page
+    others = (reproduced.PartNotRun("b", "a part that nothing was published of", "pdt reproduce made-up --parts b"),)
+    assert "Their published numbers" not in reproduced.to_markdown(make(trials, numbers, unrun=others))
+
+
+def test_text_from_outside_is_no_markup(suite, numbers):
+    suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="<img src=x> | `tick` *star*")
+    suite.add_all(("dense",))
+    trials = by_label(read(suite.write()))
+    page = reproduced.to_markdown(make(trials, numbers, title="A # title <i>", remarks=("[x](javascript:1)",)))
+    for markup in ("<script>", "<b>", "<img", "<i>", "[x](", "*star*"):
+        assert markup not in page
+    assert r"A &lt;b&gt;paper&lt;/b&gt; \| with \*stars\*" in page
+    assert "error: &lt;img src=x&gt;" in page
+
+
+def test_a_figures_text_is_no_markup(trials, numbers):
+    hostile = accuracy("</text><script>x</script> $a$", SDGP, "t/sdgp", "t/dense")
+    figure = differences_figure("made-up", "A <title>", compare(hostile, "a", trials, numbers))
+    root = ElementTree.fromstring(figure.standalone)
+    assert "script" not in {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert "</text><script>x</script> $a$" in "".join(root.itertext())
+
+
+def test_the_files_and_an_earlier_figure(trials, numbers, tmp_path):
+    comparisons = compare(COMPARED, "a", trials, numbers)
+    figure = differences_figure("made-up", "A title", comparisons)
+    written = reproduced.write(tmp_path, make(trials, numbers, figure=figure))
+    assert [path.name for path in written] == ["made-up.md", "made-up.csv", "made-up.svg"]
+    assert "(made-up.svg)" in written[0].read_text(encoding="utf-8")
+    reproduced.write(tmp_path, make(trials, numbers))
+    assert not (tmp_path / "reproduce" / "made-up.svg").exists()
+    assert ".svg" not in written[0].read_text(encoding="utf-8")
+
+
+def test_differences_are_drawn_where_there_are_any(trials, numbers):
+    figure = differences_figure("f", "T", compare(COMPARED, "a", trials, numbers))
+    assert "pruned minus dense: published −0.1, ours −0.2 ± 1.1" in figure.alt
+    assert differences_figure("f", "T", compare(COMPARED, "a", {}, numbers)) is None
+
+
+def test_a_grid_shows_both_and_what_is_not_possible(trials, numbers):
+    absolute, difference = compare(accuracy("pruned", SDGP, "t/sdgp", "t/dense"), "a", trials, numbers)
+    unrun = compare(accuracy("pruned", SDGP, "t/sdgp", "t/dense"), "a", {}, numbers)
+    cells = {("8", "4"): None, ("8", "8"): unrun, ("2", "4"): (absolute, difference), ("2", "8"): unrun}
+    figure = grid_figure("grid", "A grid", ("8", "2"), ("4", "8"), cells, ("ratio", "m"))
+    assert "ratio 2, m 4: published 95.2 (−0.1), ours 71.1 ± 0.4 (−0.2 ± 1.1)" in figure.alt
+    assert "ratio 8, m 8: published 95.2 (−0.1), ours not run" in figure.alt
+    assert figure.standalone.count("N/A") == 2
+    assert "ratio 8, m 4" not in figure.alt
+
+
+def test_a_gradient_is_drawn_on_one_scale_and_zeros_apart():
+    import numpy as np
+
+    dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
+    half = np.where(dense % 2 == 0, dense, 0)
+    figure = gradient_figure("g", "A gradient", "Caption.", {"dense": dense, "half": half}, (6, 7))
+    assert "dense: 0 % zeros; half: 50 % zeros" in figure.alt
+    assert "channel 6" in figure.standalone
+    assert figure.standalone.count("<image") >= 4

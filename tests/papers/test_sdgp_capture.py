@@ -1,0 +1,162 @@
+"""The gradient of SDGP's Fig. 5 against a step made by hand, and its loss scale from the trial to the page."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from reports.papers.contract import ReproductionData
+from reports.papers.sdgp import gradient as sdgp_gradient
+from suite import registry
+from suite.recipe import Recipe
+from suite.trials.estimates import Missing
+from suite.trials.folder.reader import Trial
+from suite.trials.spec import TrialSpec
+
+EPOCHS, STEPS, BATCH = 3, 7, 8
+
+
+class Batches:
+    """A split whose batch says which epoch it is of."""
+
+    def epoch(self, epoch, batch_size):
+        assert batch_size == BATCH
+        generator = torch.Generator().manual_seed(epoch)
+        while True:
+            yield torch.randn(BATCH, 3, 6, 6, generator=generator), torch.arange(BATCH) % 4
+
+    def steps_per_epoch(self, batch_size):
+        return STEPS
+
+
+class Task:
+    """As much of a task as is asked for."""
+
+    def load(self, data_copy, recipe, seed, device):
+        return SimpleNamespace(train=Batches())
+
+
+def spec(dtype):
+    recipe = Recipe(epochs=EPOCHS, batch_size=BATCH, learning_rate=0.1, label_smoothing=0.3)
+    data = {"kind": "sample", "checksum": "ab" * 32, "path": "", "note": ""}
+    return TrialSpec(method="dense", task="made-up", model="made-up", preset="smoke", recipe=vars(recipe), seed=0,
+                     device="cpu", dtype=dtype, data_copy=data)  # fmt: skip
+
+
+@pytest.fixture
+def model(monkeypatch):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 4))
+    made = nn.Sequential(*layers).eval()
+    get = registry.get
+    monkeypatch.setattr(registry, "get", lambda kind, name: Task if name == "made-up" else get(kind, name))
+    monkeypatch.setattr("suite.checkpoint.load_model", lambda path: copy.deepcopy(made))
+    return made
+
+
+def test_it_is_the_gradient_of_the_step_that_would_come_next(model):
+    captured = sdgp_gradient.capture(spec("float32"), None, "cpu")
+    images, labels = next(Batches().epoch(EPOCHS, BATCH))
+    hand = model.train()
+    inner = hand[1](hand[0](images))
+    out = hand[2](inner).detach().requires_grad_()
+    F.cross_entropy(hand[4](out.flatten(1)), labels, label_smoothing=0.3).backward()
+    torch.testing.assert_close(captured.grad, out.grad)
+    assert (captured.layer, captured.step, captured.loss_scale) == ("2", EPOCHS * STEPS, 1.0)
+    assert captured.input_shape == inner.shape
+
+
+def test_float16_has_the_loss_scale_of_the_trial(model):
+    model[4].weight.data *= 1e-5  # its gradients are below what float16 holds without a scale
+    exact = sdgp_gradient.capture(spec("float32"), None, "cpu").grad
+    bare = sdgp_gradient.capture(spec("float16"), None, "cpu")
+    scaled = sdgp_gradient.capture(spec("float16"), None, "cpu", 65536.0)
+    assert bare.grad.dtype == scaled.grad.dtype == torch.float16
+    assert sdgp_gradient.zeros(bare.grad) > 0.05
+    assert sdgp_gradient.zeros(scaled.grad) == 0
+    assert scaled.loss_scale == 65536
+    assert (scaled.grad.float() / 65536 - exact).norm() < 0.05 * exact.norm()
+
+
+def test_a_scale_that_overflows_is_halved_as_in_training(model):
+    captured = sdgp_gradient.capture(spec("float16"), None, "cpu", 2.0**40)
+    assert captured.grad.isfinite().all()
+    assert 1 < captured.loss_scale < 2.0**40
+    twice = sdgp_gradient.capture(spec("float16"), None, "cpu", captured.loss_scale)
+    assert twice.loss_scale == captured.loss_scale
+    assert torch.equal(twice.grad, captured.grad)  # of one backward pass, and not the sum of those that overflowed
+
+
+def trial(*records):
+    texts = {"trial_id": spec("float16").trial_id, "status": "done"}
+    return Trial(texts, {"seed": 0}, epochs=records)
+
+
+def test_the_scale_is_that_of_the_last_epoch():
+    records = {"epoch": 1, "loss_scale": 65536.0}, {"epoch": 2, "loss_scale": 4096.0}
+    assert sdgp_gradient.loss_scale(spec("float16"), trial(*records)) == 4096
+    assert sdgp_gradient.loss_scale(spec("bfloat16"), trial(*records)) == 1
+    for without in (trial(), trial({"epoch": 1}), trial({"epoch": 1, "loss_scale": None})):
+        assert isinstance(sdgp_gradient.loss_scale(spec("float16"), without), Missing)
+
+
+def outcome(tmp_path, dtype, *records):
+    one = spec(dtype)
+    folder = tmp_path / "trials" / one.trial_id
+    folder.mkdir(parents=True)
+    (folder / "model.pt").write_bytes(b"x")
+    done = Trial({"trial_id": one.trial_id, "status": "done"}, {"seed": 0}, epochs=records)
+    ran = ReproductionData(tmp_path, {"gradient": {"dense": (done,)}}, {one.trial_id: one}, "cpu")
+    return sdgp_gradient.Figure5().outcome(ran)
+
+
+def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, monkeypatch):
+    made = []
+    capture = sdgp_gradient.capture
+
+    def capture_with_zeros(*arguments):
+        captured = capture(*arguments)
+        captured.grad[0] = 0  # one image of eight, which is not the loudest
+        made.append(captured)
+        return captured
+
+    monkeypatch.setattr(sdgp_gradient, "capture", capture_with_zeros)
+    found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 1024.0})
+    assert made[0].loss_scale == 1024
+    assert "The loss was multiplied by 1024." in found.figure.caption
+    said = " ".join(found.remarks)
+    assert "The loss was multiplied by 1024, the trial's last loss scale, and" in said
+    assert "The recipe's whole schedule of learning rates runs within those epochs" in said
+    assert '"almost 25 %" zeros of the channels that it draws' in said
+    lines = {one.quantity: one for one in found.comparisons}
+    drawn, whole = lines["exact zeros, dense, drawn channels"], lines["exact zeros, dense"]
+    assert (drawn.published, whole.published) == (25, None)
+    sample, group = sdgp_gradient.loudest_group(made[0].grad)
+    assert (sample > 0, group) == (True, 0)
+    assert drawn.ours.mean == 100 * sdgp_gradient.zeros(made[0].grad[sample, :4])
+    assert whole.ours.mean == 100 * sdgp_gradient.zeros(made[0].grad) >= 100 / 8
+    ratios = sdgp_gradient.channel_ratios(made[0].grad, sdgp_gradient.prune(made[0].grad, 0)["magnitude"])
+    for name, share in (("5th percentile", 0.05), ("median", 0.5), ("95th percentile", 0.95)):
+        line = lines[f"sum of magnitudes left in a channel, magnitude, {name} of channels"]
+        assert line.ours.mean == pytest.approx(100 * float(ratios.quantile(share)))
+
+
+def test_an_overflow_is_said(model, tmp_path):
+    found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 2.0**40})
+    assert "halved until all gradients were finite" in " ".join(found.remarks)
+
+
+def test_a_float16_trial_without_its_scale_is_not_drawn(model, tmp_path):
+    (line,) = outcome(tmp_path, "float16").comparisons
+    assert "no loss scale" in line.ours.reason
+
+
+def test_bfloat16_is_said_to_underflow_less(model, tmp_path):
+    found = outcome(tmp_path, "bfloat16")
+    assert "The loss was multiplied" not in found.figure.caption
+    assert "In bfloat16 small gradients do not become 0" in " ".join(found.remarks)

@@ -1,0 +1,308 @@
+"""Tests of control trials: which ones `--controls` adds, in what order, and that they are ordinary trials."""
+
+import dataclasses
+import json
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from small_training import RECIPE, small_trainer
+from small_trials import spec, train
+
+from methods.dense import Dense
+from methods.sdgp import SDGP
+from suite import registry
+from suite.choices import MethodChoice
+from suite.cli.options import read_run_options
+from suite.cli.run import resolve
+from suite.errors import UsageError
+from suite.method import Method
+from suite.recipe import control_epochs
+from suite.task import PaperRecipe
+from suite.trials.controls import control_methods, random_twin
+from suite.trials.engines.local import why_skipped
+from suite.trials.folder.records import write_record
+from suite.trials.planning import plan
+from suite.trials.spec import PRESETS, SuiteSpec
+from tasks.digits import RECIPES, Digits
+from tasks.paper_recipes import PRUNETRAIN
+
+EPOCHS = RECIPES["smoke"].epochs
+
+
+def planned(methods, **changes):
+    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
+    return plan(SuiteSpec(methods=methods, **(fields | changes)))
+
+
+def shown(trials):
+    return [(trial.seed, trial.label, trial.recipe["epochs"]) for trial in trials]
+
+
+def choices(text):
+    return [MethodChoice.read(one) for one in text.split(";")]
+
+
+def test_a_repetition_of_dense_has_its_own_id_and_the_first_has_the_earlier_one():
+    first, second = planned("dense,dense[repeat=1],dense[repeat=2]")
+    # The parameters without `repeat` are those of trials from before it existed.
+    assert (first.label, first.parameters) == ("dense", {"match": ""})
+    assert (second.label, second.parameters) == ("dense[repeat=2]", {"match": "", "repeat": 2})
+    assert first.hash != second.hash
+
+
+def test_a_repetition_of_dense_is_the_same_training():
+    trainers = [small_trainer(Dense(repeat=number)) for number in (1, 2)]
+    for trainer in trainers:
+        trainer.fit()
+    for one, other in zip(*(trainer.ctx.model.parameters() for trainer in trainers), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        (1, []),
+        (2, [1]),
+        (3, [2]),
+        (5, [2, 3, 4]),
+        (8, [4, 5, 6, 7]),
+        (4, [2, 3]),
+        (7, [4, 5, 6]),
+        (10, [6, 7, 8, 9]),
+        (150, [83, 105, 120, 135]),
+        (100_000, [55_000, 70_000, 80_000, 90_000]),
+    ],
+)
+def test_smaller_budgets_are_whole_epochs_and_fewer_than_all(epochs, expected):
+    assert control_epochs(epochs) == expected
+
+
+def recipes():
+    """Yield every recipe of every task of the project."""
+    for name in ("cifar10", "cifar100", "digits"):
+        task = registry.get("task", name)()
+        yield from (task.recipe(preset) for preset in PRESETS)
+        yield from (paper.recipe for paper in task.paper_recipes.values())
+
+
+def test_every_recipe_decays_fully_in_fewer_epochs():
+    assert {recipe.schedule for recipe in recipes()} == {"linear", "step"}
+    for recipe in recipes():
+        for epochs in control_epochs(recipe.epochs):
+            shorter = dataclasses.replace(recipe, epochs=epochs)
+            for progress in (0, 0.1, 0.3, 0.5, 0.74, 0.99, 1):
+                assert shorter.learning_rate_at(progress) == recipe.learning_rate_at(progress)
+            assert recipe.learning_rate_at(1) < 0.071 * recipe.learning_rate
+
+
+def test_the_trainer_follows_the_schedule_of_a_shorter_recipe():
+    rates = {}
+    for epochs in (2, 4):
+        recipe = dataclasses.replace(RECIPE, epochs=epochs, schedule="step", milestones=(0.5,))
+        records = []
+        small_trainer(Dense(), recipe, on_epoch=records.append).fit()
+        rates[epochs] = [record["learning_rate"] for record in records]
+    high, low = rates[2]
+    assert high > low
+    assert rates[4] == [high, high, low, low]
+
+
+def test_the_controls_of_a_seed_follow_its_methods():
+    trials = planned("clicktrain,sdgp[mode=magnitude],prunetrain", seeds=(0, 1), controls=True)
+    assert EPOCHS == 4
+    seed = [
+        ("dense", 4),
+        ("clicktrain", 4),
+        ("sdgp[mode=magnitude]", 4),
+        ("prunetrain", 4),
+        ("dense", 2),
+        ("dense", 3),
+        ("clicktrain[selection=random]", 4),
+        ("sdgp[mode=random]", 4),
+        ("prunetrain[selection=random]", 4),
+        ("dense[match=prunetrain]", 4),
+        ("dense[repeat=2]", 4),
+    ]
+    assert shown(trials) == [(number, *one) for number in (0, 1) for one in seed]
+    assert len({trial.hash for trial in trials}) == len(trials)
+    for start in (0, len(seed)):
+        assert trials[start + 9].depends_on == {"prunetrain": trials[start + 3].trial_id}
+        assert [*trials[start + 8].depends_on.values()] == [trials[start + 3].trial_id]
+
+
+@pytest.mark.parametrize("methods", ["dense,sdgp,prunetrain", "sdgp[n=1|2],dense[match=sdgp],dense"])
+def test_without_the_flag_nothing_changes(methods):
+    settings = {"seeds": (0, 1), "models": "resnet9[width=0.125],resnet9[width=0.25]"}
+    without, given = planned(methods, **settings), planned(methods, **settings, controls=True)
+    own = {trial.hash for trial in without}
+    assert [trial for trial in given if trial.hash in own] == without
+    assert len(given) > len(without)
+    assert not SuiteSpec(methods="dense", tasks="", preset="", seeds=(), device="", dtype="", data_root="").controls
+
+
+@pytest.fixture
+def papers(monkeypatch):
+    """Give the task `digits` the recipes of papers."""
+    theirs = {"ours": PaperRecipe("Ours", RECIPES["paper"]), "prunetrain": PaperRecipe("PruneTrain", PRUNETRAIN)}
+    monkeypatch.setattr(Digits, "paper_recipes", theirs)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"preset": "quick", "overrides": {"epochs": 7, "batch_size": 32, "learning_rate": 0.3}},
+        {"preset": "paper", "recipe": "prunetrain", "overrides": {"epochs": 20, "batch_size": 64}},
+        {"preset": "paper", "recipe": "prunetrain"},
+        {"preset": "paper", "models": "resnet9[width=0.125],resnet9[width=0.25]", "seeds": (3, 5)},
+    ],
+)
+def test_a_control_is_the_trial_of_the_command_that_names_it(papers, settings):
+    trials = planned("sdgp[n=1,mode=magnitude],prunetrain[ratio=0.3]", **settings, controls=True)
+    named = "sdgp[n=1,mode=magnitude|random],prunetrain[ratio=0.3],prunetrain[ratio=0.3,selection=random],"
+    named += "dense[repeat=2],dense[match=prunetrain[ratio=0.3]]"
+    most = max(trial.recipe["epochs"] for trial in trials)
+    expected = planned(f"{named},dense", **settings)
+    for epochs in control_epochs(most):
+        overrides = {"epochs": epochs, **{k: v for k, v in settings.get("overrides", {}).items() if k != "epochs"}}
+        expected += planned("dense", **{**settings, "overrides": overrides})
+    by_id = {trial.trial_id: trial for trial in expected}
+    assert {trial.trial_id: trial for trial in trials} == by_id  # in every field, the source of the recipe included
+
+
+def test_tasks_have_controls_of_their_own_recipes(tmp_path):
+    trials = planned("dense", tasks="digits,cifar10", data_root=str(tmp_path), controls=True)
+    cifar = control_epochs(registry.get("task", "cifar10")().recipe("smoke").epochs)
+    for task, epochs in (("digits", [2, 3]), ("cifar10", cifar)):
+        own = [trial for trial in trials if trial.task == task]
+        assert [trial.recipe["epochs"] for trial in own[1:-1]] == epochs
+        assert (own[0].label, own[-1].label) == ("dense", "dense[repeat=2]")
+
+
+def test_facts_of_the_methods():
+    classes = {name: registry.get("method", name) for name in registry.names("method")}
+    shrinking = {name for name, method in classes.items() if method.shrinks_network}
+    twins = {name: method.random_twin for name, method in classes.items() if method.random_twin}
+    assert shrinking == {"prunetrain", "ssl", "oneshot"}
+    at_random = {"selection": "random"}
+    assert twins == {"sdgp": {"mode": "random"}, "clicktrain": at_random, **dict.fromkeys(shrinking, at_random)}
+    assert SDGP(**twins["sdgp"])._rule.mode == "random"
+
+
+def test_controls_are_shared_between_methods():
+    sdgp = "sdgp;sdgp[m=4,mode=magnitude];sdgp[m=4,mode=rescaled];sdgp[n=1,backend=masked];sdgp[n=1,mode=random]"
+    found = control_methods(choices(f"{sdgp};clicktrain;prunetrain;prunetrain[gating=false]"), "digits", "smoke")
+    assert [*map(str, found)] == [
+        "sdgp[mode=random]",
+        "sdgp[n=1,mode=random,backend=masked]",
+        "clicktrain[selection=random]",
+        "prunetrain[selection=random]",
+        "dense[match=prunetrain]",
+        "dense[repeat=2]",
+    ]
+
+
+def test_a_twin_differs_in_nothing_else_and_is_not_its_own(caplog):
+    class Picky(Method):
+        random_twin: ClassVar = {"mode": "random"}
+
+        share: float = 0.5
+        mode: Literal["best", "random"] = "best"
+
+        def __post_init__(self):
+            super().__post_init__()
+            if self.mode == "random" and self.share == 1:
+                raise ValueError("share is 1.0; nothing is left to chance")
+
+        @classmethod
+        def defaults(cls, task, preset):
+            return {"mode": "random"} if preset == "smoke" else {"share": 0.25}
+
+    def twin(preset, **typed):
+        return random_twin(MethodChoice("picky", typed, Picky), "digits", preset)
+
+    assert str(twin("quick", share=0.75)) == "picky[share=0.75,mode=random]"
+    assert twin("quick").parameters("digits", "quick") == {"share": 0.25, "mode": "random"}
+    assert twin("quick", mode="random") is None
+    assert twin("smoke") is None  # the preset selects at random
+    with caplog.at_level("INFO"):
+        assert twin("quick", share=1.0) is None
+    assert "picky[share=1.0] has no random twin" in caplog.text
+    assert "nothing is left to chance" in caplog.text
+
+
+def test_one_line_says_what_is_added(caplog):
+    with caplog.at_level("INFO"):
+        planned("sdgp,prunetrain", seeds=(0, 1, 2), controls=True)
+        planned("dense,dense[repeat=2]", overrides={"epochs": 1}, controls=True)
+        planned("dense", overrides={"epochs": 1}, controls=True)
+        planned("dense,sdgp")
+    few = "digits: %s epochs allow %s lengths of dense training, and a verdict at equal cost needs 4: none can follow"
+    assert caplog.messages == [
+        "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (2, 3), 3 of sdgp[mode=random], "
+        "3 of prunetrain[selection=random], 3 of dense[match=prunetrain], 3 of dense[repeat=2]",
+        few % (4, 3),
+        "--controls adds no trials: the command names all of them",
+        few % (1, 1),
+        "--controls adds 1 trial: 1 of dense[repeat=2]",
+        few % (1, 1),
+    ]
+
+
+def test_what_a_control_needs_is_checked_before_anything_is_written():
+    with pytest.raises(UsageError, match="prunetrain"):
+        planned("prunetrain", device="cuda", overrides={"execution": "cuda_graph"}, controls=True)
+
+
+def test_the_flag_goes_from_the_command_line_to_the_folder(suite, folder, caplog):
+    assert not resolve(read_run_options(["--device", "cpu", "--dtype", "float32"])).controls
+    with caplog.at_level("INFO"):
+        assert suite("--controls", "--out", "out") == 0
+    line = "--controls adds 3 trials: 1 of dense, 1 of dense with fewer epochs (2), 1 of dense[repeat=2]"
+    assert caplog.messages.count(line) == 1
+    content = json.loads((folder / "out" / "suite.json").read_text())
+    assert content["spec"]["controls"] is True
+    assert content["commands"][0]["spec"]["controls"] is True
+    before = {path.name for path in (folder / "out" / "trials").iterdir()}
+    assert len(before) == 4
+    # The command that names a control finds it.
+    assert suite("--methods", "dense", "--epochs", "2", "--out", "out") == 0
+    assert {path.name for path in (folder / "out" / "trials").iterdir()} == before
+    assert not json.loads((folder / "out" / "suite.json").read_text())["spec"]["controls"]
+
+
+@pytest.mark.parametrize(
+    ("params", "flops", "control", "skipped"),
+    [(90, 200.0, True, False), (100, 180.0, True, False), (100, 200.0, False, False), (100, 200.0, True, True)],
+)
+def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, params, flops, control, skipped):
+    other = spec("dense", train_images=64, epochs=1)
+    train(tmp_path / other.trial_id, other)
+    result = {"params": params, "params_dense": 100, "inference_flops": flops, "inference_flops_dense": 200.0}
+    write_record(tmp_path / other.trial_id, other, "done", result=result)
+    trial = spec("dense[match=prunetrain]")
+    trial = dataclasses.replace(trial, depends_on={"prunetrain": other.trial_id}, control=control)
+    reason = f"it is a control of {other.trial_id}, which removed nothing" if skipped else ""
+    assert why_skipped(trial, tmp_path / trial.trial_id) == reason
+
+
+def test_a_twin_of_a_method_that_starts_from_dense_weights_is_trained_if_the_method_removed_something(tmp_path):
+    others = {}
+    for name, params in (("dense", 100), ("ssl", 60)):
+        other = spec("dense" if name == "dense" else "dense[repeat=2]", train_images=64, epochs=1)
+        train(tmp_path / other.trial_id, other)
+        result = {"params": params, "params_dense": 100, "inference_flops": 200.0, "inference_flops_dense": 200.0}
+        write_record(tmp_path / other.trial_id, other, "done", result=result)
+        others[name] = other.trial_id
+    trial = dataclasses.replace(spec("dense[match=ssl]"), depends_on=others, control=True)
+    assert why_skipped(trial, tmp_path / trial.trial_id) == ""
+
+
+@pytest.mark.parametrize(("method", "control"), [
+    ("dense", False), ("dense[repeat=2]", True), ("dense[match=prunetrain]", True), ("scratch", True), ("sdgp", False),
+    ("sdgp[mode=random]", True), ("clicktrain[selection=random]", True), ("oneshot[selection=random]", True),
+])  # fmt: skip
+def test_controls_are_marked_whoever_names_them(method, control):
+    *_, trial = planned(method)
+    assert trial.control is control

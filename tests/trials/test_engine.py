@@ -1,0 +1,204 @@
+"""Tests of the local engine with real processes, which crash, are killed or run too long; none outlives its parent."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, pids_of, run, spec, wait_until
+
+from suite.trials.engines import local
+from suite.trials.engines.local import LocalEngine, environment, trial_command
+from suite.trials.folder.store import read_record, write_record
+from suite.trials.progress import Position
+
+
+@pytest.fixture
+def child(tmp_path):
+    path = tmp_path / "child.py"
+    path.write_text(CHILD)
+    return path
+
+
+def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
+    methods = ("crash", "killed", "silent", "diverged", "done_then_killed", "done")
+    records, told, folders = run(child, tmp_path, *methods, jobs=2)
+    ends = [(record["status"], record["message"]) for record in records]
+    assert ends == [
+        ("error", "RuntimeError: no luck today"),
+        ("error", "killed by signal 9"),
+        ("error", "exit status 3; log.txt is empty"),
+        ("diverged", "the loss is nan"),
+        ("done", ""),
+        ("done", ""),
+    ]
+    assert records[-1]["result"] == {"test_accuracy": 0.75}
+    assert sorted(item[1:3] for item in told if item[0] == "ended") == sorted(
+        (method, end[0]) for method, end in zip(methods, ends, strict=True)
+    )
+    assert [item[1] for item in told if item[0] == "epoch"] == [1, 2, 3]
+    assert ("position", Position(1, 3, 0.5)) in told
+    assert "Traceback" in (folders[0] / "log.txt").read_text()
+    # The processes of crashed trials have ended, including their guardians.
+    for folder in folders[:2]:
+        leader, grandchild = pids_of(folder)
+        wait_until(lambda grandchild=grandchild: not alive(grandchild))
+        wait_until(lambda leader=leader: not group_members(leader))
+
+
+def test_a_trial_that_takes_too_long_is_killed_with_its_processes(child, tmp_path):
+    records, _, folders = run(child, tmp_path, "sleep", "done", timeout=2)
+    assert (records[0]["status"], records[0]["message"]) == ("timeout", "killed after 2 s (--timeout)")
+    assert records[1]["status"] == "done"
+    for pid in pids_of(folders[0]):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+def test_two_at_a_time(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "available_cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    records, told, _ = run(child, tmp_path, "done", "done", "done", jobs=2)
+    assert [item[0] for item in told[:2]] == ["started", "started"]
+    assert [item[0] for item in told].index("ended") < [i for i, item in enumerate(told) if item[0] == "started"][2]
+    assert [record["provenance"]["threads"] for record in records] == [3, 3, 3]
+
+
+def test_a_resumed_trial_keeps_its_files_and_its_first_log(child, tmp_path):
+    _, told, (folder,) = run(child, tmp_path, "done")
+    _, again, _ = run(child, tmp_path, "done")
+    assert (folder / "log.txt").read_text().count("--- 2") == 2
+    assert [item[1] for item in told if item[0] == "epoch"] == [item[1] for item in again if item[0] == "epoch"]
+    assert not (folder / "progress.json").exists()
+
+
+def test_no_process_outlives_a_killed_parent(child, tmp_path):
+    process, folders = drive(tmp_path, child, "sleep", "stuck")
+    pids = [pid for folder in folders for pid in pids_of(folder)]
+    groups = [pids_of(folder)[0] for folder in folders]
+    assert all(alive(pid) for pid in pids)
+    assert all(len(group_members(group)) == 3 for group in groups)  # the trial, its guardian, its grandchild
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for pid in pids:
+        wait_until(lambda pid=pid: not alive(pid))
+    for group in groups:
+        wait_until(lambda group=group: not group_members(group))
+    assert read_record(folders[0])["status"] == "running"  # the next command runs it again
+
+
+def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):
+    process, folders = drive(tmp_path, child, "sleep", "sleep")
+    pids = [pid for folder in folders for pid in pids_of(folder)]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    for pid in pids:
+        wait_until(lambda pid=pid: not alive(pid))
+    for folder in folders:
+        record = read_record(folder)
+        assert record["status"] == "error"
+        assert record["message"].startswith("interrupted")
+
+
+def test_watching_the_parent_leaves_other_processes_alone():
+    script = (
+        "import os; from suite.trials.engines.exit_with_parent import watch_parent; watch_parent(); print(os.getpid())"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "PDT_LIFELINE_PARENT"}
+    run_by_hand = [sys.executable, "-c", script]
+    subprocess.run(run_by_hand, cwd=ROOT, check=True, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+    wrong = subprocess.run(
+        run_by_hand, cwd=ROOT, env={**env, "PDT_LIFELINE_PARENT": "1"}, capture_output=True, text=True
+    )
+    assert "does not lead a process group" in wrong.stderr
+
+
+def test_a_parent_that_died_before_the_request_is_noticed():
+    script = (
+        "from suite.trials.engines.exit_with_parent import watch_parent; watch_parent(); import time; time.sleep(60)"
+    )
+    env = {**os.environ, "PDT_LIFELINE_PARENT": "999999999"}
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.wait(timeout=20) == -signal.SIGKILL
+    process.stdin.close()
+
+
+def test_the_environment_of_a_trial(monkeypatch):
+    monkeypatch.setattr(local, "available_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    found = environment(8)
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert found["MALLOC_TOP_PAD_"] == "1"
+    assert found["MALLOC_MMAP_THRESHOLD_"] == "4294967296"
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/mine"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(8)["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
+    (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
+    (tmp_path / "suite.py").write_text("raise SystemExit('the wrong suite')")
+    command = trial_command(tmp_path)
+    assert command[1:4] == ["-P", "-m", "suite.trials.trial"]
+    probe = [*command[:2], "-c", "import suite, tasks; print(suite.__file__)"]
+    answer = subprocess.run(probe, cwd=tmp_path, env=environment(1), capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == str(ROOT / "suite" / "__init__.py")
+
+
+def test_an_unknown_status_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not a status"):
+        write_record(tmp_path, spec("dense"), "finished")
+
+
+def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tmp_path):
+    """Both a running trial and a finished trial."""
+    trials = [spec(method, seed) for seed, method in enumerate(("sleep", "done", "done"))]
+    folders = [tmp_path / trial.trial_id for trial in trials]
+
+    class Removes(Recorder):
+        def started(self, trial):
+            super().started(trial)
+            if trial == trials[0]:
+                process, _ = pids_of(folders[0])
+                shutil.rmtree(folders[0])
+                os.kill(process, signal.SIGKILL)
+
+        def ended(self, trial, record, seconds):
+            super().ended(trial, record, seconds)
+            if trial == trials[1]:
+                shutil.rmtree(folders[1])
+
+    shown = Removes()
+    engine = LocalEngine(1, None, lambda folder: [sys.executable, str(child), str(folder)])
+    engine.run(list(zip(trials, folders, strict=True)), shown)
+    reason = "its folder or trial.json was removed while it ran"
+    assert [item[1:] for item in shown.told if item[0] == "ended"] == [
+        ("sleep", "error", reason),
+        ("done", "done", ""),
+        ("done", "done", ""),
+    ]
+    record = read_record(folders[0])
+    assert (record["status"], record["message"]) == ("error", reason)
+    assert not folders[1].exists()
+
+
+def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_path):
+    trials = [spec("done", seed) for seed in range(4)]
+    folders = [tmp_path / trial.trial_id for trial in trials]
+    folders[0].write_text("a file in its place")
+    (folders[1] / "trial.json").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    folders[2].symlink_to(tmp_path / "elsewhere")
+    recorder = Recorder()
+    engine = LocalEngine(2, None, lambda folder: [sys.executable, str(child), str(folder)])
+    engine.run(list(zip(trials, folders, strict=True)), recorder)
+    ends = sorted((item for item in recorder.told if item[0] == "ended"), key=lambda item: item[2], reverse=True)
+    assert [item[2] for item in ends] == ["error", "error", "error", "done"]
+    messages = " | ".join(item[3] for item in ends[:3])
+    for expected in ("File exists", "Is a directory", "is a symbolic link"):
+        assert expected in messages
+    assert list((tmp_path / "elsewhere").iterdir()) == []

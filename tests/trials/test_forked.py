@@ -1,0 +1,134 @@
+"""Planning runs in a separate process, so that a command does not keep torch in memory while its trials train."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite import parameters
+from suite.trials import planning
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CALLS = """
+import sys
+import time
+from suite.errors import MissingData, UsageError
+from suite.trials.engines.forked import forked
+
+def fails():
+    raise MissingData("toys are sold out")
+
+def breaks():
+    raise KeyError("a bug")
+
+def imports():
+    import torch
+    return torch.zeros(3).tolist()
+
+assert forked(imports) == [0.0, 0.0, 0.0]
+assert "torch" not in sys.modules
+try:
+    forked(fails)
+except MissingData as error:
+    assert str(error) == "toys are sold out"
+try:
+    forked(lambda: sys.exit(3))
+except SystemExit as error:
+    assert error.code == 1
+try:
+    forked(breaks)
+except SystemExit as error:
+    assert error.code == 1
+    print("went on")
+"""
+
+WAITS = """
+import os, sys
+from suite.cli.main import main
+from suite.trials.folder.store import Store
+
+def choose(store, trials, only):
+    print(len(trials), [name for name in ("torch", "numpy", "pandas", "pyarrow") if name in sys.modules], flush=True)
+    os._exit(0)
+
+Store.choose = choose
+options = ("--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32")
+main([*options, "--seeds", "3", "--out", sys.argv[1]])
+"""
+
+ENDLESS = """
+import time
+from suite.trials.engines.forked import forked
+
+def endless():
+    import os
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+forked(endless)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calls happen in another process on Linux alone")
+def test_a_call_dies_with_the_process_that_waits_for_it():
+    """Otherwise a killed command would continue to download a data set."""
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        called = int(process.stdout.readline())
+        process.kill()
+        # Its output ends when the last process that has it open has ended.
+        alive = not select.select([process.stdout], [], [], 20)[0]
+        if alive:
+            os.kill(called, signal.SIGKILL)
+    assert not alive
+
+
+def test_what_a_call_in_another_process_returns_and_raises():
+    done = subprocess.run([sys.executable, "-c", CALLS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "went on\n", done.stderr
+    assert "KeyError: 'a bug'" in done.stderr
+
+
+def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
+    """Neither planning nor rehearsal may import it here: 629 MiB instead of 28."""
+    command = [sys.executable, "-c", WAITS, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3 []\n", done.stderr
+
+
+def test_a_call_happens_here_where_torch_is():
+    import torch
+
+    from suite.trials.engines.forked import forked
+
+    thing = torch.zeros(1)
+    assert forked(lambda: thing) is thing
+
+
+def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
+    """They were once read 30,000 times for 1,000 trials, which took most of the planning time."""
+    calls = []
+    real = parameters.declared
+
+    def declared(thing):
+        calls.append(thing)
+        return real(thing)
+
+    monkeypatch.setattr(parameters, "declared", declared)
+    monkeypatch.setattr(planning, "declared", declared)
+    counts = []
+    for seeds in ((0,), (0,), tuple(range(50))):  # the first also reads what modules declare when they are imported
+        calls.clear()
+        suite = {"methods": "dense,scratch", "tasks": "digits", "preset": "smoke", "device": "cpu", "dtype": "float32"}
+        trials = plan(SuiteSpec(**suite, seeds=seeds, data_root=""))
+        assert [(trial.seed, trial.method) for trial in trials] == [
+            (seed, method) for seed in seeds for method in ("dense", "prunetrain", "scratch")
+        ]
+        counts.append(len(calls))
+    assert counts[1] == counts[2] > 0

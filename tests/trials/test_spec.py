@@ -1,0 +1,260 @@
+"""Tests of the name of a trial and of the values that determine it."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
+from suite.errors import UsageError
+from suite.recipe import Recipe
+from suite.trials.planning import read_override
+from suite.trials.spec import (
+    SuiteSpec,
+    TrialSpec,
+    read_device,
+    read_dtype,
+    read_preset,
+    read_seeds,
+    resolve_device,
+    resolve_dtype,
+    suite_hash,
+)
+
+RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))
+SPEC = TrialSpec(
+    method="sdgp",
+    variant="n=2",
+    parameters={"n": 2, "sizes": (1, 2)},
+    task="digits",
+    model="resnet9[width=0.25]",
+    model_parameters={"width": 0.25},
+    preset="smoke",
+    recipe=RECIPE,
+    seed=7,
+    device="cpu",
+    dtype="float32",
+    data_copy={"kind": "original", "checksum": "ab" * 32, "path": "/data/x", "note": "n"},
+)
+
+
+def test_json_and_back():
+    text = json.dumps(SPEC.to_json())
+    again = TrialSpec.from_json(json.loads(text))
+    assert again == SPEC
+    assert again.hash == SPEC.hash
+    assert again.make_recipe() == Recipe(**RECIPE)
+
+
+def test_the_name_is_fixed():
+    # A change of this value invalidates all existing folders of results, so it must be deliberate.
+    assert SPEC.hash == hash_by_hand(SPEC)
+    assert SPEC.trial_id == f"sdgp-digits-resnet9-width0.25-s7-{SPEC.hash[:8]}"
+
+
+def hash_by_hand(spec):
+    import hashlib
+
+    content = {
+        "data": "ab" * 32,
+        "device": "cpu",
+        "dtype": "float32",
+        "method": "sdgp",
+        "method_version": 1,
+        "model": {"name": "resnet9", "parameters": {"width": 0.25}},
+        "parameters": {"n": 2, "sizes": [1, 2]},
+        "preset": "smoke",
+        "processes": 1,
+        "recipe": {**RECIPE, "milestones": [0.5, 0.75]},
+        "seed": 7,
+        "task": "digits",
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "dense"},
+        {"parameters": {"n": 3}},
+        {"method_version": 2},
+        {"task": "cifar10"},
+        {"data_copy": {**SPEC.data_copy, "checksum": "cd" * 32}},
+        {"model_parameters": {"width": 0.5}},
+        {"model": "resnet32"},
+        {"recipe": {**RECIPE, "epochs": 4}},
+        {"seed": 8},
+        {"device": "cuda"},
+        {"dtype": "bfloat16"},
+        {"processes": 2},
+        {"preset": "quick"},
+    ],
+)
+def test_what_determines_the_result_changes_the_hash(change):
+    assert dataclasses.replace(SPEC, **change).hash != SPEC.hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"variant": ""},
+        {"device_index": 3},
+        {"plugins": ("/x.py",)},
+        {"data_copy": {**SPEC.data_copy, "path": "/elsewhere", "note": "", "kind": "sample"}},
+        {"model": "resnet9"},
+    ],
+)
+def test_what_does_not_leaves_it(change):
+    assert dataclasses.replace(SPEC, **change).hash == SPEC.hash
+
+
+@pytest.mark.parametrize("model", ["net[a=(1,2),b=x/y]", "näme[w=1]", "n" * 300, "torchvision/vgg11"])
+def test_ids_are_file_names(model):
+    identifier = dataclasses.replace(SPEC, model=model).trial_id
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", identifier)
+    assert len(identifier) < 200
+
+
+def test_a_member_of_a_collection_shares_no_id_with_a_plain_name():
+    plain, member, other = (
+        dataclasses.replace(SPEC, model=model, model_parameters={})
+        for model in ("vgg11", "torchvision/vgg11", "torchvision-vgg11")
+    )
+    assert member.trial_id == f"sdgp-digits-torchvision-vgg11-s7-{member.hash[:8]}"
+    assert len({plain.hash, member.hash, other.hash}) == 3
+
+
+def test_a_damaged_spec_is_refused():
+    good = SPEC.to_json()
+    for bad in ({**good, "seed": 8}, {**good, "unknown": 1}, {}, {**good, "data_copy": {}}):
+        with pytest.raises(ValueError, match="spec"):
+            TrialSpec.from_json(bad)
+
+
+def test_suite_spec_and_its_hash():
+    suite = SuiteSpec(
+        methods="dense",
+        tasks="digits",
+        preset="smoke",
+        seeds=(0, 1),
+        overrides={"milestones": (0.5,)},
+        device="cpu",
+        dtype="float32",
+        data_root="/d",
+    )
+    plain = json.loads(json.dumps(suite.to_json()))
+    assert (plain["methods"], plain["seeds"], plain["overrides"]) == ("dense", [0, 1], {"milestones": [0.5]})
+    other = dataclasses.replace(SPEC, seed=8)
+    assert suite_hash([SPEC, other]) == suite_hash([other, SPEC]) != suite_hash([SPEC])
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("1", (0,)), ("3", (0, 1, 2)), ("0,1,7", (0, 1, 7)), ("7,", (7,)), (" 0 , 2 ", (0, 2))]
+)
+def test_seeds(text, seeds):
+    assert read_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["x", "", "0", "-1", "1.5", "0,,1", ",", "1,1", "0,-1", "99999", "0,99999999999", "²"])
+def test_seeds_that_are_none(text):
+    with pytest.raises(UsageError, match="--seeds"):
+        read_seeds(text)
+
+
+def test_overrides_have_the_fields_types():
+    assert read_override("recipe.epochs=5") == ("epochs", 5)
+    assert read_override("recipe.learning_rate=1") == ("learning_rate", 1.0)
+    assert read_override("recipe.clip_norm=none") == ("clip_norm", None)
+    assert read_override("recipe.milestones=0.5,0.75") == ("milestones", (0.5, 0.75))
+    assert read_override("recipe.flip=false") == ("flip", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("recipe.epoch=3", "did you mean 'epochs'"),
+        ("recipe.epochs", "expected recipe.key=value"),
+        ("epochs=3", "expected recipe.key=value"),
+        ("model.width=3", "did you mean 'recipe.width'"),
+        ("recipe.epochs=x", "allowed: a number"),
+        ("recipe.schedule=cos", "allowed: linear, cosine, step"),
+    ],
+)
+def test_overrides_that_are_none(text, expected):
+    with pytest.raises(UsageError, match=expected):
+        read_override(text)
+
+
+def test_presets_devices_and_types(tmp_path):
+    assert read_preset("smoke") == "smoke"
+    for function, text in (
+        (read_preset, "fast"),
+        (read_device, "gpu"),
+        (read_device, "cuda:x"),
+        (read_dtype, "float8"),
+    ):
+        with pytest.raises(UsageError):
+            function(text)
+    assert resolve_device("cpu") == ("cpu", None)
+    assert resolve_dtype("float32", "cpu") == "float32"
+    assert resolve_dtype("float16", "cuda") == "float16"
+    with pytest.raises(UsageError, match="--dtype float16 needs a CUDA device; on the CPU use bfloat16"):
+        resolve_dtype("float16", "cpu")
+    assert resolve_dtype("auto", "cpu") in ("float32", "bfloat16")
+    assert available_cores() >= 1
+    for flags, expected in (("fpu avx512f avx512_bf16", False), ("fpu avx512_bf16 amx_bf16", True), ("fpu bf16", True)):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+        assert has_bfloat16_cpu(tmp_path / "cpuinfo") is expected
+    assert not has_bfloat16_cpu(tmp_path / "absent")
+
+
+def test_bfloat16_vectors_are_faster_than_float32_on_amd_only(tmp_path):
+    for vendor, flags, expected in (
+        ("AuthenticAMD", "avx512f avx512_bf16", True),
+        ("AuthenticAMD", "avx512f", False),
+        ("GenuineIntel", "avx512f avx512_bf16", False),
+    ):
+        (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags\t\t: {flags}\n")
+        assert has_bfloat16_cpu(tmp_path / "cpuinfo") is expected
+
+
+X86 = "vendor_id : {vendor}\nflags\t\t: fpu sse4_2 {flags}\n"
+ARM = "CPU implementer\t: 0x41\nFeatures\t: fp asimd {flags}\n"
+PROCESSORS = {  # cpuinfo, and whether bfloat16 is emulated
+    "Haswell": (X86.format(vendor="GenuineIntel", flags="avx avx2 fma"), True),
+    "Skylake-X": (X86.format(vendor="GenuineIntel", flags="avx2 avx512f avx512bw avx512vl"), True),
+    "Cooper Lake": (X86.format(vendor="GenuineIntel", flags="avx2 avx512f avx512_bf16"), False),
+    "Sapphire Rapids": (X86.format(vendor="GenuineIntel", flags="avx512f avx512_bf16 amx_bf16"), False),
+    "Zen 3": (X86.format(vendor="AuthenticAMD", flags="avx avx2 fma"), True),
+    "Zen 4": (X86.format(vendor="AuthenticAMD", flags="avx2 avx512f avx512_bf16"), False),
+    "Neoverse N1": (ARM.format(flags="asimddp"), True),
+    "Neoverse V1": (ARM.format(flags="asimddp sve i8mm bf16"), False),
+    "macOS": ("", False),  # what it can is not known
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_without_bfloat16_arithmetic_is_named(tmp_path, name):
+    text, emulates = PROCESSORS[name]
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    warning = "--dtype bfloat16: this processor has no bfloat16 arithmetic; --dtype float32 is many times faster"
+    assert emulated_dtype("cpu", "bfloat16", path) == (warning if emulates else "")
+    assert not emulated_dtype("cpu", "float32", path)
+    assert not emulated_dtype("cuda", "bfloat16", path)
+    assert not (emulates and has_bfloat16_cpu(path))  # which auto would then choose
+
+
+def test_a_busy_machine_is_named():
+    assert competition(0.9, 2) == ""
+    assert "do not rely on measured times" in competition(5.5, 2)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == ("cpu", None)
+    with pytest.raises(UsageError, match="--device cpu"):
+        resolve_device("cuda:1")

@@ -1,0 +1,142 @@
+"""Target accuracies: what a user types, the first epoch that reaches one, and the columns of the table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+
+import pytest
+from test_store import put, spec
+
+from suite.cli.options import read_run_options
+from suite.errors import UsageError
+from suite.trials.folder.packed import pack
+from suite.trials.folder.results import write_results
+from suite.trials.folder.store import Store, write_json
+from suite.trials.folder.targets import (
+    declared_targets,
+    first_reached,
+    read_declared_targets,
+    read_targets,
+    target_columns,
+)
+from suite.trials.spec import SuiteSpec
+
+ACCURACIES = (0.1, 0.55, 0.5, 0.7)
+
+
+def epochs(accuracies=ACCURACIES, energy=True):
+    return [
+        {
+            "epoch": number,
+            "test_accuracy": accuracy,
+            "train_time_s": 10.0 * number,
+            "train_flops": {"dense": 9e9 * number, "executed": 5e9 * number},
+            **({"energy_j": 100.0 * number} if energy else {}),
+        }
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", (0.9,)), ("88,90.5", (0.88, 0.905)), ("100", (1.0,))])
+def test_targets_are_percentages(text, expected):
+    assert read_targets(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0.9", "did you mean 90?"),
+        ("ninety", "expected percentages"),
+        ("90,", "expected percentages"),
+        ("101", "expected percentages"),
+        ("-5", "expected percentages"),
+        ("nan", "expected percentages"),
+        ("90,90.0", "occurs twice"),
+        ("2,3,4,5,6,7", "at most 5 targets"),
+    ],
+)
+def test_other_targets_are_refused(text, message):
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        read_targets(text)
+
+
+def test_the_first_epoch_counts_and_equality_suffices():
+    assert first_reached(epochs(), 0.55)["epoch"] == 2
+    assert first_reached(epochs(), 0.551)["epoch"] == 4
+    assert first_reached(epochs(), 0.71) is None
+    assert first_reached(epochs([57.3 / 100]), read_targets("57.3")[0])["epoch"] == 1
+    assert first_reached([{"epoch": 1}, {"epoch": 2, "test_accuracy": 0.9}], 0.8)["epoch"] == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_columns_are_costs_until_the_end_of_that_epoch(tmp_path, packed):
+    content = "".join(json.dumps(record) + "\n" for record in epochs()).encode()
+    (tmp_path / f"epochs.jsonl{'.gz' if packed else ''}").write_bytes(pack(content) if packed else content)
+    assert target_columns(tmp_path, (0.6, 0.1)) == {
+        "target_accuracy": 0.6,
+        "time_to_target_s": 40.0,
+        "flops_to_target": 20e9,
+        "energy_to_target_j": 400.0,
+    }
+    missed = target_columns(tmp_path, (0.8,))
+    assert missed.pop("target_accuracy") == 0.8
+    assert set(missed.values()) == {None}
+    assert target_columns(tmp_path, ()) == {}
+
+
+def test_a_cost_that_was_not_measured_is_empty(tmp_path):
+    (tmp_path / "epochs.jsonl").write_text("\n".join(map(json.dumps, epochs(energy=False))))
+    found = target_columns(tmp_path, (0.5,))
+    assert (found["energy_to_target_j"], found["time_to_target_s"]) == (None, 20.0)
+
+
+def test_the_last_declared_targets_apply():
+    def suite(*several):
+        return {"commands": [{"spec": {"targets": targets}} for targets in several]}
+
+    assert declared_targets(suite([0.9], [], [0.9], [0.8, 0.7])) == [(0.9,), (0.8, 0.7)]
+    assert declared_targets(suite("high", [True], [2.0], None)) == []
+    assert declared_targets({"commands": 3}) == declared_targets({}) == []
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A folder with one finished trial."""
+    found = Store(tmp_path / "out")
+    put(found, spec(0), "done", result={"test_accuracy": 0.7})
+    path = found.trial_folder(spec(0).trial_id) / "epochs.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in epochs()))
+    return found
+
+
+def test_the_table_has_the_declared_target_and_a_command_may_replace_it(store):
+    def row():
+        with open(store.folder / "results.csv", encoding="utf-8", newline="") as file:
+            return next(iter(csv.DictReader(file)))
+
+    write_json(store.folder / "suite.json", {"commands": [{"spec": {"targets": [0.6, 0.5]}}]})
+    write_results(store)
+    assert (row()["target_accuracy"], row()["time_to_target_s"]) == ("0.6", "40.0")
+    write_results(store, targets=(0.99,))
+    assert (row()["target_accuracy"], row()["time_to_target_s"], row()["flops_to_target"]) == ("0.99", "", "")
+    write_json(store.folder / "suite.json", {"commands": []})
+    write_results(store)
+    assert row()["target_accuracy"] == ""  # although the earlier table had one
+
+
+def test_a_command_records_its_targets():
+    options = read_run_options(["--methods", "dense", "--task", "digits", "--target", "88,90"])
+    assert options.targets == (0.88, 0.9)
+    assert read_run_options(["--task", "digits"]).targets == ()
+    spec = SuiteSpec(
+        methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/",
+        targets=options.targets,
+    )  # fmt: skip
+    assert declared_targets({"commands": [{"spec": json.loads(json.dumps(spec.to_json()))}]}) == [(0.88, 0.9)]
+
+
+def test_a_pipe_in_place_of_the_commands_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "suite.json")
+    assert read_declared_targets(tmp_path) == ()

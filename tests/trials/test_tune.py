@@ -1,0 +1,398 @@
+"""The verb `tune`: equal budgets, validation images only, trials that are found again, and one choice per method."""
+
+import dataclasses
+import json
+import re
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from annotated_types import Ge, Interval
+from small_trials import spec, train
+
+from suite import files
+from suite.choices import MethodChoice
+from suite.cli import main as cli
+from suite.cli.options import read_run_options
+from suite.cli.run import resolve
+from suite.cli.tune import _setting
+from suite.errors import UsageError
+from suite.method import Method
+from suite.parameters import Search
+from suite.task import Splits
+from suite.trials.building import load_splits
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.records import FILES, read_record, write_record
+from suite.trials.folder.tuning import TOLERANCE, Setting, choose, read_tuned
+from suite.trials.groups import group_trials
+from suite.trials.planning import plan
+from suite.trials.search import settings, space
+from tasks.digits import RECIPES, Digits
+
+RECIPE = RECIPES["smoke"]
+SMALL = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--epochs", "1"]
+SMALL += ["--set", "recipe.train_images=64", "--set", "recipe.batch_size=32"]
+
+
+class Tunable(Method):
+    """A method with every kind of search."""
+
+    registered_name: ClassVar = "tunable"
+
+    kept: float = 0.5
+    share: Annotated[float, Interval(ge=0, le=1), Search(0.1, 0.9)] = 0.5
+    scale: Annotated[Annotated[float, Ge(0)] | None, Search(1e-4, 1e-1, log=True)] = None
+    size: Annotated[int, Ge(1), Search(2, 5)] = 3
+    factor: Annotated[float, Search(0.5, 2, log=True, relative=True)] = 0.1
+    mode: Annotated[Literal["a", "b"], Search()] = "a"
+    flag: Annotated[bool, Search()] = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mode == "b" and self.flag:
+            raise ValueError("mode=b needs flag=false")
+
+
+def tunable(**typed):
+    return MethodChoice("tunable", typed, Tunable)
+
+
+def dimensions(choice, **keywords):
+    return space(choice, RECIPE, "digits", "smoke", **keywords)
+
+
+def test_a_setting_is_within_the_space_and_allowed():
+    found = settings(tunable(kept=0.25), dimensions(tunable(kept=0.25)), 200, 3)
+    assert found[0] == {}
+    for values in found[1:]:
+        assert 0.025 <= values["recipe.learning_rate"] <= 0.4
+        assert 0.1 <= values["share"] <= 0.9
+        assert 1e-4 <= values["scale"] <= 1e-1
+        assert values["size"] in (2, 3, 4, 5)
+        assert 0.05 <= values["factor"] <= 0.2
+        assert not (values["mode"] == "b" and values["flag"])
+        assert float(f"{values['share']:.3g}") == values["share"]
+        assert "kept" not in values
+        assert Tunable(**{name: value for name, value in values.items() if "." not in name})
+    # Logarithmic: as many below the geometric mean as above it. Few values: each about equally often.
+    assert 80 < sum(values["scale"] < 10**-2.5 for values in found[1:]) < 120
+    assert {values["mode"] for values in found[1:]} == {"a", "b"}
+    counts = [sum(values["size"] == size for values in found[1:]) for size in (3, 4)]
+    assert min(counts) > 45
+
+
+def test_a_larger_budget_adds_settings_and_the_seed_changes_them():
+    space_of = dimensions(tunable())
+    many = settings(tunable(), space_of, 20, 0)
+    assert settings(tunable(), space_of, 7, 0) == many[:7]
+    other = settings(tunable(), space_of, 20, 1)
+    assert other[0] == {}
+    assert all(one not in many for one in other[1:])
+    assert len({json.dumps(one) for one in many}) == 20
+
+
+def test_all_methods_try_the_same_learning_rates():
+    rates = []
+    for text in ("dense", "prunetrain", "sdgp", "clicktrain"):
+        choice = MethodChoice.read(text)
+        found = settings(choice, dimensions(choice), 6, 5)
+        rates.append([one["recipe.learning_rate"] for one in found[1:]])
+    assert rates[0] == rates[1] == rates[2] == rates[3]
+
+
+def test_dense_has_the_learning_rate_alone():
+    assert [one.name for one in dimensions(MethodChoice.read("dense"))] == ["recipe.learning_rate"]
+    names = [one.name for one in dimensions(MethodChoice.read("prunetrain"))]
+    assert names == ["recipe.learning_rate", "ratio", "threshold"]
+    assert [one.name for one in dimensions(tunable(), only=["flag", "share"])] == ["share", "flag"]
+
+
+def test_a_space_that_is_too_small_is_refused():
+    with pytest.raises(UsageError, match=r"--budget 3: tunable has only 2 different settings of flag"):
+        settings(tunable(), dimensions(tunable(), only=["flag"]), 3, 0)
+    assert settings(tunable(), dimensions(tunable(), only=["flag"]), 2, 0) == [{}, {"flag": True}]
+
+
+@pytest.mark.parametrize("bounds", [(0.5, 0.1), (0.0, 1.0, True), (1.0, None)])
+def test_a_search_that_is_no_range_is_refused(bounds):
+    with pytest.raises(ValueError, match="is not a range"):
+        Search(*bounds)
+
+
+def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
+    def setting(accuracy, training=1.0, inference=1.0):
+        return Setting(
+            values={},
+            trial_ids=(),
+            val_accuracy=accuracy,
+            train_flops_effective=training,
+            inference_flops_effective=inference,
+        )
+
+    tried = [setting(0.5), setting(0.9, training=1.05), setting(0.6, 0.5), setting(0.8, 1, 1.05), setting(0.6)]
+    marked, chosen = choose([*tried, setting(None), setting(0.55, TOLERANCE)])
+    assert chosen == 2
+    reasons = [one.reason for one in marked]
+    assert [bool(reason) for reason in reasons] == [False, True, False, True, False, True, False]
+    assert reasons[1] == "its train_flops_effective are 1.05 times those of the default setting"
+    assert choose([setting(None), setting(0.4, 9.0), setting(0.3)])[1] == 1  # without the default there is no limit
+    assert choose([setting(None), setting(None)])[1] is None
+
+
+@pytest.mark.parametrize(("second", "expected"), [
+    ({"status": "done", "result": {"val_accuracy": 0.7}}, 0.6),
+    ({"status": "done", "result": {}}, None),
+    ({"status": "diverged", "result": {"val_accuracy": 0.7}}, None),
+    ({"status": "error"}, None),
+    (None, None),
+])  # fmt: skip
+def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
+    first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
+    records = iter((first, second))
+    monkeypatch.setattr("suite.cli.tune.read_record", lambda folder: next(records))
+    found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
+    assert found.val_accuracy == (None if expected is None else pytest.approx(expected))
+    assert found.train_flops_effective is None  # only one of the seeds has it
+
+
+@pytest.fixture
+def in_process(folder, monkeypatch):
+    """Run trials in this process; return the ids of those that were trained."""
+    trained = []
+
+    def run(self, trials, progress):
+        for trial, place in trials:
+            trained.append(trial.trial_id)
+            train(place, trial)
+
+    monkeypatch.setattr(LocalEngine, "run", run)
+    return trained
+
+
+@pytest.fixture
+def invented(folder, monkeypatch):
+    """End each trial at once with an accuracy that depends on its learning rate; return the trials."""
+    trials = []
+
+    def run(self, chosen, progress):
+        for trial, place in chosen:
+            trials.append(trial)
+            files.make_folder(place)
+            for name in FILES:
+                (place / name).touch()
+            accuracy = 0.9 - abs(trial.recipe["learning_rate"] - 0.2) - 0.01 * trial.seed
+            result = {"val_accuracy": accuracy, "train_flops_effective": 4.0, "inference_flops_effective": 2.0}
+            status = "diverged" if trial.recipe["learning_rate"] > 0.3 else "done"
+            write_record(place, trial, status, result=result if status == "done" else {})
+
+    monkeypatch.setattr(LocalEngine, "run", run)
+    return trials
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys):
+    seen = []
+    load = Digits.load
+
+    def spied(self, copy, recipe, seed, device):
+        splits = load(self, copy, recipe, seed, device)
+        seen.append((recipe, splits))
+        return splits
+
+    monkeypatch.setattr(Digits, "load", spied)
+    assert cli.main(["tune", "dense", "--budget", "2", *SMALL, "--out", "out"]) == 0
+    output = capsys.readouterr().out
+    assert "settings, chosen on 6 images" in output
+    assert not re.search("test.(accuracy|loss)", output)
+    assert len(in_process) == 2
+    for recipe, splits in seen[-2:]:
+        assert (recipe.evaluate_test, recipe.validation_images, recipe.split_seed) == (False, 6, 0)
+        assert splits.test is None
+        assert splits.validation.num_samples == 6
+    for trial_id in in_process:
+        place = folder / "out" / "trials" / trial_id
+        record = read_record(place)
+        assert record["status"] == "done"
+        assert "val_accuracy" in record["result"]
+        assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record["result"].keys()
+    texts = {path: content for path, content in contents(folder / "out").items() if path.suffix in (".json", ".jsonl")}
+    assert len(texts) == 8  # of the suite, of tune, and three of each trial
+    assert not [path for path, content in texts.items() if b"test_acc" in content or b"test_loss" in content]
+    header, *rows = (folder / "out" / "results.csv").read_text().splitlines()
+    place = header.split(",").index("test_accuracy")
+    for row in rows:
+        assert re.sub(r'"(?:[^"]|"")*"', "", row).split(",")[place] == ""
+    assert not (folder / "out" / "report.html").exists()
+    with pytest.raises(UsageError, match="its trials, as those of tune, were not evaluated on test images"):
+        read(folder / "out")
+    tuned = read_tuned(folder / "out")
+    reached = [one.val_accuracy for one in tuned.methods[0].settings]
+    assert tuned.methods[0].chosen == reached.index(max(reached))
+
+    assert cli.main(["export", "out", "exported"]) == 0
+    assert "report: none, since its trials were not evaluated on test images" in capsys.readouterr().out
+    assert cli.main(["tune", "dense", "--budget", "2", *SMALL, "--out", "exported"]) == 0
+    assert len(in_process) == 2  # none is trained again
+    assert read_tuned(folder / "exported").methods == tuned.methods
+
+
+def test_a_task_that_loads_the_test_split_all_the_same_does_not_give_it_to_a_trial(monkeypatch):
+    load = Digits.load
+
+    def always(self, copy, recipe, seed, device):
+        return load(self, copy, dataclasses.replace(recipe, evaluate_test=True), seed, device)
+
+    monkeypatch.setattr(Digits, "load", always)
+    trial = spec("dense", validation_images=20, evaluate_test=False)
+    assert load_splits(trial).test is None
+    assert load_splits(spec("dense", validation_images=20)).test is not None
+
+    monkeypatch.setattr(Digits, "load", lambda *arguments: Splits(None, None))
+    with pytest.raises(UsageError, match="task digits makes no validation split"):
+        load_splits(trial)
+
+
+def test_every_method_has_the_same_budget_and_the_same_command_continues(folder, invented, capsys):
+    command = ["tune", "sdgp[n=1],prunetrain", "--budget", "3", "--seeds", "2", *SMALL, "--out", "out"]
+    assert cli.main(command) == 0
+    tuned = read_tuned(folder / "out")
+    assert [one.method for one in tuned.methods] == ["dense", "sdgp[n=1]", "prunetrain"]
+    assert {len(one.settings) for one in tuned.methods} == {3}
+    assert {len(setting.trial_ids) for one in tuned.methods for setting in one.settings} == {2}
+    assert len(invented) == len({trial.hash for trial in invented}) == 18
+    for trial in invented:
+        assert trial.recipe["validation_images"] == 6
+        assert not trial.recipe["evaluate_test"]
+        if trial.method == "sdgp":
+            assert trial.parameters["n"] == 1
+    # All methods chose the same learning rate, which is that of the recipe in the final comparison.
+    assert not any("learning_rate" in one.label for one in tuned.methods)
+    # The choice is that of the mean over both seeds, and diverged trials are not chosen.
+    for one in tuned.methods:
+        chosen = one.settings[one.chosen]
+        assert chosen.val_accuracy == max(item.val_accuracy or 0 for item in one.settings)
+    assert cli.main(command) == 0
+    assert read_tuned(folder / "out") == tuned
+    done = [trial for trial in invented if trial.recipe["learning_rate"] <= 0.3]
+    assert len(invented) == 18 + (18 - len(done))  # those that diverged are tried again
+    larger = [*command[:3], "4", *command[4:]]
+    assert cli.main(larger) == 0
+    grown = read_tuned(folder / "out")
+    for one, other in zip(tuned.methods, grown.methods, strict=True):
+        assert other.settings[:3] == one.settings
+    assert "final comparison" in capsys.readouterr().out
+
+
+def test_the_final_comparison_is_one_group_with_the_chosen_values(folder, invented, monkeypatch):
+    assert cli.main(["tune", "prunetrain", "--budget", "4", *SMALL, "--out", "out"]) == 0
+    tuned = read_tuned(folder / "out")
+    words = re.findall(r"'([^']*)'|(\S+)", tuned.command)
+    words = [quoted or plain for quoted, plain in words]
+    arguments = words[words.index("--methods") :]
+    suite = resolve(read_run_options(arguments))
+    trials = plan(suite)
+    assert {trial.seed for trial in trials} == {1, 2, 3}  # no setting was chosen with these
+    assert {trial.recipe["validation_images"] for trial in trials} == {0}
+    assert all("evaluate_test" not in trial.recipe for trial in trials)
+    for one in tuned.methods:
+        (found,) = {trial.label: trial for trial in trials if trial.method == one.method}.values()
+        assert found.label == one.label
+        values = one.settings[one.chosen].values
+        assert found.recipe["learning_rate"] == values.get("recipe.learning_rate", RECIPE.learning_rate)
+        for name, value in values.items():
+            if "." not in name:
+                assert found.parameters[name] == value
+    shared = {json.dumps({**trial.recipe, **trial.replaced}, sort_keys=True) for trial in trials}
+    assert len(shared) == 1
+
+
+def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it():
+    options = ["--methods", "dense,prunetrain[selection=random,recipe.learning_rate=0.3]", *SMALL, "--controls"]
+    trials = {trial.label: trial for trial in plan(resolve(read_run_options(options)))}
+    typed = trials["prunetrain[selection=random,recipe.learning_rate=0.3]"]
+    assert (typed.recipe["learning_rate"], typed.replaced) == (0.3, {"learning_rate": 0.1})
+    assert (trials["dense"].recipe["learning_rate"], trials["dense"].replaced) == (0.1, {})
+    (needed,) = typed.depends_on.values()
+    (other,) = (trial for trial in trials.values() if trial.trial_id == needed)
+    assert other.recipe["learning_rate"] == 0.3
+    one = dataclasses.replace(typed, replaced={})
+    assert one.hash == typed.hash
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["prunetrian", "--budget", "2"], "no method is called 'prunetrian'; did you mean 'prunetrain'"),
+        (["dense"], "tune needs --budget N"),
+        (["dense", "--budget", "0"], "--budget '0': expected an integer from 1 to 1000"),
+        (["dense", "--budget", "2", "--search-seed", "-1"], "--search-seed '-1': expected an integer"),
+        (["prunetrain[ratio=0.3]", "--budget", "2"], "prunetrain[ratio=0.3]: ratio is typed and searched at once"),
+        (["dense", "--budget", "2", "--set", "recipe.learning_rate=0.1"], "recipe.learning_rate is typed and searched"),
+        (
+            ["prunetrain", "--budget", "2", "--search", "ratio"],
+            "--search ratio: dense has none of these; it can search recipe.learning_rate",
+        ),
+        (["dense", "--budget", "2", "--search", "rate"], "--search 'rate': no method declares a search of it"),
+        (["dense", "--budget", "2", "--set", "recipe.test_images=9"], "tune does not use test images"),
+        (["dense", "--budget", "2", "--controls"], "tune: --controls cannot be given"),
+        (["dense", "--budget", "2", "--methods", "sdgp"], "tune: --methods cannot be given"),
+        (["dense", "--budget", "2", "--model", "resnet9,vgg11"], "tune searches on one model; name one"),
+        (["dense", "--budget", "2", "--set", "recipe.validation_images=1437"], "recipe.validation_images is 1437"),
+        (["sdgp[recipe.epochs=3]", "--budget", "2"], "sdgp has no parameter 'recipe.epochs'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(folder, invented, capsys, arguments, expected):
+    assert cli.main(["tune", *arguments, *SMALL, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert expected in error
+    assert not (folder / "out").exists()
+
+
+def test_a_method_with_its_own_learning_rate_is_compared_with_the_others():
+    def trial(method, variant="", **fields):
+        texts = {"trial_id": method + variant, "method": method, "variant": variant, "status": "done"}
+        return Trial(texts, {}, spec={"recipe": {"epochs": 4, **fields.pop("recipe")}, **fields})
+
+    dense = trial("dense", recipe={"learning_rate": 0.1})
+    own = trial("sdgp", "recipe.learning_rate=0.3", recipe={"learning_rate": 0.3}, replaced={"learning_rate": 0.1})
+    other = trial("sdgp", recipe={"learning_rate": 0.3})
+    groups, _ = group_trials([dense, own, other])
+    assert [[one.name for one in group.trials] for group in groups] == [[dense.name, own.name], [other.name]]
+
+
+def test_a_recipe_without_test_images_needs_validation_images():
+    with pytest.raises(ValueError, match=r"recipe\.evaluate_test=false needs recipe\.validation_images"):
+        dataclasses.replace(RECIPE, evaluate_test=False)
+    assert "evaluate_test" not in RECIPE.fields()
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    assert read_tuned(tmp_path) is None
+    (tmp_path / "tune.json").write_text('{"version": 2}')
+    with pytest.raises(UsageError, match=r"tune\.json is damaged: "):
+        read_tuned(tmp_path)
+    (tmp_path / "tune.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tune\.json is damaged: "):
+        read_tuned(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_tuned_comparison_from_the_command_line(folder, capsys):
+    """Real trials: tune, compare with the printed command, and read the report."""
+    arguments = ["prunetrain", "--budget", "2", *SMALL, "--out", "out"]
+    assert cli.main(["tune", *arguments]) == 0
+    tuned = read_tuned(folder / "out")
+    words = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|(\S+)", tuned.command)]
+    assert cli.main(words[words.index("--methods") :]) == 0
+    records = read(folder / "out")
+    assert (len(records.trials), records.untested) == (6, 4)
+    assert records.tuned == tuned
+    assert len(group_trials(records.trials)[0]) == 1  # also with different learning rates
+    page = (folder / "out" / "report.md").read_text()
+    assert "Tuning on 6 validation images: every method had a budget of 2" in page
+    assert "Not shown: 4 trials of tune" in page
+    assert all(trial.number("test_accuracy") is not None for trial in records.trials)
