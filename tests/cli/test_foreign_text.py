@@ -79,7 +79,7 @@ def test_a_terminal_without_a_character_gets_an_escape(foreign: Path) -> None:
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_go_on(tmp_path: Path, ignored: bool) -> None:
     driver = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import signal, pathlib, time\n"
-    driver += "from suite.cli import cli\n"
+    driver += "from suite.cli import main as cli\n"
     driver += "cli._function = lambda verb: lambda words: (pathlib.Path('begun').touch(), time.sleep(2), 7)[2]\n"
     driver += "sys.exit(cli.main(['report']))"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
