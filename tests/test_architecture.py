@@ -68,7 +68,7 @@ def test_names_in_docstrings_exist():
 
 
 def test_nothing_in_suite_names_a_method():
-    methods = {path.stem for path in (ROOT / "methods").glob("*.py")} & {"sdgp", "prunetrain", "clicktrain"}
+    methods = {path.stem for path in (ROOT / "methods").rglob("*.py")} & {"sdgp", "prunetrain", "clicktrain"}
     for path in sorted({*(ROOT / "suite").rglob("*.py")} - {ROOT / "suite/engine/cost/paper_conventions.py"}):
         code = ast.unparse(ast.parse(path.read_text(encoding="utf-8")))  # without comments
         for method in methods:
