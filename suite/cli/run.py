@@ -75,7 +75,7 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     Raises:
         UsageError: The options ask for another number, or for trials at the same time.
     """
-    started = f"{allocation.source} has started {allocation.size} processes"
+    started = f"torchrun has started {allocation.size} processes"
     if options.processes not in (1, allocation.size):
         raise UsageError(f"--nproc-per-trial {options.processes}: {started}, all of which train each trial")
     if options.engine != "local":

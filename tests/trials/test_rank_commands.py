@@ -1,7 +1,6 @@
-"""Commands that were started together: who answers, who is waited for, and what is said when one has ended."""
+"""Commands that torchrun has started: what they say to each other, and what happens when one has ended."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +21,9 @@ from suite.trials import trial as trials
 from suite.trials.building import device_of
 from suite.trials.folder.records import write_record
 from suite.trials.ranks import allocation as allocations
-from suite.trials.ranks import failures, heartbeats, processes
-from suite.trials.ranks.allocation import Allocation, follow, lead
+from suite.trials.ranks import failures, processes
+from suite.trials.ranks.allocation import Allocation, follow
 from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.heartbeats import beat
 from suite.trials.ranks.messages import RankEnd, Start, receive, send
 from suite.trials.ranks.remote import RemoteRank
 from suite.trials.trial_run import TrialRun
@@ -38,7 +36,7 @@ def store():
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Nothing that runs the tests may look like `torchrun`, Slurm or a trial."""
+    """Nothing that runs the tests may look like `torchrun` or a trial."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "PDT_RANK", "PDT_ALLOCATION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -60,61 +58,12 @@ class Scripted:
         pass
 
 
-def of_agent(store, rank, identity="restart 0 of 2 commands"):
-    """Return an allocation whose store is already there."""
-    return Allocation(rank, 2, rank, "127.0.0.1", store.port, "torchrun", identity, has_store=True)
+def of_agent(store, rank):
+    return Allocation(rank, 2, rank, "127.0.0.1", store.port)
 
 
 def nothing_planned():
     return Path("nowhere"), []
-
-
-def in_step(monkeypatch, rank, step, port=None):
-    """Return the allocation of one of the two commands of a step of Slurm's job 7."""
-    variables = {"STEP_NUM_TASKS": 2, "STEP_ID": step, "PROCID": rank, "LOCALID": rank, "JOB_ID": 7}
-    for name, value in variables.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    if port:
-        monkeypatch.setenv("MASTER_PORT", str(port))
-    return Allocation.of_environment()
-
-
-def test_a_rank_has_failed_when_its_command_does_not_answer(store, monkeypatch):
-    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 0.2)
-    beat(store, 1)
-    rank = RemoteRank(store, 1, 1)
-    for _ in range(4):
-        assert rank.poll() is None
-        time.sleep(0.1)
-        beat(store, 1)
-    time.sleep(0.1)
-    assert rank.poll() is None
-    time.sleep(0.25)
-    assert rank.poll() == 1
-    assert rank.failure() == Failure(1, "error", "rank 1: its command does not answer")
-    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 100)
-    assert RemoteRank(store, 2, 1).poll() == 1  # later trials do not wait once more
-    beat(store, 1)
-    assert RemoteRank(store, 3, 1).poll() is None  # it was only suspended
-
-
-def test_rank_0_says_for_whom_it_waits_and_gives_up(store, monkeypatch, caplog):
-    monkeypatch.setattr(allocations, "ANNOUNCE_AFTER", timedelta(seconds=0.1))
-    monkeypatch.setattr(allocations, "FIRST_CONTACT", timedelta(seconds=0.6))
-    caplog.set_level("INFO")
-    with pytest.raises(UsageError, match="the command of rank 1 of torchrun has not started within 0 minutes"):
-        lead(of_agent(store, 0), lambda: pytest.fail("a trial would wait for rank 1"))
-    assert caplog.messages == ["waiting for the command of rank 1 of torchrun to start, up to 0 minutes"]
-
-
-def test_rank_0_does_not_wait_at_its_end_for_a_command_that_is_dead(store, monkeypatch):
-    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 0.3)
-    leader = of_agent(store, 0)
-    beat(leader.store(), 1)
-    began = time.monotonic()
-    assert lead(leader, lambda: 0) == 0
-    assert 0.3 <= time.monotonic() - began < 5
 
 
 def test_commands_after_a_restart_do_not_see_what_was_written_before_it(store, monkeypatch):
@@ -129,27 +78,17 @@ def test_commands_after_a_restart_do_not_see_what_was_written_before_it(store, m
     assert first.check(["end"])
 
 
-def test_two_steps_of_a_job_have_two_ports_and_never_share_trials(monkeypatch, store):
-    assert in_step(monkeypatch, 0, step=0).port != in_step(monkeypatch, 0, step=1).port
-    store.set("pdt/identity", in_step(monkeypatch, 0, step=0, port=store.port).identity)
-    in_step(monkeypatch, 1, step=0, port=store.port).store()
-    message = "is the store of job 7, step 0 of 2 commands, and this command belongs to job 7, step 1 of 2 commands"
-    with pytest.raises(UsageError, match=message):
-        in_step(monkeypatch, 1, step=1, port=store.port).store()
-
-
-def test_a_follower_ends_with_one_line_when_the_store_is_lost(caplog):
-    held = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
-    follower, status = replace(of_agent(held[0], 1), has_store=False, source="Slurm"), []
-    held[0].set("pdt/identity", follower.identity)
+def test_a_follower_ends_with_one_line_when_the_store_is_lost(caplog, monkeypatch):
+    held, status, asked = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)], [], threading.Event()
+    follower = of_agent(held[0], 1)
+    monkeypatch.setattr(allocations.time, "sleep", lambda seconds: asked.set() or threading.Event().wait(seconds))
     running = threading.Thread(target=lambda: status.append(follow(follower, nothing_planned)))
     running.start()
-    while not held[0].check([f"pdt/{follower.identity}/alive/1"]):
-        time.sleep(0.01)
-    held.clear()  # ends the store, as the end of rank 0's command does
+    assert asked.wait(20)
+    held.clear()  # ends the store, as the end of torchrun does
     running.join(20)
     assert status == [1]
-    assert caplog.messages == ["the command of rank 0 has ended"]
+    assert caplog.messages == ["torchrun has ended"]
 
 
 def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(store, monkeypatch):
@@ -169,7 +108,6 @@ def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(st
     leader.set("end", "0")
     follower.join(10)
     assert started == [3]
-    assert leader.check(["left/1"])
 
 
 def test_a_rank_trains_only_what_its_own_command_has_planned(tmp_path):
@@ -216,27 +154,6 @@ def test_what_a_rank_has_sent_is_what_rank_0_receives(store):
         assert receive(store, "key", type(sent)) == sent
 
 
-def test_the_store_of_a_step_on_one_machine_listens_on_the_loopback_interface(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    leader = in_step(monkeypatch, 0, step=0, port=port)
-    held = leader.store()
-    in_step(monkeypatch, 1, step=0, port=port).store().set("a", "1")
-    assert held.get("a") == b"1"
-    listening = [one for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
-    assert {one.laddr.ip for one in listening if one.laddr.port == port} == {"127.0.0.1"}
-    with pytest.raises(UsageError, match=f"the store of Slurm at 127.0.0.1:{port} cannot be reached"):
-        leader.store()
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
-    monkeypatch.setenv("MASTER_ADDR", "there")
-    several = Allocation.of_environment()
-    assert (several.address, several.one_machine) == ("there", False)
-    assert leader.rendezvous(Path("/a#b"), "1f") == "file:///a#b/.ranks-1f"
-    assert replace(leader, one_machine=False).rendezvous(Path("/a"), "29500") == "tcp://127.0.0.1:29500"
-
-
 @pytest.mark.parametrize("said", ["trials/1/stop", "trials/2", "end"])
 def test_a_follower_ends_its_rank_when_rank_0_does_not_wait_for_the_trial_any_more(store, monkeypatch, tmp_path, said):
     """The process of a trial that `--timeout` kills says nothing, but the next trial starts, or the command ends."""
@@ -262,28 +179,18 @@ def test_a_follower_ends_its_rank_when_rank_0_does_not_wait_for_the_trial_any_mo
     asked.start()
     asked.join(10)
     assert killed.is_set()
-    assert leader.add("alive/1", 0) == 0  # it did not go on with the rank
 
 
 def test_ranks_that_hang_are_not_waited_for_when_rank_0_is_done_or_one_has_failed(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(processes, "LOST_SECONDS", 0.2)
     own = Failure(1, "error", "rank 1 ended with exit status 3")
     assert processes.wait_for({0: Scripted(0), 1: Scripted()}) == []
     assert processes.wait_for({0: Scripted(), 1: Scripted(3)}) == [own]
     assert processes.wait_for({0: Scripted(0), 1: Scripted(3, after=2)}) == [own]
 
 
-def test_a_lost_connection_is_not_the_cause_while_another_rank_may_still_say_it(monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.1)
-    lost = Failure(0, "error", "RuntimeError: Connection closed by peer", lost_others=True)
-    silent = Failure(1, "error", "rank 1: its command does not answer")
-    ranks = {0: Scripted(None, lost), 1: Scripted(1, silent, after=8)}  # 0.4 s
-    assert processes.wait_for(ranks) == [lost, silent]
-
-
 def test_a_rank_uses_the_only_gpu_that_it_sees_or_the_one_of_its_number(monkeypatch):
-    """`srun --gpus-per-task 1` shows each task its own GPU only, as number 0."""
+    """A scheduler may show each process its own GPU only, as number 0."""
     count = 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.setenv("PDT_LOCAL_RANK", "3")

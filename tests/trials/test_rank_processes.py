@@ -3,15 +3,18 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
+import psutil
 import pytest
 from toy_suite import pdt
 
+from suite.cli.options import read_run_options
+from suite.cli.run import _of_allocation
 from suite.errors import UsageError
 from suite.trials.ranks.allocation import Allocation
 from suite.trials.ranks.failures import Failure, cause
@@ -109,103 +112,59 @@ def test_methods_of_each_kind_train_with_two_processes(tmp_path):
     assert table.count("eager in 2 processes") == len(records)
 
 
-def started_by_slurm(rank, *arguments, port):
-    """Start one of two commands with the environment of a step of Slurm."""
-    step = {"STEP_NUM_TASKS": 2, "STEP_ID": 0, "PROCID": rank, "LOCALID": rank, "JOB_ID": 7}
-    return subprocess.Popen(
-        [sys.executable, "run_suite.py", *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            **{f"SLURM_{name}": str(value) for name, value in step.items()},
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def with_torchrun(*arguments, **options):
+    """Start a command twice, as the two ranks of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run_suite.py"]
+    return subprocess.Popen([*command, *arguments], cwd=ROOT, text=True, **options)
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return free.getsockname()[1]
+def first_process_with(words, started):
+    """Return the first process that has these words in its command line, among those of a command."""
+    for process in [started, *started.children(recursive=True)]:
+        line = process.cmdline()
+        if all(word in line for word in words):
+            return process
+    raise AssertionError(f"no process has {words}")
 
 
-@pytest.mark.slow
-def test_commands_that_slurm_has_started_train_together_and_resume_after_a_killed_rank(tmp_path):
-    out, port = tmp_path / "out", free_port()
-    arguments = ("--methods", "dense,sdgp", *ARGUMENTS[:-2], "--epochs", "4", "--out", str(out))
-    commands = [started_by_slurm(rank, *arguments, port=port) for rank in (0, 1)]
-    deadline = time.monotonic() + 240
-    while not any(out.glob("trials/dense-*/checkpoint.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    os.kill(ranks_of(out)[1], signal.SIGKILL)
-    assert [command.wait() for command in commands] == [1, 1]
-    (path,) = out.glob("trials/dense-*/trial.json")
-    record = json.loads(path.read_text())
-    assert (record["status"], record["message"]) == ("error", "rank 1 was killed by signal 9")
-    port = free_port()
-    commands = [started_by_slurm(rank, *arguments, port=port) for rank in (0, 1)]
-    assert [command.wait() for command in commands] == [0, 0]
-    assert json.loads(path.read_text())["status"] == "done"
-    assert json.loads(path.read_text())["spec"]["processes"] == 2
+def processes_of(folder):
+    """Return the processes that name a folder in their command line: commands, trials and ranks."""
+    return [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or ())]
 
 
-@pytest.mark.slow
-def test_a_killed_command_ends_its_trial_and_those_that_follow_within_a_minute_each(tmp_path):
-    out, port = tmp_path / "out", free_port()
-    arguments = ("--methods", "dense,sdgp,prunetrain", *ARGUMENTS[:-2], "--epochs", "40", "--out", str(out))
-    first, second = (started_by_slurm(rank, *arguments, port=port) for rank in (0, 1))
-    deadline = time.monotonic() + 200
-    while not any(out.glob("trials/dense-*/checkpoint.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    second.kill()
-    killed = time.monotonic()
-    while first.poll() is None:
-        assert time.monotonic() - killed < 100  # each trial less than a minute, the later ones much less
-        time.sleep(0.1)
-    assert first.returncode == 1
-    records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
-    assert len(records) == 3
-    assert {(one["status"], one["message"]) for one in records} == {("error", "rank 1: its command does not answer")}
-    assert not ranks_of(out)
-
-
-@pytest.mark.slow
-def test_the_other_commands_end_with_one_line_when_that_of_rank_0_is_killed(tmp_path):
-    out, port = tmp_path / "out", free_port()
-    arguments = ("--methods", "dense", *ARGUMENTS[:-2], "--epochs", "40", "--out", str(out))
-    first, second = (started_by_slurm(rank, *arguments, port=port) for rank in (0, 1))
-    deadline = time.monotonic() + 200
-    while not any(out.glob("trials/dense-*/checkpoint.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    first.kill()
-    assert second.communicate(timeout=30)[1] == "pdt: the command of rank 0 has ended\n"
-    assert second.returncode == 1
-    deadline = time.monotonic() + 10
-    while ranks_of(out):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-@pytest.mark.slow
-def test_a_command_is_waited_for_that_starts_later_than_that_of_rank_0(tmp_path):
-    out, port = tmp_path / "out", free_port()
-    arguments = ("--methods", "dense", *ARGUMENTS[:-2], "--epochs", "1", "--out", str(out))
-    first = started_by_slurm(0, *arguments, port=port)
-    for line in first.stderr:
-        if "waiting" in line:
-            assert line == "pdt: waiting for the command of rank 1 of Slurm to start, up to 10 minutes\n"
-            break
-    second = started_by_slurm(1, *arguments, port=port)
-    first.communicate()
-    assert [first.returncode, second.wait()] == [0, 0]
-    assert record_of(out)["status"] == "done"
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="processes end with torchrun on Linux only")
+def test_no_process_survives_a_kill_and_the_same_command_resumes_to_equal_weights(tmp_path, kills):
+    """Killed in turn: a rank, the command of rank 0, and torchrun itself; each at a random time of the training."""
+    arguments = ("--methods", "prunetrain", *ARGUMENTS[:-2], "--epochs", str(4 * kills))
+    out, whole, random = tmp_path / "out", tmp_path / "whole", Random(0)
+    for number in range(kills):
+        ended = sum(1 for path in out.glob("trials/*/epochs.jsonl") for _ in path.open())
+        running = with_torchrun(*arguments, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 240
+        while sum(1 for path in out.glob("trials/*/epochs.jsonl") for _ in path.open()) <= ended + 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(random.uniform(0, 2))
+        agent = psutil.Process(running.pid)
+        victim = (
+            psutil.Process(ranks_of(out)[number % 2]),
+            first_process_with(["run_suite.py", str(out)], agent.children()[0]),
+            agent,
+        )[number % 3]
+        victim.kill()
+        assert running.wait(60) != 0
+        deadline = time.monotonic() + 45  # torchrun waits 30 seconds for what it has asked to end
+        while left := processes_of(out):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    for folder in (out, whole):
+        assert with_torchrun(*arguments, "--out", str(folder), stdout=subprocess.DEVNULL).wait(900) == 0
+    (resumed,), (undisturbed,) = (list(folder.glob("trials/*/model.pt")) for folder in (out, whole))
+    assert resumed.read_bytes() == undisturbed.read_bytes()
+    lines = [[json.loads(line)["epoch"] for line in path.with_name("epochs.jsonl").open()] for path in (resumed,)]
+    assert lines == [list(range(1, 4 * kills + 1))]
 
 
 PLUGIN = """
@@ -257,18 +216,24 @@ def test_callbacks_are_told_the_cause_that_the_record_has(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_command_ends_on_all_ranks_with_the_same_status():
-    for arguments, words in (
-        (("--methods", "denes"), "did you mean 'dense'"),
-        (("--methods", "dense", "--nproc-per-trial", "3"), "Slurm has started 2 processes, all of which train each"),
-        (("--methods", "dense", "--jobs", "2"), "which train one trial at a time"),
-    ):
-        port = free_port()
-        commands = [started_by_slurm(rank, *arguments, port=port) for rank in (0, 1)]
-        said = [command.communicate()[1] for command in commands]
-        assert [command.returncode for command in commands] == [2, 2]
-        assert words in said[0]
-        assert not said[1].strip()
+def test_a_wrong_command_under_torchrun_is_one_line_of_rank_0():
+    wrong = with_torchrun("--methods", "denes", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    said = wrong.communicate()[1]
+    assert wrong.returncode == 1
+    assert said.count("did you mean 'dense'") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("--nproc-per-trial", "3"), "--nproc-per-trial 3: torchrun has started 2 processes, all of which train each"),
+        (("--jobs", "2"), "--jobs 2: torchrun has started 2 processes, which train one trial at a time"),
+        (("--engine", "ray"), "--engine ray: torchrun has started 2 processes"),
+    ],
+)
+def test_options_that_torchrun_decides_are_refused(typed, words):
+    with pytest.raises(UsageError, match=words):
+        _of_allocation(read_run_options(typed), Allocation(0, 2, 0, "here", 29500))
 
 
 def test_an_allocation_is_read_from_the_environment(monkeypatch):
@@ -277,13 +242,21 @@ def test_an_allocation_is_read_from_the_environment(monkeypatch):
     assert Allocation.of_environment() is None
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script, outside of a step
     assert Allocation.of_environment() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(UsageError, match="srun has started this command several times; let it start torchrun"):
+        Allocation.of_environment()
     for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="the environment of torchrun or Slurm is incomplete: 'MASTER_PORT'"):
+    with pytest.raises(UsageError, match="several processes need the store of torchrun"):
+        Allocation.of_environment()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(UsageError, match="the environment of torchrun is incomplete: 'MASTER_PORT'"):
         Allocation.of_environment()
     monkeypatch.setenv("MASTER_PORT", "29500")
-    found = Allocation.of_environment()
-    assert (found.rank, found.size, found.local_rank, found.address, found.port) == (3, 4, 1, "here", 29500)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Allocation.of_environment() == Allocation(3, 4, 1, "here", 29500)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert Allocation.of_environment().one_machine
     monkeypatch.setenv("PDT_RANK", "1")
     assert Allocation.of_environment() is None
 

@@ -1,9 +1,9 @@
-"""Commands that `torchrun` or Slurm has started once per rank.
+"""Commands that `torchrun` has started once per rank, on one or several machines.
 
 The command of rank 0 plans, runs the trials one after the other, and reports. The commands of the other ranks follow
-it: for each trial they start their rank, in the same output folder, until rank 0 says that it has finished. They find
-each other through a `TCPStore` of torch, in which each also shows that it still answers (`heartbeats`). What they run
-follows from their own command lines, not from the store, which is not protected (`messages`).
+it: for each trial they start their rank, in the same output folder, until rank 0 says that it has finished. They speak
+through the store of torchrun, whose agents end all commands if one of them ends or is lost. What they run follows from
+their own command lines, not from the store, which is not protected (`messages`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ import functools
 import json
 import logging
 import os
-import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
 from suite import files
 from suite.errors import UsageError
-from suite.trials.engines.exit_with_parent import PARENT
+from suite.trials.engines.exit_with_parent import PARENT, die_with
 from suite.trials.folder.records import read_record
 from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.heartbeats import Pulse, beat, has_joined
 from suite.trials.ranks.messages import ExitStatus, RankEnd, Start, receive, send
 from suite.trials.ranks.processes import RANK, LocalRank
 from suite.trials.spec import TrialSpec
@@ -38,28 +36,23 @@ VARIABLE = "PDT_ALLOCATION"
 """Environment variable of the trials of rank 0's command: the allocation, as JSON."""
 
 POLL_INTERVAL = 0.2
-ANNOUNCE_AFTER = timedelta(seconds=15)
-FIRST_CONTACT = timedelta(minutes=10)
-SLURM_PORT = 29400
 TRIALS = "trials"
 MEETING = ".ranks-"
 """Beginning of the name of a file in a trial's folder, through which its ranks on one machine find each other."""
 Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
 """Returns the output folder and the trials of a command line."""
-_END, _LEFT, _IDENTITY = "end", "left", "pdt/identity"
+_END = "end"
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The place of this command among those that were started together.
+    """The place of this command among those that `torchrun` has started together.
 
     Attributes:
         rank, size: Its number, and the number of commands.
         local_rank: Its number on this machine.
-        address, port: Where rank 0 runs, and where the store listens.
-        source: What started the commands.
-        identity: Names what was started, in words; other commands that reach the same store have another identity.
-        has_store: Whether the store runs already, in a process of `torchrun`.
+        address, port: Where the store of torchrun listens, on the machine of rank 0.
+        restart: How often torchrun has started the commands again; its store still has what was written before.
         one_machine: Whether all of them run on one machine.
     """
 
@@ -68,9 +61,7 @@ class Allocation:
     local_rank: int
     address: str
     port: int
-    source: str
-    identity: str
-    has_store: bool
+    restart: int = 0
     one_machine: bool = False
 
     @classmethod
@@ -78,52 +69,33 @@ class Allocation:
         """Return the allocation that the environment describes; `None` if this command was started alone.
 
         Raises:
-            UsageError: The environment lacks a variable.
+            UsageError: The environment lacks a variable, or several tasks of Slurm run without torchrun.
         """
         variables = os.environ
         if RANK in variables or VARIABLE in variables:  # a trial
             return None
         try:
             if int(variables.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in variables:
-                # After a restart the agent's store still has what the commands before it have written.
-                restart = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+                if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    raise UsageError("several processes need the store of torchrun: start the command by torchrun")
                 return cls(
                     rank=int(variables["RANK"]),
                     size=int(variables["WORLD_SIZE"]),
                     local_rank=int(variables["LOCAL_RANK"]),
                     address=variables["MASTER_ADDR"],
                     port=int(variables["MASTER_PORT"]),
-                    source="torchrun",
-                    identity=f"restart {restart} of {variables['WORLD_SIZE']} commands",
-                    has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                    restart=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
                     one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
                 )
             # A batch script has SLURM_NTASKS too, but only `srun` sets the number of tasks of a step.
-            if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-                size, job, step = (int(variables[f"SLURM_{one}"]) for one in ("STEP_NUM_TASKS", "JOB_ID", "STEP_ID"))
-                # The steps of a job, and jobs with neighbouring numbers, may run on the same host.
-                port = SLURM_PORT + (31 * job + step) % 1000
-                one_machine = variables.get("SLURM_STEP_NUM_NODES") == "1"
-                here = "127.0.0.1" if one_machine else variables.get("MASTER_ADDR")
-                return cls(
-                    rank=int(variables["SLURM_PROCID"]),
-                    size=size,
-                    local_rank=int(variables["SLURM_LOCALID"]),
-                    address=here or _first_host(variables["SLURM_STEP_NODELIST"]),
-                    port=int(variables.get("MASTER_PORT") or port),
-                    source="Slurm",
-                    identity=f"job {job}, step {step} of {size} commands",
-                    has_store=False,
-                    one_machine=one_machine,
+            if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "TORCHELASTIC_RUN_ID" not in variables:
+                raise UsageError(
+                    "srun has started this command several times; let it start torchrun once per machine: "
+                    "srun --ntasks-per-node 1 torchrun ... run_suite.py ... (docs/data-parallel.md)"
                 )
         except (KeyError, ValueError) as error:
-            raise UsageError(f"the environment of torchrun or Slurm is incomplete: {error}") from error
+            raise UsageError(f"the environment of torchrun is incomplete: {error}") from error
         return None
-
-    @property
-    def holder(self) -> str:
-        """What runs the store, in words."""
-        return "torchrun" if self.has_store else "the command of rank 0"
 
     def rendezvous(self, folder: Path, meeting: str) -> str:
         """Return the URL at which the ranks of a trial find each other.
@@ -137,58 +109,20 @@ class Allocation:
         return f"file://{folder / MEETING}{meeting}" if self.one_machine else f"tcp://{self.address}:{meeting}"
 
     def store(self) -> Any:
-        """Return a connection to the store; rank 0's command starts it under Slurm.
+        """Return a connection to the store.
 
         Raises:
-            UsageError: The store cannot be reached, or belongs to commands that were started otherwise.
+            UsageError: It cannot be reached.
         """
         import torch.distributed as dist
 
-        where = f"{self.address}:{self.port}"
-        holds = self.rank == 0 and not self.has_store and VARIABLE not in os.environ
         try:
-            store = self._connect(holds)
-            if not self.has_store:
-                if holds:
-                    store.set(_IDENTITY, self.identity)
-                found = store.get(_IDENTITY).decode()
-                if found != self.identity:
-                    raise UsageError(
-                        f"at {where} is the store of {found}, and this command belongs to {self.identity}; give each "
-                        "step a MASTER_PORT of its own"
-                    )
-        except (RuntimeError, OSError) as error:  # all errors of the store are, and the port may be taken
-            raise UsageError(f"the store of {self.source} at {where} cannot be reached: {error}") from error
-        return dist.PrefixStore(f"pdt/{self.identity}", store)
-
-    def _connect(self, holds: bool) -> Any:
-        """Start the store, or connect with it; one line says what is waited for if that takes long."""
-        import torch.distributed as dist
-
-        def connect(timeout: timedelta) -> Any:
-            return dist.TCPStore(self.address, self.port, is_master=holds, timeout=timeout, wait_for_workers=False)
-
-        if holds and self.one_machine:
-            # By itself, torch listens on all interfaces.
-            listener = socket.create_server((self.address, self.port))
-            return dist.TCPStore(
-                self.address, self.port, is_master=True, timeout=FIRST_CONTACT, wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )  # fmt: skip
-        if holds:
-            return connect(FIRST_CONTACT)
-        try:
-            store = connect(ANNOUNCE_AFTER)
-            store.set_timeout(FIRST_CONTACT)
-            return store
-        except dist.DistError:
-            log.info("%s, at %s:%d", waiting_for(self.holder), self.address, self.port)
-            return connect(FIRST_CONTACT)
-
-
-def waiting_for(whom: str) -> str:
-    """Return a line that says for whom this command waits, and how long."""
-    return f"waiting for {whom} to start, up to {FIRST_CONTACT.total_seconds() / 60:.0f} minutes"
+            store = dist.TCPStore(self.address, self.port, is_master=False, wait_for_workers=False)
+        except (RuntimeError, OSError) as error:  # all errors of the store are
+            raise UsageError(
+                f"the store of torchrun at {self.address}:{self.port} cannot be reached: {error}"
+            ) from error
+        return dist.PrefixStore(f"pdt/{self.restart}", store)
 
 
 @contextlib.contextmanager
@@ -201,15 +135,11 @@ def _as_leader(allocation: Allocation) -> Iterator[None]:
 
 
 def lead(allocation: Allocation, command: Callable[[], int]) -> int:
-    """Run the command of rank 0 when all ranks have started, and tell the others its exit status when it ends.
-
-    Raises:
-        UsageError: Another rank has not started in time.
-    """
+    """Run the command of rank 0, and tell the others its exit status when it ends."""
+    _end_with_torchrun()
     store = allocation.store()
     status = 1
     try:
-        _wait_for_commands(allocation, store)
         with _as_leader(allocation):
             status = command()
         return status
@@ -218,28 +148,12 @@ def lead(allocation: Allocation, command: Callable[[], int]) -> int:
         raise
     finally:
         send(store, _END, status)
-        # Rank 0's process may hold the store, so that it must end last.
-        pulses = {rank: Pulse(store, rank) for rank in range(1, allocation.size) if has_joined(store, rank)}
-        while any(not store.check([f"{_LEFT}/{rank}"]) and not one.is_silent() for rank, one in pulses.items()):
-            time.sleep(POLL_INTERVAL)
 
 
-def _wait_for_commands(allocation: Allocation, store: Any) -> None:
-    """Wait until the commands of all ranks have started, so that a trial never waits for one that does not exist.
-
-    Raises:
-        UsageError: One has not started within `FIRST_CONTACT`.
-    """
-    began, announced = time.monotonic(), False
-    while missing := [str(rank) for rank in range(1, allocation.size) if not has_joined(store, rank)]:
-        waited = timedelta(seconds=time.monotonic() - began)
-        whom = f"the command of rank {', '.join(missing)} of {allocation.source}"
-        if waited > FIRST_CONTACT:
-            raise UsageError(f"{whom} has not started within {FIRST_CONTACT.total_seconds() / 60:.0f} minutes")
-        if waited > ANNOUNCE_AFTER and not announced:
-            log.info("%s", waiting_for(whom))
-            announced = True
-        time.sleep(POLL_INTERVAL)
+def _end_with_torchrun() -> None:
+    """End this command, and with it the trial that it has started, if torchrun is killed: it started the command."""
+    if sys.platform == "linux":
+        die_with(os.getppid())
 
 
 def follow(allocation: Allocation, plan: Plan) -> int:
@@ -251,21 +165,18 @@ def follow(allocation: Allocation, plan: Plan) -> int:
             0 starts its first trial, which has then found no error in the line.
 
     Returns:
-        The exit status of rank 0's command; 1 if that command, and the store with it, has ended without one.
+        The exit status of rank 0's command; 1 if torchrun, and the store with it, has ended without one.
 
     Raises:
         UsageError: The store has a message that no command of the suite has written.
     """
+    _end_with_torchrun()
     plan = functools.cache(plan)
     dist = _quiet_distributed()
-    store = allocation.store()
     try:
-        try:
-            return _follow(allocation, store, plan)
-        finally:
-            store.set(f"{_LEFT}/{allocation.rank}", "")
+        return _follow(allocation, allocation.store(), plan)
     except dist.DistError:
-        log.error("%s has ended", allocation.holder)
+        log.error("torchrun has ended")
         return 1
 
 
@@ -285,7 +196,6 @@ def _quiet_distributed() -> Any:
 def _follow(allocation: Allocation, store: Any, plan: Plan) -> int:
     number = 1
     while True:
-        beat(store, allocation.rank)
         if store.check([f"{TRIALS}/{number}"]):
             if not _is_over(store, number):
                 try:
@@ -344,7 +254,6 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
         )
         try:
             while (status := rank.poll()) is None and not _is_over(store, number):
-                beat(store, allocation.rank)
                 time.sleep(POLL_INTERVAL)
         finally:
             rank.kill()
@@ -372,11 +281,3 @@ def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Pa
     if record.get("spec") != files.read_json(json.dumps(planned.to_json()).encode()):
         raise UsageError(f"{folder}: trial.json is not that of the trial that the command of this rank has planned")
     return folder
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it, such as `gpu[01-04,07]`."""
-    done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
-    if done.returncode or not done.stdout.split():
-        raise ValueError(f"MASTER_ADDR is not set, and scontrol does not know the hosts of '{nodes}'")
-    return done.stdout.split()[0]

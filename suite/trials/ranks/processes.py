@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from suite.errors import UsageError
 from suite.trials.ranks import failures
 from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.heartbeats import SILENCE_SECONDS
 from suite.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
 
 POLL_INTERVAL = 0.1
 GRACE_SECONDS = 10.0  # after the first rank has failed: the others notice it, and rank 0 writes what was measured
-LOST_SECONDS = SILENCE_SECONDS + GRACE_SECONDS  # likewise, if the failed ranks only say that they have lost another one
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
 
 
@@ -98,7 +96,7 @@ def cuda_device(index: int | None = None) -> torch.device:
     import torch
 
     own, count = local_rank(), torch.cuda.device_count()
-    if own == 0 or count == 1:  # Slurm may show each process its own GPU only
+    if own == 0 or count == 1:  # a scheduler may show each process its own GPU only
         return torch.device("cuda", index or 0)
     if own >= count:
         raise UsageError(f"rank {own} of this machine has no GPU: this process sees {count}, and each rank needs one")
@@ -169,14 +167,9 @@ def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
             return found
         if began is None and (found or ranks[0].poll() == 0):
             began = time.monotonic()
-        if began is not None and time.monotonic() - began >= _patience(found):
+        if began is not None and time.monotonic() - began >= GRACE_SECONDS:
             return found
         time.sleep(POLL_INTERVAL)
-
-
-def _patience(found: Sequence[Failure]) -> float:
-    """Return for how many seconds to wait for the other ranks: longer if none of these failures is the cause."""
-    return LOST_SECONDS if found and all(one.lost_others for one in found) else GRACE_SECONDS
 
 
 def _failure(rank: int, process: RankProcess) -> Failure:

@@ -11,7 +11,6 @@ from typing import Any
 
 from suite.trials.ranks.allocation import TRIALS, VARIABLE, Allocation
 from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.heartbeats import Pulse
 from suite.trials.ranks.messages import RankEnd, Start, receive, send
 from suite.trials.ranks.processes import RankProcess
 
@@ -43,8 +42,6 @@ class RemoteRanks:
 class RemoteRank:
     """A rank that another command of the allocation starts and watches.
 
-    It counts as failed if that command does not answer.
-
     Args:
         store: The store of the allocation.
         number: Number of the trial among those of rank 0's command, from 1.
@@ -53,7 +50,6 @@ class RemoteRank:
 
     def __init__(self, store: Any, number: int, rank: int) -> None:
         self._store, self._trial, self._rank = store, f"{TRIALS}/{number}", rank
-        self._pulse = Pulse(store, rank)
         self._ended: RankEnd | None = None
 
     def poll(self) -> int | None:
@@ -61,13 +57,9 @@ class RemoteRank:
             key = f"{self._trial}/{self._rank}"
             if self._store.check([key]):
                 self._ended = receive(self._store, key, RankEnd)
-            elif self._pulse.is_silent():
-                lost = Failure(self._rank, "error", f"rank {self._rank}: its command does not answer")
-                self._ended = RankEnd(1, lost)
         return None if self._ended is None else self._ended.status
 
     def kill(self) -> None:
-        # Also if the rank counts as failed: its command may only have been suspended.
         self._store.set(f"{self._trial}/stop", "")
 
     def failure(self) -> Failure | None:

@@ -2,7 +2,7 @@
 
 The process that an engine starts for a trial starts the ranks, waits for them and ends them together: if one of them
 fails or is killed, the others, which may be waiting for it, are killed, and the trial's record says which one it was.
-Under `torchrun` or Slurm it starts rank 0 only, and asks the other processes of the allocation to start theirs.
+Under `torchrun` it starts rank 0 only, and asks the other processes of the allocation to start theirs.
 """
 
 from __future__ import annotations
