@@ -63,27 +63,27 @@ MOST_WORKERS = 8  # each of them imports torch
 ALL_FAST = "not slow and not long"
 # Files that take longest, which workers start with: one that began last would leave the other workers without work.
 FIRST = (
-    "timing/test_time_pass.py",
-    "runs/test_ray_cluster.py",
-    "runs/test_rank_processes.py",
-    "runs/test_resume.py",
-    "kernels/test_kernel_build.py",
-    "reports/papers/test_prunetrain_figures.py",
-    "kernels/test_cuda_compiled.py",
-    "reports/papers/test_sdgp_runs.py",
-    "reports/papers/test_clicktrain_figures.py",
-    "methods/test_conformance.py",
-    "methods/test_sdgp_backends.py",
-    "benchmarks/test_bench_programs.py",
-    "training/test_compile.py",
+    "test_time_pass.py",
+    "test_ray_cluster.py",
+    "test_rank_processes.py",
+    "test_resume.py",
+    "test_kernel_build.py",
+    "test_prunetrain_figures.py",
+    "test_cuda_compiled.py",
+    "test_sdgp_runs.py",
+    "test_clicktrain_figures.py",
+    "test_conformance.py",
+    "test_sdgp_backends.py",
+    "test_bench_programs.py",
+    "test_compile.py",
     "test_docs.py",
-    "reports/papers/test_prunetrain_runs.py",
-    "command/test_reproduce.py",
-    "methods/test_cut_shortcuts.py",
+    "test_prunetrain_runs.py",
+    "test_reproduce.py",
+    "test_cut_shortcuts.py",
     "test_architecture.py",
-    "runs/test_depends.py",
+    "test_depends.py",
     "test_workers.py",
-    "kernels/test_cuda_emulated.py",
+    "test_cuda_emulated.py",
 )
 
 
@@ -127,6 +127,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests of faults fork, which takes as long as a worker is large, and later tests make it several times larger.
     """
     if hasattr(config, "workerinput"):
-        folder = Path(__file__).parent
-        places = {folder / name: place for place, name in enumerate(FIRST)}
-        items.sort(key=lambda item: (item.path.parent.name != "faults", places.get(item.path, len(FIRST))))
+        places = {name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: (item.path.parent.name != "faults", places.get(item.path.name, len(FIRST))))
