@@ -1,1 +1,0 @@
-"""What an engine adds to the time of trials."""
