@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suite.engine.cost.hardware import available_cores, busy_cores, competition
+from suite.engine.cost.hardware import available_cores, busy_advice, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate, find_candidates
@@ -157,7 +157,7 @@ def _refuse_competition(verb: str, folder: Path, threads: Iterable[int]) -> None
     if competition(load, cores):
         raise UsageError(
             f"{verb} {folder}: {load:.1f} cores are busy with other programs, which slow one step more than another; "
-            "stop them, or measure all the same with --busy"
+            f"stop them, or measure all the same with --busy{busy_advice()}"
         )
 
 

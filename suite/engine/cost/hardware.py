@@ -161,10 +161,19 @@ def competition(load: float, cores: int) -> str:
     """
     if load < 0.5 * cores:
         return ""
-    advice = "; with OMP_NUM_THREADS=1, trials wait less for the other programs"
     return (
         f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
-        f"do not rely on measured times{'' if os.environ.get('OMP_NUM_THREADS') == '1' else advice}"
+        f"do not rely on measured times{busy_advice()}"
+    )
+
+
+def busy_advice() -> str:
+    """Return the end of a line about a busy machine: what helps there; empty if the user has set it."""
+    one = os.environ.get("OMP_NUM_THREADS") == "1"
+    return (
+        ""
+        if one
+        else "; with OMP_NUM_THREADS=1, no thread waits for another one, which is much faster on a busy machine"
     )
 
 

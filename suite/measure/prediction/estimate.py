@@ -14,6 +14,8 @@ BOUNDED = ("train_s", "communication_s", "flops_executed", "memory_bytes")
 """Numbers that are upper bounds if the probe does not shrink the network and training may."""
 INFERENCE_BATCHES = 6
 """Evaluation batches that a trial runs after its training to measure the inference speed."""
+DISTURBED = "disturbed"
+"""Beginning of the note of a prediction whose probe other programs disturbed."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.engine.cost.hardware import competition
+from suite.engine.cost.hardware import busy_advice, competition
 from suite.measure.candidates import dense_spec
 from suite.measure.prediction.cluster import Cluster, Communication, communication
-from suite.measure.prediction.estimate import Prediction, predict, setting
+from suite.measure.prediction.estimate import DISTURBED, Prediction, predict, setting
 from suite.measure.prediction.schedule import Job, makespan
 from suite.trials.engines.local import environment
 from suite.trials.engines.subprocess_call import call_in_subprocess
@@ -141,7 +141,8 @@ def _predicted(one: Forecast, probed: TrialSpec, results: Mapping[str, Mapping[s
         return dataclasses.replace(one, error=str(result["error"]))
     prediction = predict(probed, result)
     if competition(result.get("busy_cores", 0.0), result["threads"]):
-        note = f"disturbed times: other programs kept {result['busy_cores']:.1f} cores busy as the probe began"
+        load = f"{result['busy_cores']:.1f} cores busy as the probe began"
+        note = f"{DISTURBED} times: other programs kept {load}{busy_advice()}"
         prediction = dataclasses.replace(
             prediction, notes=(*prediction.notes, note), unbounded=prediction.unbounded | {"train_s"}
         )

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from suite.measure.prediction.cluster import Cluster, Communication
-from suite.measure.prediction.estimate import Prediction, setting
+from suite.measure.prediction.estimate import DISTURBED, Prediction, setting
 from suite.measure.prediction.forecast import Forecast
 from suite.trials.groups import BASELINE
 from suite.trials.progress import duration
@@ -147,9 +147,10 @@ def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
     )
     training = sum(one.prediction.train_s for one in known if one.prediction)
     at_once = f" with --jobs {jobs}" if jobs > 1 else ""
+    disturbed = any(note.startswith(DISTURBED) for one in known if one.prediction for note in one.prediction.notes)
     return (
         f"{len(running)} of {_count(len(forecasts))} to run: training {duration(training)}, all together "
-        f"{duration(seconds)}{at_once} (modelled){missing}"
+        f"{duration(seconds)}{at_once} (modelled{', from disturbed times' if disturbed else ''}){missing}"
     )
 
 

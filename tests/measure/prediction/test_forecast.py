@@ -171,6 +171,7 @@ def test_a_probe_that_fails_is_named_and_the_others_count(tmp_path):
 def test_disturbed_probes_are_marked(tmp_path):
     found = forecast_of([spec("dense")], tmp_path, Probes(busy_cores=3.2))
     assert any("other programs kept 3.2 cores busy" in line for line in notes(found))
+    assert "(modelled, from disturbed times)" in totals(found, 1.0, 1)
 
 
 def cells(found):
