@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from reports.figures.figure import Figure
+from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.papers.clicktrain.training_time import DENSE, OF_A_PART, WAYS, part
 from reports.papers.comparison import Compared, compare
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
@@ -111,8 +112,6 @@ class Figure15(_OfSeveralProcesses):
     )  # fmt: skip
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import bars_figure
-
         trials = first_trials(data, (DENSE, *(WAYS[way] for way in OF_A_PART[PART])))
         dense = trials.get(DENSE)
         bars = {}
@@ -174,8 +173,6 @@ class Figure16(_OfSeveralProcesses):
     )  # fmt: skip
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         trials = first_trials(data, (DENSE, WAYS[MASKED]))
         dense = gradient_bytes(trials[DENSE]) if DENSE in trials else []
         courses = [

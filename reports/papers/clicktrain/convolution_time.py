@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.figures.figure import Figure
+from reports.figures.panels import bars_figure
 from reports.papers.clicktrain.quantities import SMALL, recipe_name
-from reports.papers.clicktrain.timed_layers import CONVERSIONS, CSR, DENSE, METHODS, OURS, PRODUCTS, Seconds
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.trial_values import doubts, image_shape, line, model_file, timed_on, with_own_trials
@@ -20,6 +20,13 @@ from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subpr
 from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.reader import Trial
 
+PRODUCTS = ("forward", "data gradient", "weight gradient")
+DENSE = ("dense, contiguous", "dense, channels-last")
+MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
+METHODS = (*DENSE, MASKED, OURS, CSR)
+CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
+Seconds = list[float]
+"""Minimum, median and third quartile of the times of one call."""
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
 NOTHING_PRUNED = "nothing was pruned in this network"
@@ -103,8 +110,6 @@ class Figure9(Reproduction):
         return lines
 
     def _figure(self, trial: Trial, layers: Mapping[str, Any]) -> Figure:
-        from reports.figures.panels import bars_figure
-
         return bars_figure(
             self.registered_name,
             "Time to convert a pruned weight to a sparse format",
@@ -172,8 +177,6 @@ class Figure10(Reproduction):
         return lines
 
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
-        from reports.figures.panels import bars_figure
-
         drawn = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
         times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in drawn}
         return bars_figure(

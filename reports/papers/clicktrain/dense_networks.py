@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from reports.papers.clicktrain.charts import positions_figure, stacked_figure
 from reports.papers.clicktrain.quantities import SMALL
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
@@ -71,8 +72,6 @@ class Figure1(Reproduction):
     )
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.papers.clicktrain.charts import stacked_figure
-
         shares = {network: network_shares(network) for network in NETWORKS}
         part, lines = self.parts[0].name, []
         for place, count in enumerate(COUNTS):
@@ -191,8 +190,6 @@ class Figure3(Reproduction):
     )
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.papers.clicktrain.charts import positions_figure
-
         trials = done(data, "weights", "dense")
         networks = {
             "trained": [large_weights(final_model(data, trial)) for trial in trials],

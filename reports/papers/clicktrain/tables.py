@@ -12,6 +12,7 @@ from reports.figures.figure import Figure
 from reports.papers.clicktrain.quantities import SMALL, compression_at_the_end, recipe_name
 from reports.papers.comparison import Compared, Comparison
 from reports.papers.contract import Part, Reproduction
+from reports.papers.figures import differences_figure
 from suite.registry import register
 from suite.trials.folder.reader import Trial
 
@@ -138,6 +139,4 @@ class Figure11(Reproduction):
         return compression_at_the_end(trial)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import differences_figure
-
         return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)

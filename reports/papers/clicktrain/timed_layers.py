@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-PRODUCTS = ("forward", "data gradient", "weight gradient")
-DENSE = ("dense, contiguous", "dense, channels-last")
-MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
-METHODS = (*DENSE, MASKED, OURS, CSR)
-CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
+from kernels.sparse_conv.cpu import CpuSparseConvolution, library
+from reports.papers.clicktrain.convolution_time import CONVERSIONS, CSR, DENSE, MASKED, OURS, PRODUCTS, Seconds
+from suite.engine.cost.clock import stamps_of
+from suite.engine.cost.flops import count_layers
+from suite.engine.cost.interleaved import interleaved_times
+from suite.engine.network.model_files import load_model
+
 _PRUNED = 0.9  # largest density of a pruned layer; dense layers have hardly any zeros
 
 Key = TypeVar("Key")
-Seconds = list[float]
-"""Minimum, median and third quartile of the times of one call."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,6 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
         file: Path of its `model.pt`.
         shape: Shape of an image, (C, H, W).
     """
-    from torch import nn
-
-    from suite.engine.cost.flops import count_layers
-    from suite.engine.network.model_files import load_model
 
     model = load_model(file)
     costs = count_layers(model, shape)
@@ -86,9 +84,6 @@ def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, d
 
 def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
     """Return a function for each of `CONVERSIONS` of a layer's weight; the dense matrix for CSR is prepared here."""
-    import torch
-
-    from kernels.sparse_conv.cpu import CpuSparseConvolution
 
     weight = layer.weight.contiguous(memory_format=torch.channels_last)
     matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
@@ -133,8 +128,6 @@ def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], 
     All use the same random images and output gradient in float32, and the weight of the layer with its zeros; dense
     products with zeros take as long as with other numbers.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     channels = layer.weight.shape[1]
     images = torch.randn(batch, channels, *layer.size, generator=generator)
@@ -154,8 +147,6 @@ def _dense(
     layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
 ) -> tuple[Callable[[], Tensor], ...]:
     """Return oneDNN's products in one memory format; a mask multiplies the weight beforehand, and its gradient."""
-    import torch
-
     images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
     weight = layer.weight.contiguous(memory_format=layout)
     held = None if mask is None else mask.contiguous(memory_format=layout)
@@ -177,9 +168,6 @@ def _dense(
 
 def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
     """Return the products of this suite's kernels, including layout changes and packing; none without a compiler."""
-    import torch
-
-    from kernels.sparse_conv.cpu import CpuSparseConvolution, library
 
     if library() is None:
         return ()
@@ -202,9 +190,6 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
 
 def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
     """Return products of torch's sparse CSR matrices with columns of the images; times include im2col, not CSR."""
-    import torch
-    import torch.nn.functional as F
-
     matrix = layer.weight.contiguous().flatten(1)
     sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
     kernel = (layer.weight.shape[2], layer.weight.shape[3])
@@ -238,11 +223,6 @@ def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tenso
 
 def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
     """Return the quantiles of each call's seconds, measured in alternation."""
-    import numpy as np
-    import torch
-
-    from suite.engine.cost.clock import stamps_of
-    from suite.engine.cost.interleaved import interleaved_times
 
     times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
     return {

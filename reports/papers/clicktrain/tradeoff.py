@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from reports.figures.figure import Figure
+from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.clicktrain.quantities import compression_at_the_end, recipe_name
 from reports.papers.comparison import Compared, Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
+from reports.papers.figures import differences_figure
 from reports.papers.trial_values import done, learned_nothing, point, slower_than_dense, with_own_trials
 from suite.registry import register
 from suite.trials.folder.reader import Trial
@@ -131,8 +133,6 @@ class Figure12(Reproduction):
         return Outcome(lines, self.draw(lines), remarks)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import differences_figure
-
         title = "Accuracy minus dense, published on ImageNet and ours"
         return differences_figure(self.registered_name, title, comparisons)
 
@@ -231,8 +231,6 @@ class Figure17(Reproduction):
         return Outcome(lines, self._figure(data, part), remarks)
 
     def _figure(self, data: ReproductionData, part: str) -> Figure | None:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         groups = {name: [done(data, part, method) for method in several] for name, several in METHODS.items()}
         trials = [trial for several in groups.values() for each in several for trial in each]
         seconds = max((trial.number("train_time_s") or 0.0 for trial in trials), default=0.0)

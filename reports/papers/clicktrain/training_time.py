@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from reports.figures.figure import Figure
+from reports.figures.panels import bars_figure
+from reports.papers.clicktrain.charts import stacked_figure
 from reports.papers.clicktrain.quantities import SMALL
 from reports.papers.comparison import Compared, Comparison, compare
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
@@ -148,8 +150,6 @@ class Figure13(Reproduction):
         return Outcome(tuple(lines), self._figure(by_way), (*pays(lines), *self.remarks))
 
     def _figure(self, by_way: Mapping[str, list[Trial]]) -> Figure | None:
-        from reports.figures.panels import bars_figure
-
         bars: dict[str, list[float]] = {}
         spreads: dict[str, list[tuple[float, float]]] = {}
         for way, trials in by_way.items():
@@ -260,8 +260,6 @@ class Figure14(Reproduction):
     )  # fmt: skip
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.papers.clicktrain.charts import stacked_figure
-
         rows = {}
         for way, trials in trials_by_way(data).items():
             if trials:

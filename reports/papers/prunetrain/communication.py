@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.comparison import Compared
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.prunetrain.imagenet import ADJUSTED, RATIOS, label
@@ -102,8 +103,6 @@ class Figure11(Reproduction):
         }
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         drawn: dict[str, Trial] = {}
         for part, methods in zip(self.parts, (_ON_CIFAR10, _ON_IMAGENET), strict=True):
             drawn = drawn or {name: trials[0] for name, method in methods.items()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, figure_part, strength
-from reports.papers.prunetrain.timed_networks import REPETITIONS, cut_again
+from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, REPETITIONS, figure_part, strength
 from reports.papers.trial_values import (
     classes,
     done,
@@ -160,8 +160,6 @@ class Figure6(Reproduction):
     )
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         lines: list[Comparison] = []
         differences: list[float] = []
         panels = []
@@ -201,6 +199,7 @@ class Figure6(Reproduction):
 
 def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
     """Return the inference FLOPs of a final network after one more cut, over those of the dense network."""
+    from reports.papers.prunetrain.timed_networks import cut_again
     from suite.engine.cost.flops import count_model
 
     shape, dense = image_shape(data, trial), trial.number("inference_flops_dense")
@@ -229,8 +228,6 @@ class Figure7(Reproduction):
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import bars_figure
-
         trials = done(data, "blocks", strength(RATIOS[-1]))
         found = layer_times(data, trials[0]) if trials else SubprocessResult({}, "", 0.0)
         times: dict[str, list[float]] = found.value
@@ -293,8 +290,6 @@ class Figure12(Reproduction):
     parts = (figure_part("layers", "prunetrain", ["prunetrain"], seeds=ONE_SEED),)
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import bars_figure
-
         trials = done(data, "layers", "prunetrain")
         found = densities(data, trials[0]) if trials else {}
         left = sum(one["left"] for one in found.values())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.data.method_rows import by_seed
+from reports.figures.panels import Line, Panel, curves_figure, peaks_figure
 from reports.papers.comparison import Compared, Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.prunetrain.quantities import GROWING, ONE_SEED, figure_part, strength, training_left
@@ -71,8 +72,6 @@ class Figure2(Reproduction):
         return {"lost_in_first_half": (shares[0] - shares[len(shares) // 2]) / (shares[0] - shares[-1])}
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         comparisons = self.compare(data)
         trials = {label: done(data, "strengths", label) for label in map(strength, STRENGTHS)}
         once = {at: done(data, "oneshot", one_time(at)) for at in TIMES}
@@ -167,8 +166,6 @@ class Figure4(Reproduction):
         if not trials:
             missing = Missing("the trial is not done")
             return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
-        from reports.figures.panels import peaks_figure
-
         trial = trials[0]
         peaks = watched_peaks(trial)
         threshold = float(data.specs[trial.name].parameters["threshold"])
@@ -285,8 +282,6 @@ class Figure9(Reproduction):
         }
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         names = ("batch as it was", "growing batch")
         # Draw one task: the first part in which both trials are done, else the trials of the first part.
         by_part = [

@@ -15,6 +15,7 @@ from suite.trials.folder.reader import Trial
 
 SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
+REPETITIONS = 20  # of a time, of which the median counts
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
 PAPER = ("paper",)  # the preset

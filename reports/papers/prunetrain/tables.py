@@ -12,6 +12,7 @@ from typing import ClassVar
 from reports.figures.figure import Figure
 from reports.papers.comparison import Compared, Comparison, accuracy
 from reports.papers.contract import Part, Reproduction
+from reports.papers.figures import differences_figure
 from reports.papers.prunetrain.quantities import (
     BEST_EPOCH,
     GROWING,
@@ -38,8 +39,6 @@ class AccuracyAndCost(Reproduction):
         return modelled_costs(trial)
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import differences_figure
-
         return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 

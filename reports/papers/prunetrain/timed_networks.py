@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-REPETITIONS = 20
+from reports.papers.prunetrain.quantities import REPETITIONS
+from suite import registry
+from suite.engine.cost.clock import stamps_of
+from suite.engine.cost.interleaved import interleaved_times
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.model_files import load_model
+from suite.engine.training.method_runner import MethodRunner
+from suite.method import Context
 
 
 def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -22,11 +28,6 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
         shape: Shape of an image, (C, H, W).
         classes: Number of classes of the task.
     """
-    from suite import registry
-    from suite.engine.network.model_files import load_model
-    from suite.engine.training.method_runner import MethodRunner
-    from suite.method import Context
-
     model = load_model(file)
     method = registry.get("method", "prunetrain")(interval=1, threshold=threshold, gating=gating)
     hooks = MethodRunner(method, Context(model, input_shape=shape, num_classes=classes, epochs=1, batch_size=1))
@@ -47,9 +48,6 @@ def images_per_second(
         batch: Number of images per pass.
         device: `cpu`, `cuda` or `cuda:N`.
     """
-    import torch
-
-    from suite.engine.network.model_files import load_model
 
     place = torch.device(device)
     images = _images(shape, batch, place)
@@ -70,10 +68,6 @@ def layer_times(
     Returns:
         Seconds with channel union and with gating; removed branches are left out.
     """
-    import torch
-
-    from suite.engine.network.channels.spaces import find_index_spaces
-    from suite.engine.network.model_files import load_model
 
     place = torch.device(device)
     names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
@@ -90,37 +84,29 @@ def layer_times(
 
 def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Return the median seconds of several calls that run in turn."""
-    import numpy as np
-
-    from suite.engine.cost.clock import stamps_of
-    from suite.engine.cost.interleaved import interleaved_times
 
     times = interleaved_times(calls, REPETITIONS, stamps_of(device), warm_ups=2)
     return [float(value) for value in np.median(times, axis=0)]
 
 
 def _images(shape: tuple[int, int, int], batch: int, device: torch.device) -> Tensor:
-    import torch
 
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     return images.to(device).contiguous(memory_format=torch.channels_last)
 
 
 def _on(device: torch.device, model: nn.Module) -> nn.Module:
-    import torch
 
     moved: nn.Module = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return moved
 
 
 def _autocast(images: Tensor, dtype: str) -> torch.autocast:
-    import torch
 
     return torch.autocast(images.device.type, getattr(torch, dtype), enabled=dtype != "float32")
 
 
 def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
-    import torch
 
     with torch.no_grad(), _autocast(images, dtype):
         model(images)
@@ -128,8 +114,6 @@ def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
 
 def _layer_calls(model: nn.Module, names: list[str], images: Tensor, dtype: str) -> dict[str, Callable[[], object]]:
     """Return for each layer a function that runs it forward and backward on its input in the network."""
-    import torch
-
     layers = {name: module for name, module in model.named_modules() if name in names}
     given: dict[str, Tensor] = {}
     handles = [

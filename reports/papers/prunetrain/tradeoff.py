@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from reports.figures.figure import Figure
+from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.comparison import Compared
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.prunetrain.quantities import (
@@ -178,7 +179,6 @@ class Figure10(Reproduction):
 
 def tradeoff_figure(name: str, title: str, caption: str, by_method: Mapping[str, list[list[Trial]]]) -> Figure | None:
     """Draw accuracy over inference and training FLOPs: one line per method, one point per group of trials."""
-    from reports.figures.panels import Line, Panel, curves_figure
 
     def lines(cost: Callable[[Trial], float | None]) -> list[Line]:
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.comparison import Compared, Comparison, accuracy
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.sdgp.tables import MODES, TABLE, label
@@ -56,8 +57,6 @@ def _part(compared: Sequence[Compared]) -> Part:
 
 
 def _figure(reproduction: Reproduction, data: ReproductionData, title: str, axis: str, field: str, scale: float) -> Any:
-    from reports.figures.panels import Line, Panel, curves_figure
-
     lines = [Line(name, mean_curve(done(data, PART, method), field, scale)) for name, method in METHODS.items()]
     caption = "Means over seeds, on CIFAR-10. All pruned trainings are 2:4."
     return curves_figure(

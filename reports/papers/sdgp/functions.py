@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
+from reports.papers.figures import matrices_figure
 from reports.papers.sdgp.gradient import Figure5, M, N, capture, loss_scale, loudest_group, zeros
 from reports.papers.trial_values import done, line, model_file
 from suite.registry import register
@@ -95,8 +96,6 @@ class Figure4(Reproduction):
         captured = capture(spec, model_file(data, trials[0]), data.device, scale)
         found = pruned_rows(loudest_rows(captured.grad))
         lines += self._lines(part, found)
-        from reports.papers.figures import matrices_figure
-
         figure = matrices_figure(
             self.registered_name,
             "Three pixels of an output gradient, dense and pruned to 2:4",

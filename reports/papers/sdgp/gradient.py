@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
+from reports.papers.figures import gradient_figure
 from suite import registry
 from suite.registry import register
 from suite.trials.estimates import Estimate, Missing
@@ -78,7 +79,6 @@ class Figure5(Reproduction):
     def outcome(self, data: ReproductionData) -> Outcome:
         """Run one more backward pass of the trained network, prune its output gradient, and measure the changes."""
         import kernels
-        from reports.papers.figures import gradient_figure
 
         trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:

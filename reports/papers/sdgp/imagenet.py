@@ -11,6 +11,7 @@ from dataclasses import replace
 from reports.figures.figure import Figure
 from reports.papers.comparison import Compared, Comparison
 from reports.papers.contract import Part, Reproduction
+from reports.papers.figures import differences_figure
 from reports.papers.sdgp.tables import COLUMNS, PRUNED, columns, dense_column, pruned_columns
 from suite.registry import register
 
@@ -98,6 +99,4 @@ class Table1OfImageNet(Reproduction):
     )
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import differences_figure
-
         return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from suite.choices import MethodChoice, build_model
-
-if TYPE_CHECKING:
-    from torch import nn
+from suite.engine.cost.clock import StepClock
+from suite.engine.training.method_runner import MethodRunner
+from suite.method import Context
 
 ROUNDS, WARM_UPS = 6, 2
 
@@ -32,12 +36,6 @@ def product_seconds(
     Returns:
         Seconds by layer and part: `forward`, `dgrad`, `wgrad` and `pruning`.
     """
-    import torch
-    import torch.nn.functional as F
-
-    from suite.engine.cost.clock import StepClock
-    from suite.engine.training.method_runner import MethodRunner
-    from suite.method import Context
 
     place = torch.device(device)
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from reports.figures.figure import Figure
 from reports.papers.comparison import Compared, Comparison, accuracy
 from reports.papers.contract import Part, Reproduction
+from reports.papers.figures import differences_figure, grid_figure
 from suite.registry import register
 
 TABLE = "sdgp-table1-cifar10-resnet9"
@@ -107,8 +108,6 @@ class Table1(Reproduction):
     )
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import differences_figure
-
         return differences_figure(self.registered_name, "Accuracy minus dense, published and ours", comparisons)
 
 
@@ -150,8 +149,6 @@ class Figure8(Reproduction):
     )
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        from reports.papers.figures import grid_figure
-
         by_name = {one.quantity: one for one in comparisons}
         cells = {}
         for ratio in RATIOS:

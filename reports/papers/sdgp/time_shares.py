@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures.figure import Figure
+from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from suite import registry
@@ -115,8 +116,6 @@ class Figure9(Reproduction):
         return lines
 
     def _figure(self, seconds: Seconds, batch: int) -> Figure:
-        from reports.figures.panels import bars_figure
-
         bars = {
             title: [1e3 * parts.get(product, 0.0) for parts in seconds.values()] for product, title in PRODUCTS.items()
         }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from reports.data.disturbed_times import is_disturbed
 from reports.data.targets import NOT_REACHED, median
 from reports.figures.figure import Figure
+from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.sdgp.curves import mean_curve
@@ -118,8 +119,6 @@ class Figure10(Reproduction):
         )
 
     def _draw(self, trials: Mapping[str, Sequence[Trial]], target: float, share: float) -> Figure | None:
-        from reports.figures.panels import Line, Panel, curves_figure
-
         lines = []
         for pair, several in trials.items():
             points = mean_curve(several, "test_accuracy", 100.0)
