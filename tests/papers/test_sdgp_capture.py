@@ -55,7 +55,7 @@ def model(monkeypatch):
     made = nn.Sequential(*layers).eval()
     get = registry.get
     monkeypatch.setattr(registry, "get", lambda kind, name: Task if name == "made-up" else get(kind, name))
-    monkeypatch.setattr("suite.checkpoint.load_model", lambda path: copy.deepcopy(made))
+    monkeypatch.setattr("suite.engine.network.model_files.load_model", lambda path: copy.deepcopy(made))
     return made
 
 

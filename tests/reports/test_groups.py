@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,6 +13,7 @@ from reports.content.build import build
 from reports.data.disturbed_times import is_disturbed
 from reports.data.looks import COLOURS, SHADES, colour_of, looks
 from reports.figures import svg
+from suite import registry
 from suite.trials.folder.reader import read
 from suite.trials.groups import group_trials
 
@@ -148,7 +148,7 @@ def test_a_colour_follows_from_the_name_of_a_method_alone(suite: Any) -> None:
 
 
 def test_the_methods_of_the_project_have_different_colours() -> None:
-    names = [path.stem for path in (Path(__file__).parents[2] / "methods").rglob("[a-z]*.py")]
+    names = registry.names("method")
     assert {"dense", "sdgp", "prunetrain", "clicktrain"} <= set(names)
     assert len(set(map(colour_of, names))) == len(names)
 
