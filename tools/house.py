@@ -76,7 +76,7 @@ def trace(arguments: list[str]) -> tuple[set[str], set[str]]:
         command = [sys.executable, str(ROOT / "run_suite.py"), *arguments, f"--out={temporary}/suite"]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
         processes = [{line for line in file.read_text().split("\n") if line} for file in out.iterdir()]
-    entry = str(ROOT / "suite" / "runs" / "trial.py")
+    entry = str(ROOT / "suite" / "trials" / "trial.py")
     trials = [files for files in processes if entry in files and str(ROOT / "run_suite.py") not in files]
     return set().union(*processes), max(trials, key=len, default=set())
 
