@@ -236,10 +236,11 @@ def test_a_stage_without_its_end_is_measured_at_its_start(shrinking, tmp_path, s
 
 def test_short_steps_take_turns_of_several(shrinking, monkeypatch, measured, seconds_of_step):
     """A step of 20 ms is measured in threes, and one of a second alone."""
+    monkeypatch.setattr(steps, "MOST_STEPS", 4)
     counted = []
     call = steps.Steps.__call__
     monkeypatch.setattr(steps.Steps, "__call__", lambda self: counted.append(None) or call(self))
-    for seconds, length in ((1.0, 1), (0.02, 3), (1e-4, 20)):
+    for seconds, length in ((1.0, 1), (0.02, 3), (1e-4, 4)):
         (shrinking / "time.json").unlink(missing_ok=True)
         seconds_of_step(lambda ledger, seconds=seconds: seconds)
         counted.clear()

@@ -36,7 +36,11 @@ VARIANTS = {
     ),
 }
 CONTRACT = {contract.__name__: contract for contract in CONTRACTS}
-CASES = [(name, index) for name in registry.names("method") for index in range(len(VARIANTS.get(name, ({},))))]
+CASES = [
+    pytest.param(name, index, marks=pytest.mark.slow if index else [])
+    for name in registry.names("method")
+    for index in range(len(VARIANTS.get(name, ({},))))
+]
 
 
 def small(name, parameters=None, epochs=4):
