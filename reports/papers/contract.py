@@ -103,7 +103,8 @@ class Reproduction:
 
     Class attributes:
         title: Title of the page.
-        reference: Group of published numbers whose setting is reproduced.
+        reference: Group of published numbers whose setting is reproduced; empty if the original has no number.
+        source: Name of the paper in the file of numbers, if there is no `reference`.
         also: Groups that are shown without numbers of ours.
         compared_with: Groups that `outcome` compares with, in addition to `reference` and those that parts name.
         parts: Parts to run.
@@ -114,6 +115,7 @@ class Reproduction:
     registered_name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
     compared_with: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[Part, ...]] = ()
@@ -139,7 +141,8 @@ class Reproduction:
         for part in self.parts:
             if part.baseline not in names:
                 raise UsageError(f"{self.registered_name}: part {part.name} has no part '{part.baseline}' as baseline")
-        for name in (self.reference, *self.also, *self.compared_with):
+        self.published.source(self.source) if self.source else self.published.group(self.reference)
+        for name in (*self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:
             for one in part.compared:

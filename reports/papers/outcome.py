@@ -65,7 +65,7 @@ def write_outcome(
             summary=_summary(reproduction),
             comparisons=outcome.comparisons,
             figure=outcome.figure,
-            reference=reproduction.published.group(reproduction.reference),
+            reference=reproduction.published.group(reproduction.reference) if reproduction.reference else None,
             trials=tuple(behind),
             networks=tuple(other_networks(reproduction.parts, trials)),
             changed=tuple(recipe),
@@ -158,10 +158,11 @@ def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, 
 
 
 def _summary(reproduction: Reproduction) -> str:
-    reference = reproduction.published.group(reproduction.reference)
-    lines = [(reproduction.__doc__ or "").strip().partition("\n")[0]]
-    lines.append(f"Published: {reference.source.title} ({reference.source.where}).")
-    return " ".join(lines)
+    known = reproduction.published
+    source = known.group(reproduction.reference).source if reproduction.reference else known.source(reproduction.source)
+    number = "" if reproduction.reference else ", without a number"
+    summary = (reproduction.__doc__ or "").strip().partition("\n")[0]
+    return f"{summary} Published{number}: {source.title} ({source.where})."
 
 
 def other_command(command: Sequence[str], part: str) -> str:

@@ -51,7 +51,7 @@ class ReproductionPage:
         comparisons: Comparisons of the parts, then the numbers that are only published; the CSV has all of them.
         alone: Groups that are only published.
         figure: Figure, or `None` if there is nothing to draw.
-        reference: Group whose setting is reproduced.
+        reference: Group whose setting is reproduced; `None` if the original has no number.
         trials: Trials behind the numbers, failed ones included.
         networks: Lines on networks that the preset or the command replaced.
         changed: Recipe fields that the command set, `name=value`.
@@ -66,7 +66,7 @@ class ReproductionPage:
     summary: str
     comparisons: tuple[Comparison, ...]
     figure: Figure | None
-    reference: Group
+    reference: Group | None
     trials: tuple[Trial, ...]
     networks: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ def to_markdown(reproduced: ReproductionPage) -> str:
 
 
 def setting_warning(
-    trials: Sequence[Trial], reference: Group, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
+    trials: Sequence[Trial], reference: Group | None, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> str:
     """Return the differences between our setting and that of the paper; empty if none is known.
 
@@ -161,7 +161,7 @@ def setting_warning(
 
     Args:
         trials: Our trials.
-        reference: Group with the published conditions.
+        reference: Group with the published conditions, if there is one.
         networks: Lines on networks that were replaced.
         changed: Recipe fields that the command set.
     """
@@ -170,7 +170,7 @@ def setting_warning(
     if presets and presets != [FULL_RECIPE]:
         parts.append(f"preset {' and '.join(presets)} instead of the paper's recipe")
     for key in ("task", "data_copy", "model", "epochs", "batch_size", "dtype", "execution"):
-        ours, theirs = _ours(trials, key), reference.conditions.get(key)
+        ours, theirs = _ours(trials, key), reference.conditions.get(key) if reference else None
         if theirs is not None and ours and ours != [_text(theirs)]:
             parts.append(f"{key.replace('_', ' ')} {' and '.join(ours)} instead of {_text(theirs)}")
     parts += networks
@@ -179,8 +179,8 @@ def setting_warning(
     return "; ".join(parts)
 
 
-def _conditions(trials: Sequence[Trial], reference: Group) -> Table | None:
-    if not trials or not reference.conditions:
+def _conditions(trials: Sequence[Trial], reference: Group | None) -> Table | None:
+    if not trials or not reference or not reference.conditions:
         return None
     rows = []
     for key, theirs in reference.conditions.items():

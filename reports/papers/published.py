@@ -149,10 +149,21 @@ def kind_of(of: str) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """The groups of one file, by name."""
+    """The groups and sources of one file, by name."""
 
     path: Path
     groups: Mapping[str, Group]
+    sources: Mapping[str, Source]
+
+    def source(self, name: str) -> Source:
+        """Return the source of a name.
+
+        Raises:
+            UsageError: If no source has the name.
+        """
+        if name not in self.sources:
+            raise UsageError(f"{self.path.name}: no source is called '{name}'{nearest(name, self.sources)}")
+        return self.sources[name]
 
     def group(self, name: str) -> Group:
         """Return the group of a name.
@@ -210,7 +221,7 @@ def read(path: Path) -> Published:
         if group.name in groups:
             raise UsageError(f"{path}: group {group.name} occurs twice")
         groups[group.name] = group
-    return Published(path, groups)
+    return Published(path, groups, sources)
 
 
 def _group(fields: Mapping[str, Any], sources: Mapping[str, Source], where: str) -> Group:

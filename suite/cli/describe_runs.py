@@ -56,12 +56,13 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
 def describe_reproduction(name: str, task: str) -> dict[str, Any]:
     """Return the trials of each part of a reproduction, and the published numbers that they are compared with."""
     thing = registry.get("reproduction", name)()
+    groups = dict.fromkeys(filter(None, [thing.reference, *thing.also, *thing.compared_with]))
     return {
         "name": name,
         "kind": "reproduction",
         "title": thing.title,
         "summary": (type(thing).__doc__ or "").strip().partition("\n")[0],
-        "published": ", ".join(dict.fromkeys([thing.reference, *thing.also, *thing.compared_with])),
+        "published": ", ".join(groups) or "no number",
         "command": f"{program_name()} reproduce {name}",
         "parts": {part.name: _described_part(part) for part in thing.parts},
         "remarks": {str(number): text for number, text in enumerate(thing.remarks, 1)},

@@ -25,14 +25,13 @@ from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
-NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 15, 16, 12, 10, 9, 3, 1))
+NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
 pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
 MODEL = "resnet9[width=0.125]"
 SHORT = (
     *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
     *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
 )
-MODELLED = ("clicktrain-fig15", "clicktrain-fig16")
 TIMED_APART = ("clicktrain-fig9", "clicktrain-fig10")
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 
@@ -68,8 +67,7 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "mathdefault" not in text
     measured = [row for row in rows(folder, name).values() if row["part"] and row["ours"]]
     assert measured
-    modelled = {"modelled"} if name in MODELLED else set()
-    assert {row["kind"] for row in measured} <= {"measured", "counted"} | modelled
+    assert {row["kind"] for row in measured} <= {"measured", "counted"}
 
 
 def test_the_trials_were_shared(folder, trials):

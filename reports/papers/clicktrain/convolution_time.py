@@ -66,7 +66,7 @@ class Figure9(Reproduction):
     """ClickTrain's Fig. 9: time to convert a pruned weight to a sparse format, and to torch's CSR."""
 
     title = "ClickTrain, Fig. 9: time of the conversion to a sparse format"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     remarks = (
         ON_THE_CPU,
         "Torch's to_sparse_csr searches for nonzero weights. Packing is one gather with an index that is built once "
@@ -127,7 +127,7 @@ class Figure10(Reproduction):
     """ClickTrain's Fig. 10: time of the three products of pruned convolutions, dense, masked, skipped, sparse CSR."""
 
     title = "ClickTrain, Fig. 10: convolution time by method"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     remarks = (
         ON_THE_CPU,
         "Dense: oneDNN by torch, in two memory formats. Masked: the same, with the mask multiplied in. Skipping: this "

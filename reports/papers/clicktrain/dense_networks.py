@@ -164,7 +164,7 @@ class Figure3(Reproduction):
     """ClickTrain's Fig. 3: positions and shapes of the largest weights in 3x3 kernels of a dense network."""
 
     title = "ClickTrain, Fig. 3: positions of large weights in 3x3 kernels"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     remarks = (
         f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. "
         "With no "

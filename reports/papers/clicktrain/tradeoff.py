@@ -178,7 +178,7 @@ class Figure17(Reproduction):
     """ClickTrain's Fig. 17: PruneTrain and ClickTrain, here on the same networks, unlike in the paper."""
 
     title = "ClickTrain, Fig. 17: PruneTrain and ClickTrain on the same networks"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     also = tuple(
         f"clicktrain-fig11-prunetrain-{what}"
         for what in ("dense", "accuracy", "compression", "train-flops", "inference-flops")

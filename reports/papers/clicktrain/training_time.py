@@ -102,7 +102,7 @@ class Figure13(Reproduction):
     """ClickTrain's Fig. 13: time of an iteration by stage, with masked weights multiplied or skipped, and of dense."""
 
     title = "ClickTrain, Fig. 13: time of a training step, by stage"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     remarks = (
         "A step is forward, backward and the optimizer; the slides measure only forward and backward. Times are "
         "medians "
@@ -222,7 +222,7 @@ class Figure14(Reproduction):
     """ClickTrain's Fig. 14: time of the whole training, with masked weights multiplied or skipped, and of dense."""
 
     title = "ClickTrain, Fig. 14: total training time"
-    reference = "clicktrain-fig11-cifar10-accuracy"
+    source = "clicktrain-slides"
     also = ("clicktrain-claim-cost",)
     remarks = (
         "Training time includes steps, the choice of patterns, masks, and for auto the measurement of the backends. "

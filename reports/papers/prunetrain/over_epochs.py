@@ -144,7 +144,7 @@ class Figure4(Reproduction):
     """PruneTrain's Fig. 4: largest weight of each output channel over the epochs, and whether dead channels revive."""
 
     title = "PruneTrain, Fig. 4: channels that die, and whether they revive"
-    reference = "prunetrain-table1-cifar10-accuracy"
+    source = "prunetrain-paper"
     remarks = (
         "The network keeps its size, because removed channels cannot revive. Weights under the threshold are set to "
         "zero "

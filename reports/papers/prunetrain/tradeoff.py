@@ -119,7 +119,7 @@ class Figure10(Reproduction):
     """PruneTrain's Fig. 10: accuracy against cost for different reconfiguration intervals."""
 
     title = "PruneTrain, Fig. 10: the reconfiguration interval"
-    reference = "prunetrain-table1-cifar10-accuracy"
+    source = "prunetrain-paper"
     remarks = (
         "The paper shows its points only in the picture; it finds accuracy and cost insensitive to the interval.",
     )
