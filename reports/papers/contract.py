@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from reports.figures.figure import Figure
 from reports.papers import published
 from reports.papers.comparison import Compared, Comparison, compare, published_alone
+from reports.papers.published import Source
 from suite.errors import UsageError
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import BASELINE
@@ -131,6 +132,16 @@ class Reproduction:
         """
         return published.own() if self.numbers == published.OWN else published.read(self.numbers)
 
+    @property
+    def origin(self) -> Source:
+        """The paper.
+
+        Raises:
+            UsageError: The file of published numbers has no such group or source.
+        """
+        known = self.published
+        return known.group(self.reference).source if self.reference else known.source(self.source)
+
     def check(self) -> None:
         """Check that every published number and every part that is named here exists.
 
@@ -141,7 +152,7 @@ class Reproduction:
         for part in self.parts:
             if part.baseline not in names:
                 raise UsageError(f"{self.registered_name}: part {part.name} has no part '{part.baseline}' as baseline")
-        self.published.source(self.source) if self.source else self.published.group(self.reference)
+        _ = self.origin
         for name in (*self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:

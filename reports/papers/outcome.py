@@ -158,9 +158,7 @@ def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, 
 
 
 def _summary(reproduction: Reproduction) -> str:
-    known = reproduction.published
-    source = known.group(reproduction.reference).source if reproduction.reference else known.source(reproduction.source)
-    number = "" if reproduction.reference else ", without a number"
+    source, number = reproduction.origin, "" if reproduction.reference else ", without a number"
     summary = (reproduction.__doc__ or "").strip().partition("\n")[0]
     return f"{summary} Published{number}: {source.title} ({source.where})."
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from reports.papers.contract import ReproductionData
+from reports.papers.sdgp import captured_gradient
 from reports.papers.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
@@ -55,12 +56,12 @@ def model(monkeypatch):
     made = nn.Sequential(*layers).eval()
     get = registry.get
     monkeypatch.setattr(registry, "get", lambda kind, name: Task if name == "made-up" else get(kind, name))
-    monkeypatch.setattr("suite.engine.network.model_files.load_model", lambda path: copy.deepcopy(made))
+    monkeypatch.setattr("reports.papers.sdgp.captured_gradient.load_model", lambda path: copy.deepcopy(made))
     return made
 
 
 def test_it_is_the_gradient_of_the_step_that_would_come_next(model):
-    captured = sdgp_gradient.capture(spec("float32"), None, "cpu")
+    captured = captured_gradient.capture(spec("float32"), None, "cpu")
     images, labels = next(Batches().epoch(EPOCHS, BATCH))
     hand = model.train()
     inner = hand[1](hand[0](images))
@@ -73,21 +74,21 @@ def test_it_is_the_gradient_of_the_step_that_would_come_next(model):
 
 def test_float16_has_the_loss_scale_of_the_trial(model):
     model[4].weight.data *= 1e-5  # its gradients are below what float16 holds without a scale
-    exact = sdgp_gradient.capture(spec("float32"), None, "cpu").grad
-    bare = sdgp_gradient.capture(spec("float16"), None, "cpu")
-    scaled = sdgp_gradient.capture(spec("float16"), None, "cpu", 65536.0)
+    exact = captured_gradient.capture(spec("float32"), None, "cpu").grad
+    bare = captured_gradient.capture(spec("float16"), None, "cpu")
+    scaled = captured_gradient.capture(spec("float16"), None, "cpu", 65536.0)
     assert bare.grad.dtype == scaled.grad.dtype == torch.float16
-    assert sdgp_gradient.zeros(bare.grad) > 0.05
-    assert sdgp_gradient.zeros(scaled.grad) == 0
+    assert captured_gradient.zeros(bare.grad) > 0.05
+    assert captured_gradient.zeros(scaled.grad) == 0
     assert scaled.loss_scale == 65536
     assert (scaled.grad.float() / 65536 - exact).norm() < 0.05 * exact.norm()
 
 
 def test_a_scale_that_overflows_is_halved_as_in_training(model):
-    captured = sdgp_gradient.capture(spec("float16"), None, "cpu", 2.0**40)
+    captured = captured_gradient.capture(spec("float16"), None, "cpu", 2.0**40)
     assert captured.grad.isfinite().all()
     assert 1 < captured.loss_scale < 2.0**40
-    twice = sdgp_gradient.capture(spec("float16"), None, "cpu", captured.loss_scale)
+    twice = captured_gradient.capture(spec("float16"), None, "cpu", captured.loss_scale)
     assert twice.loss_scale == captured.loss_scale
     assert torch.equal(twice.grad, captured.grad)  # of one backward pass, and not the sum of those that overflowed
 
@@ -117,7 +118,7 @@ def outcome(tmp_path, dtype, *records):
 
 def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, monkeypatch):
     made = []
-    capture = sdgp_gradient.capture
+    capture = captured_gradient.capture
 
     def capture_with_zeros(*arguments):
         captured = capture(*arguments)
@@ -125,7 +126,7 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
         made.append(captured)
         return captured
 
-    monkeypatch.setattr(sdgp_gradient, "capture", capture_with_zeros)
+    monkeypatch.setattr(captured_gradient, "capture", capture_with_zeros)
     found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 1024.0})
     assert made[0].loss_scale == 1024
     assert "The loss was multiplied by 1024." in found.figure.caption
@@ -136,11 +137,11 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
     lines = {one.quantity: one for one in found.comparisons}
     drawn, whole = lines["exact zeros, dense, drawn channels"], lines["exact zeros, dense"]
     assert (drawn.published, whole.published) == (25, None)
-    sample, group = sdgp_gradient.loudest_group(made[0].grad)
+    sample, group = captured_gradient.loudest_group(made[0].grad)
     assert (sample > 0, group) == (True, 0)
-    assert drawn.ours.mean == 100 * sdgp_gradient.zeros(made[0].grad[sample, :4])
-    assert whole.ours.mean == 100 * sdgp_gradient.zeros(made[0].grad) >= 100 / 8
-    ratios = sdgp_gradient.channel_ratios(made[0].grad, sdgp_gradient.prune(made[0].grad, 0)["magnitude"])
+    assert drawn.ours.mean == 100 * captured_gradient.zeros(made[0].grad[sample, :4])
+    assert whole.ours.mean == 100 * captured_gradient.zeros(made[0].grad) >= 100 / 8
+    ratios = captured_gradient.channel_ratios(made[0].grad, captured_gradient.prune(made[0].grad, 0)["magnitude"])
     for name, share in (("5th percentile", 0.05), ("median", 0.5), ("95th percentile", 0.95)):
         line = lines[f"sum of magnitudes left in a channel, magnitude, {name} of channels"]
         assert line.ours.mean == pytest.approx(100 * float(ratios.quantile(share)))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from reports.papers.contract import ReproductionData
-from reports.papers.sdgp import functions
+from reports.papers.sdgp import captured_gradient, functions
+from reports.papers.sdgp.captured_gradient import Captured
 from reports.papers.sdgp.curves import METHODS, PART, Figure6, Figure7, mean_from
-from reports.papers.sdgp.gradient import Captured
 from reports.papers.sdgp.time_to_accuracy import LABELS, Figure10, step_factor
 from reports.papers.sdgp.time_to_accuracy import PART as SETTINGS
 from suite.trials.estimates import Missing
@@ -132,7 +132,7 @@ def test_figure_10_without_dense_has_no_target():
 
 
 def test_figure_4_prunes_the_example_of_the_text():
-    assert functions.example() == [0.0, 7.0, -3.0, 0.0]
+    assert captured_gradient.example() == [0.0, 7.0, -3.0, 0.0]
     found = lines_of(functions.Figure4().outcome(data_of("gradient", {})))
     for place, value in zip(("first", "second", "third", "fourth"), (0, 7, -3, 0), strict=True):
         line = found[f"{place} element of [1, 7, -3, 2], magnitude 2:4"]
@@ -144,9 +144,9 @@ def test_figure_4_keeps_the_sum_of_each_channel_over_its_pixels(monkeypatch):
     torch.manual_seed(0)
     grad = torch.randn(2, 8, 3, 3)
     grad[1, 4:, 0] *= 9
-    rows = functions.loudest_rows(grad)
+    rows = captured_gradient.loudest_rows(grad)
     assert torch.equal(rows, grad[1, 4:, 0].T)  # the three pixels of the first row, in order
-    found = functions.pruned_rows(rows)
+    found = captured_gradient.pruned_rows(rows)
     for name in ("random", "magnitude", "rescaled"):
         assert (found[name] == 0).sum() == 6
     kept = found["rescaled"].abs().sum(0) > 0
@@ -154,7 +154,7 @@ def test_figure_4_keeps_the_sum_of_each_channel_over_its_pixels(monkeypatch):
     assert torch.equal(found["rescaled"] != 0, found["magnitude"] != 0)
 
     captured = Captured("layer1", nn.Conv2d(1, 8, 1), 1, grad, torch.Size((2, 1, 3, 3)))
-    monkeypatch.setattr(functions, "capture", lambda *arguments: captured)
+    monkeypatch.setattr(captured_gradient, "capture", lambda *arguments: captured)
     one = trial(0, (0.5,), name="one")
     spec = SimpleNamespace(dtype="float32", trial_id="one")
     data = ReproductionData(Path("nowhere"), {"gradient": {"dense": (one,)}}, {"one": spec}, "cpu")

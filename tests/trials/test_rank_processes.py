@@ -118,13 +118,8 @@ def with_torchrun(*arguments, **options):
     return subprocess.Popen([*command, *arguments], cwd=ROOT, text=True, **options)
 
 
-def first_process_with(words, started):
-    """Return the first process that has these words in its command line, among those of a command."""
-    for process in [started, *started.children(recursive=True)]:
-        line = process.cmdline()
-        if all(word in line for word in words):
-            return process
-    raise AssertionError(f"no process has {words}")
+def epochs_in(folder):
+    return sum(1 for path in folder.glob("trials/*/epochs.jsonl") for _ in path.open())
 
 
 def processes_of(folder):
@@ -140,17 +135,17 @@ def test_no_process_survives_a_kill_and_the_same_command_resumes_to_equal_weight
     arguments = ("--methods", "prunetrain", *ARGUMENTS[:-2], "--epochs", str(4 * kills))
     out, whole, random = tmp_path / "out", tmp_path / "whole", Random(0)
     for number in range(kills):
-        ended = sum(1 for path in out.glob("trials/*/epochs.jsonl") for _ in path.open())
+        ended = epochs_in(out)
         running = with_torchrun(*arguments, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 240
-        while sum(1 for path in out.glob("trials/*/epochs.jsonl") for _ in path.open()) <= ended + 1:
+        while epochs_in(out) <= ended + 1:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(random.uniform(0, 2))
         agent = psutil.Process(running.pid)
         victim = (
             psutil.Process(ranks_of(out)[number % 2]),
-            first_process_with(["run_suite.py", str(out)], agent.children()[0]),
+            next(one for one in agent.children() if one.environ().get("RANK") == "0"),
             agent,
         )[number % 3]
         victim.kill()
@@ -163,8 +158,8 @@ def test_no_process_survives_a_kill_and_the_same_command_resumes_to_equal_weight
         assert with_torchrun(*arguments, "--out", str(folder), stdout=subprocess.DEVNULL).wait(900) == 0
     (resumed,), (undisturbed,) = (list(folder.glob("trials/*/model.pt")) for folder in (out, whole))
     assert resumed.read_bytes() == undisturbed.read_bytes()
-    lines = [[json.loads(line)["epoch"] for line in path.with_name("epochs.jsonl").open()] for path in (resumed,)]
-    assert lines == [list(range(1, 4 * kills + 1))]
+    epochs = [json.loads(line)["epoch"] for line in resumed.with_name("epochs.jsonl").open()]
+    assert epochs == list(range(1, 4 * kills + 1))
 
 
 PLUGIN = """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
 from reports.papers.figures import matrices_figure
-from reports.papers.sdgp.gradient import Figure5, M, N, capture, loss_scale, loudest_group, zeros
+from reports.papers.sdgp.gradient import Figure5, loss_scale
 from reports.papers.trial_values import done, line, model_file
 from suite.registry import register
 from suite.trials.estimates import Estimate, Missing
@@ -20,49 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXAMPLE = "sdgp-fig4-example"
-GROUP = (1.0, 7.0, -3.0, 2.0)
-ROWS = 3  # of the figure's matrices
-SEED = 0
-
-
-def example() -> list[float]:
-    """Return the group of the paper's text, pruned to 2:4 by magnitude."""
-    import torch
-
-    import kernels
-
-    values: list[float] = kernels.prune_nm(torch.tensor([GROUP]), kernels.PruneRule(N, M, "magnitude"))[0].tolist()
-    return values
-
-
-def pruned_rows(rows: Tensor) -> dict[str, Tensor]:
-    """Return a matrix of pixels and channels, dense and pruned to 2:4 in the three ways of the figure.
-
-    Rescaling is that of the figure's caption: each channel keeps its sum of magnitudes over all rows.
-
-    Args:
-        rows: Output gradient of some pixels, (rows, 4).
-    """
-    import kernels
-
-    ways = {
-        "random": kernels.PruneRule(N, M, "random"),
-        "magnitude": kernels.PruneRule(N, M, "magnitude"),
-        "rescaled": kernels.PruneRule(N, M, "magnitude", "channel"),
-    }
-    return {"dense": rows, **{name: kernels.prune_nm(rows, rule, seed=SEED) for name, rule in ways.items()}}
-
-
-def loudest_rows(grad: Tensor) -> Tensor:
-    """Return the pixels with the largest magnitudes in the group of channels of `loudest_group`, (3, 4).
-
-    Args:
-        grad: Output gradient, (N, K, P, Q), with at least three pixels.
-    """
-    image, group = loudest_group(grad)
-    pixels = grad[image, group * M : group * M + M].float().flatten(1).T  # (P * Q, 4)
-    chosen = pixels.abs().sum(1).topk(ROWS).indices.sort().values
-    return pixels[chosen].contiguous()
 
 
 @register("reproduction", "sdgp-fig4")
@@ -74,6 +31,8 @@ class Figure4(Reproduction):
     parts = Figure5.parts  # the same trial
 
     def outcome(self, data: ReproductionData) -> Outcome:
+        from reports.papers.sdgp import captured_gradient as gradients  # imports torch
+
         part = self.parts[0].name
         lines = [
             line(
@@ -85,7 +44,7 @@ class Figure4(Reproduction):
                 published=f"{EXAMPLE}/{place}",
                 among=self.published,
             )
-            for place, value in zip(self.published.group(EXAMPLE).values, example(), strict=True)
+            for place, value in zip(self.published.group(EXAMPLE).values, gradients.example(), strict=True)
         ]
         trials = done(data, part, "dense")
         if not trials:
@@ -93,8 +52,8 @@ class Figure4(Reproduction):
         spec, scale = data.specs[trials[0].name], loss_scale(data.specs[trials[0].name], trials[0])
         if isinstance(scale, Missing):
             return Outcome((*lines, line("sum of magnitudes left", part, scale, "")))
-        captured = capture(spec, model_file(data, trials[0]), data.device, scale)
-        found = pruned_rows(loudest_rows(captured.grad))
+        captured = gradients.capture(spec, model_file(data, trials[0]), data.device, scale)
+        found = gradients.pruned_rows(gradients.loudest_rows(captured.grad))
         lines += self._lines(part, found)
         figure = matrices_figure(
             self.registered_name,
@@ -114,6 +73,8 @@ class Figure4(Reproduction):
         return Outcome(tuple(lines), figure, remarks, (f"Gradient: of trials/{spec.trial_id}/model.pt",))
 
     def _lines(self, part: str, found: dict[str, Tensor]) -> list[Comparison]:
+        from reports.papers.sdgp.captured_gradient import zeros
+
         dense = found["dense"].abs().sum(0)
         lines = []
         for name in ("random", "magnitude", "rescaled"):

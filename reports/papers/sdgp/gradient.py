@@ -7,14 +7,11 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.figures import gradient_figure
-from suite import registry
 from suite.registry import register
 from suite.trials.estimates import Estimate, Missing
 from suite.trials.folder.reader import Trial
@@ -22,41 +19,12 @@ from suite.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from kernels.prune.rule import Mode, Scope
+    from reports.papers.sdgp.captured_gradient import Captured
 
 ZEROS = "sdgp-fig5-zeros"
-N, M = 2, 4
-# Name of each row of the figure: mode and rescaling of its `kernels.PruneRule`. The published code rescales so.
-WAYS: dict[str, tuple[Mode, Scope]] = {
-    "random": ("random", "none"),
-    "magnitude": ("magnitude", "none"),
-    "rescaled": ("magnitude", "sample_channel"),
-}
 QUANTILES = {"5th percentile": 0.05, "median": 0.5, "95th percentile": 0.95}
-
-
-@dataclass(frozen=True)
-class Captured:
-    """Captured gradient of one convolution in one backward pass.
-
-    Attributes:
-        layer: Name of the convolution.
-        module: The convolution.
-        step: Number of optimizer steps that the network was trained for.
-        grad: Output gradient, (N, K, P, Q), in the dtype of the backward pass, times `loss_scale`.
-        input_shape: Shape of the input, (N, C, H, W).
-        loss_scale: Factor of the loss.
-    """
-
-    layer: str
-    module: nn.Conv2d
-    step: int
-    grad: Tensor
-    input_shape: torch.Size
-    loss_scale: float = 1.0
 
 
 @register("reproduction", "sdgp-fig5")
@@ -79,6 +47,7 @@ class Figure5(Reproduction):
     def outcome(self, data: ReproductionData) -> Outcome:
         """Run one more backward pass of the trained network, prune its output gradient, and measure the changes."""
         import kernels
+        from reports.papers.sdgp import captured_gradient as gradients  # imports torch
 
         trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:
@@ -88,18 +57,20 @@ class Figure5(Reproduction):
         scale = loss_scale(spec, trials[0])
         if isinstance(scale, Missing):
             return Outcome((self._line("exact zeros, dense", scale),))
-        captured = capture(spec, model_file, data.device, scale)
-        pruned = prune(captured.grad, spec.seed)
-        sample, group = loudest_group(captured.grad)
+        captured = gradients.capture(spec, model_file, data.device, scale)
+        pruned = gradients.prune(captured.grad, spec.seed)
+        sample, group = gradients.loudest_group(captured.grad)
         where = f"layer {captured.layer}, {' x '.join(map(str, captured.grad.shape))}, {captured.grad.dtype}".replace(
             "torch.", ""
         )
-        channels = range(group * M, group * M + M)
+        channels = range(group * gradients.M, (group + 1) * gradients.M)
         images = {
             name: grad[sample, channels.start : channels.stop].float().cpu().numpy() for name, grad in pruned.items()
         }
         shown = f"Image {sample} of the batch, channels {channels[0]} to {channels[-1]} of {captured.layer}."
-        caption = f"{shown} This group of {M} channels has the largest sum of magnitudes in one image of the batch."
+        caption = (
+            f"{shown} This group of {gradients.M} channels has the largest sum of magnitudes in one image of the batch."
+        )
         if captured.loss_scale != 1:
             caption += f" The loss was multiplied by {captured.loss_scale:g}."
         figure = gradient_figure(
@@ -142,21 +113,25 @@ class Figure5(Reproduction):
         )
 
     def _lines(self, captured: Captured, pruned: dict[str, Tensor], drawn: np.ndarray) -> list[Comparison]:
+        from reports.papers.sdgp import captured_gradient as gradients
+
         dense = pruned["dense"]
         lines = [
             self._line("exact zeros, dense, drawn channels", _percent(float((drawn == 0).mean())), f"{ZEROS}/dense"),
-            self._line("exact zeros, dense", _percent(zeros(dense))),
+            self._line("exact zeros, dense", _percent(gradients.zeros(dense))),
         ]
         for name, grad in pruned.items():
             if name == "dense":
                 continue
-            lines.append(self._line(f"exact zeros, {name}", _percent(zeros(grad))))
-            ratios = channel_ratios(dense, grad)
+            lines.append(self._line(f"exact zeros, {name}", _percent(gradients.zeros(grad))))
+            ratios = gradients.channel_ratios(dense, grad)
             for label, share in QUANTILES.items():
                 what = f"sum of magnitudes left in a channel, {name}, {label} of channels"
                 lines.append(self._line(what, _percent(float(ratios.quantile(share)))))
-            lines.append(self._line(f"cosine with the dense gradient, {name}", _one(cosine(dense, grad)), unit=""))
-            error = data_gradient_error(captured, grad)
+            lines.append(
+                self._line(f"cosine with the dense gradient, {name}", _one(gradients.cosine(dense, grad)), unit="")
+            )
+            error = gradients.data_gradient_error(captured, grad)
             lines.append(self._line(f"relative error of the data gradient, {name}", _percent(error)))
         return lines
 
@@ -179,110 +154,6 @@ def loss_scale(spec: TrialSpec, trial: Trial) -> float | Missing:
             "the last record in the trial's epochs.jsonl has no loss scale, and float16 underflows without one"
         )
     return float(scale)
-
-
-def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 1.0) -> Captured:
-    """Capture the output gradient of the second convolution for the batch that follows the last of the trial.
-
-    The pass is that of a training step: batch statistics, the loss of the recipe, and the dtype and loss scale of the
-    trial. The scale is halved until all gradients are finite, as training does after a skipped step.
-
-    Args:
-        spec: Spec of a finished trial.
-        model_file: Path of its `model.pt`.
-        device_name: Device to compute on.
-        scale: Factor of the loss.
-    """
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    from suite.engine.network.model_files import load_model
-    from suite.task import DataCopy
-
-    device, recipe = torch.device(device_name), spec.make_recipe()
-    train = registry.get("task", spec.task)().load(DataCopy(**spec.data_copy), recipe, spec.seed, device).train
-    model: Any = load_model(model_file)
-    model = model.to(device).to(memory_format=torch.channels_last).train()
-    convolutions = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
-    name, layer = convolutions[1]
-    held: dict[str, Any] = {}
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        held["input_shape"] = inputs[0].shape
-        output.register_hook(lambda grad: held.__setitem__("grad", grad.detach().clone()))
-
-    handle = layer.register_forward_hook(keep)
-    images, labels = next(iter(train.epoch(recipe.epochs, recipe.batch_size)))
-    dtype = getattr(torch, spec.dtype)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        logits = model(images)
-    loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
-    used = scale
-    while True:
-        model.zero_grad()
-        (loss * used).backward(retain_graph=True)
-        finite = all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
-        if finite or used <= 1:
-            break
-        used /= 2
-    handle.remove()
-    step = recipe.epochs * train.steps_per_epoch(recipe.batch_size)
-    return Captured(name, layer, step, held["grad"], held["input_shape"], used)
-
-
-def prune(grad: Tensor, seed: int) -> dict[str, Tensor]:
-    """Return the gradient unchanged, and pruned to 2:4 in each of the three ways of the paper."""
-    import kernels
-
-    pruned = {name: kernels.prune_nm(grad, kernels.PruneRule(N, M, *way), seed=seed) for name, way in WAYS.items()}
-    return {"dense": grad, **pruned}
-
-
-def loudest_group(grad: Tensor) -> tuple[int, int]:
-    """Return the image and the group of M channels whose magnitudes have the largest sum."""
-    sums = grad.float().abs().sum((2, 3))  # (N, K)
-    whole = sums.shape[1] // M * M
-    groups = sums[:, :whole].unflatten(1, (-1, M)).sum(2)
-    image, group = divmod(int(groups.argmax()), groups.shape[1])
-    return image, group
-
-
-def zeros(grad: Tensor) -> float:
-    """Return the share of exact zeros."""
-    return float((grad == 0).double().mean())
-
-
-def channel_ratios(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return the sum of magnitudes of each channel, pruned over dense; channels that are all zero are left out."""
-    before, after = (grad.double().abs().sum((0, 2, 3)) for grad in (dense, pruned))
-    return (after / before)[before > 0]
-
-
-def cosine(dense: Tensor, pruned: Tensor) -> float:
-    """Return the cosine of the angle between two gradients, each flattened to a vector."""
-    one, other = dense.double().flatten(), pruned.double().flatten()
-    return float(one @ other / (one.norm() * other.norm()))
-
-
-def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
-    """Return the norm of the change in the data gradient over the norm of the dense one, computed in float64."""
-    from torch.nn.grad import conv2d_input
-
-    layer = captured.module
-    made = [
-        conv2d_input(
-            captured.input_shape,
-            layer.weight.detach().double(),
-            grad.double(),
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            layer.groups,
-        )
-        for grad in (captured.grad, pruned)
-    ]
-    return float((made[1] - made[0]).norm() / made[0].norm())
 
 
 def _percent(share: float) -> Estimate:

@@ -169,12 +169,8 @@ def competition(load: float, cores: int) -> str:
 
 def busy_advice() -> str:
     """Return the end of a line about a busy machine: what helps there; empty if the user has set it."""
-    one = os.environ.get("OMP_NUM_THREADS") == "1"
-    return (
-        ""
-        if one
-        else "; with OMP_NUM_THREADS=1, no thread waits for another one, which is much faster on a busy machine"
-    )
+    advice = "; with OMP_NUM_THREADS=1, no thread waits for another one, which is much faster on a busy machine"
+    return "" if os.environ.get("OMP_NUM_THREADS") == "1" else advice
 
 
 def use_threads_of_environment() -> None:
