@@ -127,7 +127,9 @@ class CIFAR10(Cifar):
         Tuning(
             trials=0,
             chosen_on="publication",
-            source="airbench94; what the learning rate of the recipe resnet9 was compared with is not known",
+            source="airbench94; of four learning rates at width 0.5, 0.859 had the highest validation accuracy: "
+            "87.96 % against 87.76 %, one seed, in results/cpu-zen4-2cores/airbench-tuning; what the learning rate of "
+            "the recipe resnet9 was compared with is not known",
             presets=("quick",),
         ),
     )
