@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -27,7 +27,6 @@ class Dense(Method):
 
     source: ClassVar[str] = "none: ordinary training"
     replayable: ClassVar[bool] = True
-    added_parameters: ClassVar[Mapping[str, Any]] = {"repeat": 1}
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="other", source="it has only its recipe, which belongs to the task"),
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
-from suite.parameters import REQUIRED, Parameter, allowed, convert, declared, normal, resolve, search_of, show
+from suite.parameters import REQUIRED, Parameter, allowed, check, convert, declared, normal, resolve, search_of, show
 from suite.recipe import Recipe
 
 if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
@@ -111,10 +111,14 @@ class Choice:
         """Return what brackets may contain in addition to declared parameters."""
         return {}
 
-    def canonical(self) -> Self:
-        """Return the choice without values that equal the defaults, so that one network has one name."""
-        defaults = {key: normal(one.default, one.annotation) for key, one in self.declared.items()}
-        return replace(self, typed={key: value for key, value in self.typed.items() if value != defaults[key]})
+    def canonical(self, *layers: Mapping[str, Any]) -> Self:
+        """Return the choice without values that equal the defaults, so that one network or task has one name.
+
+        Args:
+            layers: Defaults by parameter that override the declared ones, the last one first.
+        """
+        defaults = {key: normal(value, self.declared[key].annotation) for key, value in self._values(*layers).items()}
+        return replace(self, typed={key: value for key, value in self.typed.items() if value != defaults.get(key)})
 
     def _values(self, *layers: Mapping[str, Any]) -> dict[str, Any]:
         return resolve(self.definition, *layers)
@@ -184,6 +188,34 @@ class MethodChoice(Choice):
         return method
 
 
+class TaskChoice(Choice):
+    """A task with the parameters that were typed for it."""
+
+    kind = "task"
+
+    def parameters(self, preset: str, recipe: str = "") -> dict[str, Any]:
+        """Return the value of every parameter in a preset, or with a recipe by its name (`Task.defaults`)."""
+        return self._values(self.definition.defaults(preset, recipe), self.typed)
+
+    def build(self, parameters: Mapping[str, Any] | None = None) -> Any:
+        """Construct the task.
+
+        Args:
+            parameters: Values that replace the typed ones; the others keep their declared defaults.
+
+        Raises:
+            UsageError: The constructor raised a `ValueError`, or, for a task of a plugin, any exception.
+        """
+        values = self._values(self.typed if parameters is None else parameters)
+        try:
+            check(self.definition, values)
+            return self.definition(**values)
+        except Exception as error:
+            if message := _refusal(error, "task", self.name):
+                raise UsageError(f"{self}: {message}") from error
+            raise
+
+
 class ModelChoice(Choice):
     """A model with the parameters that were typed for it."""
 
@@ -192,11 +224,6 @@ class ModelChoice(Choice):
     def parameters(self) -> dict[str, Any]:
         """Return the value of every parameter."""
         return self._values(self.typed)
-
-    def recorded_parameters(self) -> dict[str, Any]:
-        """Return the values that identify a network; a parameter that was added later is left out at its default."""
-        added = getattr(self.definition, "added_parameters", {})
-        return {name: value for name, value in self.parameters().items() if name not in added or value != added[name]}
 
     def build(self, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Construct the network for images of shape (C, H, W).
@@ -264,6 +291,11 @@ def build_method(name: str, parameters: Mapping[str, Any], label: str = "") -> A
 def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Construct the network that `text` (`resnet9[width=0.25]`) names; errors as in `ModelChoice.build`."""
     return ModelChoice.read(text).build(input_shape, num_classes)
+
+
+def build_task(name: str, parameters: Mapping[str, Any]) -> Any:
+    """Construct a registered task; errors as in `TaskChoice.build`."""
+    return TaskChoice(name, definition=registry.get("task", name)).build(parameters)
 
 
 def _is_text(value: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from suite.errors import nearest
-from suite.parameters import can_be_set, check, declared, normal, show
+from suite.parameters import can_be_set, check, declared
 from suite.recipe import Tuning
 
 
@@ -47,8 +47,7 @@ def check_facts(cls: type) -> None:
     """Check the class variables that name parameters, when the class has its parameters.
 
     Args:
-        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin`, `tuning` and
-            `added_parameters`.
+        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin` and `tuning`.
 
     Raises:
         TypeError: One line that names class, class variable and parameter, and says what is allowed.
@@ -59,24 +58,18 @@ def check_facts(cls: type) -> None:
     tuning: Any = vars(cls).get("tuning", ())
     if not (isinstance(tuning, (tuple, list)) and all(isinstance(one, Tuning) for one in tuning)):
         raise TypeError(f"{cls.__name__}.tuning is {tuning!r}; write a tuple of suite.recipe.Tuning")
-    for name in ("random_twin", "added_parameters"):
-        values, where = getattr(cls, name), f"{cls.__name__}.{name}"
-        if not isinstance(values, Mapping):
-            raise TypeError(f"{where} is {values!r}; write a dictionary of values by parameter")
-        for key in values:
-            if key not in declared(cls):
-                raise TypeError(f"{where}: {cls.__name__} has no parameter '{key}'{nearest(str(key), declared(cls))}")
-        try:
-            if values:  # otherwise, types of parameters that are defined later need not be known yet
-                check(cls, values, prefix=f"{where}: ")
-        except ValueError as error:
-            raise TypeError(str(error)) from None
-    for key, value in cls.added_parameters.items():  # type: ignore[attr-defined]
-        default = normal(declared(cls)[key].default, declared(cls)[key].annotation)
-        if value != default:
-            raise TypeError(
-                f"{cls.__name__}.added_parameters: {key} is {show(value)}; it must be the default, {show(default)}"
-            )
+    values: Any = cls.random_twin  # type: ignore[attr-defined]
+    where = f"{cls.__name__}.random_twin"
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{where} is {values!r}; write a dictionary of values by parameter")
+    for key in values:
+        if key not in declared(cls):
+            raise TypeError(f"{where}: {cls.__name__} has no parameter '{key}'{nearest(str(key), declared(cls))}")
+    try:
+        if values:  # otherwise, types of parameters that are defined later need not be known yet
+            check(cls, values, prefix=f"{where}: ")
+    except ValueError as error:
+        raise TypeError(str(error)) from None
 
 
 def _check_values(cls: type, base: type) -> None:

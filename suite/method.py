@@ -192,8 +192,6 @@ class Method:
         random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
             criterion: `{"mode": "random"}`. Empty if it has no such parameter.
         tuning: How the defaults were chosen, and how many trials that cost, for `describe` and the report.
-        added_parameters: Parameters that were added later, with their defaults. A trial's specification omits a
-            parameter with this value, so that the ids of earlier trials stay the same.
     """
 
     registered_name: ClassVar[str] = ""
@@ -202,7 +200,6 @@ class Method:
     replayable: ClassVar[bool] = False
     shrinks_network: ClassVar[bool] = False
     random_twin: ClassVar[Mapping[str, Any]] = {}
-    added_parameters: ClassVar[Mapping[str, Any]] = {}
     tuning: ClassVar[Sequence[Tuning]] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

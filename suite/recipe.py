@@ -11,19 +11,6 @@ from annotated_types import Ge, Gt, Interval
 
 from suite.parameters import Search, check
 
-ADDED: Final = {
-    **{"crop_padding": "mean", "drop_last": True, "evaluate_test": True},
-    **{"image_size": None, "eval_resize": None, "crop_area": 0.08, "cache": "on", "bad_images": "refuse"},
-    **{"optimizer": "sgd", "second_momentum": 0.999},
-    **{"warmup_epochs": 0.0, "ema": 0.0, "mixup": 0.0, "cutmix": 0.0},
-    **{"train_sizes": (), "size_milestones": (), "eval_every": 1, "decoder": "torchvision"},
-    **{"alternating_flip": False, "norm_bias_lr": 1.0, "relative_decay": False, "six_views": False},
-    **{"lookahead_steps": 0, "lookahead_decay": 0.95, "lookahead_after": 0.0},
-    **{"freeze": (), "freeze_after": 0, "pixel_std": ()},
-}
-"""Fields that were added later, with the values that earlier recipes used. A trial's specification omits a field with
-this value, so that the ids of earlier trials stay the same."""
-
 EPOCH_PERCENTAGES: Final = (55, 70, 80, 90)
 """Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
 FEWEST_BUDGETS: Final = 4
@@ -158,18 +145,9 @@ class Recipe:
         evaluate_test: Whether the model is evaluated on the test images. Without, they are not loaded, and only the
             validation split is evaluated, as in the trials of `tune`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
-        image_size: Height and width in pixels of the images that the network receives, for tasks of image files of any
-            size; `none` for the size of the task.
-        train_sizes: Heights and widths of training images that replace `image_size` one after the other, for tasks of
-            image files; none for `image_size` in all epochs. Evaluations always use `image_size`.
+        train_sizes: Heights and widths of training images, one after the other, for tasks of image files; none for the
+            size of an evaluation in all epochs.
         size_milestones: Shares of all epochs after which the next of `train_sizes` is used, from the next epoch.
-        eval_resize: Length to which the shorter side of a test image is resized before its centre is cut out; `none`
-            for 8/7 of the image size, rounded, as 256 for 224.
-        crop_area: Smallest share of an image's area in a random crop, for tasks of image files.
-        cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
-        decoder: What decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU, or
-            `dali`, on the device of the training.
-        bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
     """
 
     epochs: Annotated[int | float, Interval(ge=1, le=100_000)]
@@ -217,14 +195,8 @@ class Recipe:
     pixel_std: tuple[Annotated[float, Gt(0)], ...] = ()
     crop_padding: Literal["mean", "black", "reflect"] = "mean"
     drop_last: bool = True
-    image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None
     train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
     size_milestones: _SharesOfEpochs = ()
-    eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None
-    crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08
-    cache: Literal["on", "off"] = "on"
-    decoder: Literal["torchvision", "dali"] = "torchvision"
-    bad_images: Literal["refuse", "skip"] = "refuse"
     evaluate_test: bool = True
 
     def __post_init__(self) -> None:
@@ -269,8 +241,8 @@ class Recipe:
             )
 
     def fields(self) -> dict[str, Any]:
-        """Return every field by name, except those of `ADDED` that have the value there."""
-        return {name: value for name, value in vars(self).items() if name not in ADDED or value != ADDED[name]}
+        """Return every field by name."""
+        return dict(vars(self))
 
     @property
     def whole_epochs(self) -> int:
@@ -288,7 +260,7 @@ class Recipe:
         return last + self.steps_in(last, whole) / whole
 
     def train_size_at(self, progress: float) -> int | None:
-        """Return the side of training images after the share `progress` of the training; `None` for `image_size`."""
+        """Return the side of training images after a share of the training; `None` for that of an evaluation."""
         passed = sum(progress >= milestone for milestone in self.size_milestones)
         return self.train_sizes[passed] if self.train_sizes else None
 

@@ -155,19 +155,6 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     return decorate
 
 
-def added_parameters(**defaults: Any) -> Callable[[Registered], Registered]:
-    """Name parameters that were added to a model later, with their defaults.
-
-    A trial's specification omits such a parameter with this value, so that the ids of earlier trials stay the same.
-    """
-
-    def decorate(model: Registered) -> Registered:
-        model.added_parameters = defaults  # type: ignore[attr-defined]
-        return model
-
-    return decorate
-
-
 def register_family(kind: str, *names: str) -> Callable[[Registered], Registered]:
     """Return a decorator of a function that makes the class or function for each of several names.
 

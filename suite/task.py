@@ -174,6 +174,8 @@ class PaperRecipe(NamedTuple):
 class Task:
     """Base class of every task.
 
+    The keywords of a task's constructor are its parameters, which are typed in brackets: `imagenette[image_size=160]`.
+
     Class attributes:
         title: Name of the task in reports, for example "CIFAR-10".
         num_classes: Number of classes.
@@ -186,6 +188,7 @@ class Task:
         paper_recipes: Recipes by name, mostly those of papers; `--recipe NAME` selects one in its preset. If the name
             is that of a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
+        settings: Values of the task's parameters by preset, or by the name of a recipe in `paper_recipes`.
         detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.
     """
 
@@ -200,7 +203,13 @@ class Task:
     paper_recipe: ClassVar[str] = "none"
     paper_recipes: ClassVar[Mapping[str, PaperRecipe]] = {}
     tuning: ClassVar[Sequence[Tuning]] = ()
+    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     detected: ClassVar[str] = ""
+
+    @classmethod
+    def defaults(cls, preset: str, recipe: str = "") -> Mapping[str, Any]:
+        """Return default values of the task's parameters in a preset, or with a recipe by its name."""
+        return cls.settings.get(recipe or preset, {})
 
     def default_model(self, preset: str) -> str:
         """Return the model of `models` that a trial uses if `--model` is not given.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
@@ -36,11 +37,35 @@ class ImageFilesTask(Task):
     A subclass defines `find`, `stored_side` and the class attributes of `suite.task.Task`. Preset `smoke` uses
     generated images, so that it needs no data.
 
+    Args:
+        image_size: Height and width in pixels of the images that the network receives; `none` for those that follow
+            from the files, or for the size of the task.
+        eval_resize: Length to which the shorter side of a test image is resized before its centre is cut out; `none`
+            for 8/7 of the image size, rounded, as 256 for 224.
+        crop_area: Smallest share of an image's area in a random crop.
+        cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
+        decoder: What decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU, or
+            `dali`, on the device of the training.
+        bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
+
     Class attributes:
         stored_side: Length in pixels to which the shorter side of a larger image is reduced in the cache, by preset.
     """
 
     stored_side: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(
+        self,
+        *,
+        image_size: Annotated[int, Interval(ge=8, le=4096)] | None = None,
+        eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None,
+        crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08,
+        cache: Literal["on", "off"] = "on",
+        decoder: Literal["torchvision", "dali"] = "torchvision",
+        bad_images: Literal["refuse", "skip"] = "refuse",
+    ) -> None:
+        self.image_size, self.eval_resize, self.crop_area = image_size, eval_resize, crop_area
+        self.cache, self.decoder, self.bad_images = cache, decoder, bad_images
 
     def find(self, data_root: Path) -> ImageTree:
         """Find the folder of images.
@@ -52,9 +77,9 @@ class ImageFilesTask(Task):
         raise self._undefined("find()")
 
     def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
-        """Return the image size of the recipe, of the data or of the task, and the classes that were found."""
+        """Return the image size that was set, or of the data or of the task, and the classes that were found."""
         found, classes = (copy.image_size, copy.num_classes) if copy is not None else (0, 0)
-        side = recipe.image_size or found or self.input_shape[1]
+        side = self.image_size or found or self.input_shape[1]
         return Inputs((3, side, side), classes or self.num_classes)
 
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
@@ -64,16 +89,13 @@ class ImageFilesTask(Task):
             MissingData: There are no images.
             UsageError: The folder or a file in it cannot be used.
         """
-        recipe = recipe or self.recipe(preset)
-        if recipe.decoder == "dali":
+        if self.decoder == "dali":
             if preset == "smoke":
+                raise UsageError("decoder=dali decodes files, but smoke generates its images; use another preset")
+            if self.cache == "on":
                 raise UsageError(
-                    "recipe.decoder=dali decodes files, but smoke generates its images; use another preset"
-                )
-            if recipe.cache == "on":
-                raise UsageError(
-                    "recipe.decoder=dali decodes files in every epoch, but the cache has decoded images; add "
-                    "--set recipe.cache=off"
+                    "decoder=dali decodes files in every epoch, but the cache has decoded images; type "
+                    f"--task {self.registered_name}[cache=off,decoder=dali]"
                 )
             check_dali()
         if preset == "smoke":
@@ -82,24 +104,41 @@ class ImageFilesTask(Task):
         tree = self.find(data_root.expanduser())
         if not str(tree.root.resolve()).isprintable():  # records and reports are UTF-8
             raise UsageError(f"{shown(tree.root.resolve())}: the name of this folder is not readable text; rename it")
-        if recipe.bad_images == "refuse":
-            _refuse_others(tree, recipe)
+        if self.bad_images == "refuse":
+            self._refuse_others(tree)
         place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
         side = self.stored_side[preset]
-        detected = self.detected_side(tree) if recipe.image_size is None else 0
-        if recipe.cache == "off":
-            if recipe.bad_images == "skip":
-                raise UsageError("recipe.bad_images=skip needs recipe.cache=on, which stores what is left out")
+        detected = self.detected_side(tree) if self.image_size is None else 0
+        if self.cache == "off":
+            if self.bad_images == "skip":
+                raise UsageError("bad_images=skip needs cache=on, which stores what is left out")
             meta = check(tree, _remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
             note = self._note(tree, meta)
             return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
         path = cache_folder(data_root.expanduser()) / f"{self.registered_name}-{side}-{place}"
         try:
-            meta = store(tree, path, side, recipe.bad_images == "skip")
+            meta = store(tree, path, side, self.bad_images == "skip")
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
         note = self._note(tree, meta)
         return DataCopy("decoded", meta["checksum"], str(path), note, len(tree.classes), detected)
+
+    def _refuse_others(self, tree: ImageTree) -> None:
+        """Check that the folder contains only images, and these only in the folders of classes.
+
+        Raises:
+            UsageError: There are other files.
+        """
+        setting = f"--task {self.registered_name}[bad_images=skip]"
+        for files, fault, remedy in (
+            (tree.others, "is not an image by its name", "remove it"),
+            (tree.outside, "is an image next to the folders, and not in that of a class", "move or remove it"),
+        ):
+            if files:
+                more = f", like {len(files) - 1:,} others" if len(files) > 1 else ""
+                raise UsageError(
+                    f"{shown(tree.root / files[0])}: {fault}{more}; {remedy}, or leave out such files with {setting}"
+                )
 
     def _note(self, tree: ImageTree, meta: Mapping[str, Any]) -> str:
         """Return one line on the images that are used, and on what was converted and left out."""
@@ -121,13 +160,12 @@ class ImageFilesTask(Task):
         changed = next((name for name, value in PLAIN_ONLY.items() if getattr(recipe, name) != value), None)
         if changed:
             raise UsageError(f"recipe.{changed} applies to tasks of images of one size, not to this task")
-        sources = self._sources(copy, recipe)
+        sources = self._sources(copy)
         size = self.inputs(recipe, copy).shape[1]
-        resize = recipe.eval_resize or round(size * 8 / 7)
+        resize = self.eval_resize or round(size * 8 / 7)
         if resize < size:
             raise UsageError(
-                f"recipe.eval_resize is {resize}, smaller than the image size of {size}; --set recipe.eval_resize=none "
-                "resizes to 8/7 of it"
+                f"eval_resize is {resize}, smaller than the image size of {size}; eval_resize=none resizes to 8/7 of it"
             )
         if recipe.train_sizes and max(recipe.train_sizes) > size:
             largest = max(recipe.train_sizes)
@@ -143,7 +181,7 @@ class ImageFilesTask(Task):
                 images,
                 size=size,
                 eval_resize=resize,
-                crop_area=recipe.crop_area,
+                crop_area=self.crop_area,
                 flip=recipe.flip,
                 alternating_flip=recipe.alternating_flip,
                 normalization=IMAGENET.with_std(recipe.pixel_std),
@@ -151,7 +189,7 @@ class ImageFilesTask(Task):
                 training=training,
                 seed=seed,
                 drop_last=recipe.drop_last,
-                cutter=_cutter(sources[name], size, recipe, device),
+                cutter=_cutter(sources[name], size, self.decoder, device),
             )
 
         return Splits(
@@ -161,7 +199,7 @@ class ImageFilesTask(Task):
             train_by_size={side: split("train", chosen.train, True, side) for side in recipe.train_sizes},
         )
 
-    def _sources(self, copy: DataCopy, recipe: Recipe) -> dict[str, ImageSource]:
+    def _sources(self, copy: DataCopy) -> dict[str, ImageSource]:
         again = "; run the command again"
         if copy.kind == "generated":
             data = generated_shapes()
@@ -178,15 +216,15 @@ class ImageFilesTask(Task):
                 if not sides:
                     raise MissingData(f"{copy.path}: the files have changed since this trial was planned{again}")
                 # DALI cuts from the images of the files, which are not reduced before.
-                side = MAX_PIXELS if recipe.decoder == "dali" else sides[0]
+                side = MAX_PIXELS if self.decoder == "dali" else sides[0]
                 return {name: FileImages(tree, name, side) for name in ("train", "test")}
             return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
         except DamagedCache as error:
             raise MissingData(f"{error}{again}") from error
 
 
-def _cutter(source: ImageSource, size: int, recipe: Recipe, device: torch.device) -> Cutter:
-    if recipe.decoder == "torchvision":
+def _cutter(source: ImageSource, size: int, decoder: str, device: torch.device) -> Cutter:
+    if decoder == "torchvision":
         return TorchvisionCutter(source, size)
     assert isinstance(source, FileImages), "prepare() refuses DALI for other sources"
     return DaliCutter(source, size, device)
@@ -194,24 +232,6 @@ def _cutter(source: ImageSource, size: int, recipe: Recipe, device: torch.device
 
 def _digest(tree: ImageTree, side: int) -> str:
     return hashlib.sha256(f"files {side} {tree.fingerprint()}".encode()).hexdigest()
-
-
-def _refuse_others(tree: ImageTree, recipe: Recipe) -> None:
-    """Check that the folder contains only images, and these only in the folders of classes.
-
-    Raises:
-        UsageError: There are other files.
-    """
-    setting = "--set recipe.bad_images=skip" + (" --set recipe.cache=on" if recipe.cache == "off" else "")
-    for files, fault, remedy in (
-        (tree.others, "is not an image by its name", "remove it"),
-        (tree.outside, "is an image next to the folders, and not in that of a class", "move or remove it"),
-    ):
-        if files:
-            more = f", like {len(files) - 1:,} others" if len(files) > 1 else ""
-            raise UsageError(
-                f"{shown(tree.root / files[0])}: {fault}{more}; {remedy}, or leave out such files with {setting}"
-            )
 
 
 def _remembered_checks(data_root: Path, name: str) -> Path | None:

@@ -11,11 +11,12 @@ from suite.recipe import Tuning
 from suite.registry import register
 from tasks.image_files import ImageFilesTask
 from tasks.imagenette import RECIPES as IMAGENETTE
+from tasks.imagenette import SETTINGS as IMAGENETTE_SETTINGS
 from tasks.images.decoding import BadImage, image_size
 from tasks.sources.image_tree import ImageTree, read_tree
 
-RECIPES = {**IMAGENETTE, **{preset: replace(IMAGENETTE[preset], image_size=None) for preset in ("quick", "paper")}}
-RECIPES["quick"] = replace(RECIPES["quick"], eval_resize=None, eval_every=1)
+RECIPES = {**IMAGENETTE, "quick": replace(IMAGENETTE["quick"], eval_every=1)}
+SETTINGS = {preset: {"crop_area": one["crop_area"]} for preset, one in IMAGENETTE_SETTINGS.items()}
 LARGEST_SIDE = 224
 MULTIPLE = 32  # networks for ImageNet reduce images by this factor
 PROBED = 200
@@ -32,6 +33,7 @@ class ImageFolderTask(ImageFilesTask):
     source = "files of the user"
     models: ClassVar = dict.fromkeys(RECIPES, "resnet18")
     recipes = RECIPES
+    settings = SETTINGS
     paper_recipe = "none: SDGP's schedule for ImageNet, at another batch size"
     stored_side: ClassVar = {"quick": 256, "paper": 256}
     tuning = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe, Tuning
@@ -12,6 +12,7 @@ from suite.registry import register
 from suite.task import PaperRecipe
 from tasks.image_files import ImageFilesTask
 from tasks.imagenette import RECIPES as IMAGENETTE
+from tasks.imagenette import SETTINGS as IMAGENETTE_SETTINGS
 from tasks.sources.extraction import extract_once
 from tasks.sources.image_tree import ImageTree, read_tree
 
@@ -31,8 +32,6 @@ PRUNETRAIN = Recipe(
     milestones=(40 / 90, 60 / 90, 80 / 90),
     weight_decay=1e-4,
     drop_last=False,
-    image_size=224,
-    eval_resize=256,
 )
 # Its VGG-16 has half the batch and half the learning rate.
 PRUNETRAIN_VGG16 = dataclasses.replace(PRUNETRAIN, batch_size=128, learning_rate=0.05)
@@ -47,8 +46,6 @@ CLICKTRAIN = Recipe(
     milestones=(31 / 95, 61 / 95, 75 / 95),
     weight_decay=5e-4,
     drop_last=False,
-    image_size=224,
-    eval_resize=256,
 )
 # The code of SDGP runs 4 processes with 1024 images each and averages their gradients, while batch normalisation has
 # the statistics of each process. One process does the same with 4 micro-batches of 1024 images: a batch of 1024 alone
@@ -68,10 +65,8 @@ SDGP = Recipe(
     weight_decay=5e-5,
     decay_norm_and_bias=False,
     label_smoothing=0.1,
-    image_size=256,
     train_sizes=(160, 192),
     size_milestones=(71 / 88,),
-    eval_resize=293,
     flip_tta=True,
 )
 # ResNet-50 has half the batch in the same code.
@@ -86,12 +81,19 @@ RECIPES = {
         batch_size=256,
         micro_batches=1,
         learning_rate=0.25,
-        image_size=96,
         train_sizes=(),
         size_milestones=(),
-        eval_resize=110,
     ),
     "paper": PRUNETRAIN,
+}
+AT_224 = {"image_size": 224, "eval_resize": 256}
+AT_256 = {"image_size": 256, "eval_resize": 293}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": IMAGENETTE_SETTINGS["smoke"],
+    "quick": {"image_size": 96, "eval_resize": 110},
+    "paper": AT_224,
+    **dict.fromkeys(("prunetrain", "prunetrain_vgg16", "clicktrain"), AT_224),
+    **dict.fromkeys(("sdgp", "sdgp_regnet", "sdgp_resnet50"), AT_256),
 }
 
 
@@ -105,6 +107,7 @@ class ImageNet(ImageFilesTask):
     source = "O. Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015 (image-net.org)"
     models: ClassVar = {"smoke": "resnet18", "quick": "resnet18", "paper": "resnet50"}
     recipes = RECIPES
+    settings = SETTINGS
     paper_recipe = "PruneTrain (SC 2019)"
     paper_recipes: ClassVar = {
         "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),

@@ -38,14 +38,11 @@ QUICK = Recipe(
     nesterov=True,
     weight_decay=5e-4,
     label_smoothing=0.1,
-    image_size=96,
-    eval_resize=108,
     eval_every=5,
-    crop_area=0.35,
     flip_tta=True,
 )
 RECIPES = {
-    "smoke": Recipe(epochs=3, batch_size=50, learning_rate=0.02, peak_at=0.3, nesterov=True, crop_area=0.5),
+    "smoke": Recipe(epochs=3, batch_size=50, learning_rate=0.02, peak_at=0.3, nesterov=True),
     "quick": QUICK,
     # No paper trains on these images alone: SDGP's ImageNet schedule in 88 epochs.
     "paper": Recipe(
@@ -57,10 +54,13 @@ RECIPES = {
         weight_decay=5e-5,
         decay_norm_and_bias=False,
         label_smoothing=0.1,
-        image_size=160,
-        crop_area=0.25,
         flip_tta=True,
     ),
+}
+SETTINGS = {
+    "smoke": {"crop_area": 0.5},
+    "quick": {"image_size": 96, "eval_resize": 108, "crop_area": 0.35},
+    "paper": {"image_size": 160, "crop_area": 0.25},
 }
 
 
@@ -74,6 +74,7 @@ class Imagenette(ImageFilesTask):
     source = "J. Howard, Imagenette, 2019 (github.com/fastai/imagenette), from ImageNet (Russakovsky et al., IJCV 2015)"
     models: ClassVar = dict.fromkeys(RECIPES, "resnet18")
     recipes = RECIPES
+    settings = SETTINGS
     paper_recipe = "none: SDGP's schedule for ImageNet, at another batch size"
     stored_side: ClassVar = {"quick": 128, "paper": 224}
     tuning = (

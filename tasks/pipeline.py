@@ -16,14 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import MissingData, UsageError
-from suite.recipe import ADDED, Recipe
+from suite.recipe import Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import Augmentation, Normalization, Normalizer, draw_epoch, source_pixels
 from tasks.images.decoded import DecodedImages
 from tasks.images.splits import EpochBatches, choose_splits
-
-ONLY_FOR_FILES = ("image_size", "train_sizes", "eval_resize", "crop_area", "cache", "decoder", "bad_images")
-"""Fields of the recipe that apply to `tasks.image_files` only."""
 
 
 class ImageTask(Task):
@@ -190,9 +187,8 @@ def make_splits(
     Raises:
         UsageError: If the recipe asks for more images than there are, or for a cutout larger than an image.
     """
-    changed = [name for name in ONLY_FOR_FILES if getattr(recipe, name) != ADDED[name]]
-    if changed:
-        raise UsageError(f"recipe.{changed[0]} applies to tasks of image files of any size, not to this task")
+    if recipe.train_sizes:
+        raise UsageError("recipe.train_sizes applies to tasks of image files of any size, not to this task")
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
     normalization = normalization.with_std(recipe.pixel_std)
     augmentation = Augmentation(

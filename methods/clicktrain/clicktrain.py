@@ -65,7 +65,6 @@ class ClickTrain(Method):
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
     random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
-    added_parameters: ClassVar[Mapping[str, Any]] = {"selection": "saliency"}
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="publication", source="its configurations", presets=("paper",)),
         Tuning(

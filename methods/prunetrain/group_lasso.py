@@ -61,7 +61,6 @@ class GroupLasso(Method, ABC):
 
     shrinks_network: ClassVar[bool] = True
     random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
-    added_parameters: ClassVar[Mapping[str, Any]] = {"selection": "lasso"}
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="publication", source="PruneTrain's paper and code", presets=("paper",)),
         Tuning(

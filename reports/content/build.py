@@ -224,10 +224,12 @@ def _subtitle(group: TrialGroup, device: str) -> str:
 
 
 def _image_sizes(group: TrialGroup) -> list[str]:
-    """Return the sides of images that the recipe of a group names; empty if they are those of the task."""
+    """Return the sides of images that task or recipe of a group name; empty if they are those of every trial."""
     recipe = json.loads(group.key["recipe"] or "{}")
     growing = recipe.get("train_sizes")
-    named = (("images", [recipe.get("image_size")]), ("training images", growing if isinstance(growing, list) else []))
+    parameters = group.trials[0].spec.get("task_parameters")
+    side = parameters.get("image_size") if isinstance(parameters, Mapping) else None
+    named = (("images", [side]), ("training images", growing if isinstance(growing, list) else []))
     sizes = [(what, [f"{side}x{side}" for side in sides if isinstance(side, int)]) for what, sides in named]
     return [f"{what} of {' then '.join(texts)} pixels" for what, texts in sizes if texts]
 

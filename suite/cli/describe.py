@@ -13,7 +13,7 @@ from typing import Any
 from docstring_parser import DocstringStyle, parse
 
 from suite import registry
-from suite.choices import MethodChoice, ModelChoice
+from suite.choices import MethodChoice, ModelChoice, TaskChoice
 from suite.cli.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
@@ -145,7 +145,7 @@ def _data_root(typed: str | None, task: str) -> Path | None:
     root = read_path(typed, "--data-root")
     if not root.is_dir():
         raise UsageError(f"describe: --data-root {typed}: there is no such folder")
-    if not task or not registry.get("task", task)().needs_data_root("quick"):
+    if not task or not TaskChoice.read(task).build().needs_data_root("quick"):
         raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
     return root
 
@@ -156,7 +156,6 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
     choice = MethodChoice.read(text)
     thing = choice.definition
     choice.build()  # refuses the values that `run` would refuse
-    texts = parameter_texts(thing)
     presets = {preset: choice.parameters(task or "cifar10", preset) for preset in PRESETS}
     return {
         "name": str(choice),
@@ -167,20 +166,26 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "shrinks_network": thing.shrinks_network,
         "random_twin": dict(thing.random_twin),
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],
-        "parameters": [
-            {
-                "name": name,
-                "type": type_name(parameter.annotation),
-                "allowed": allowed(parameter.annotation),
-                "default": None if parameter.default is REQUIRED else parameter.default,
-                "presets": {preset: values.get(name) for preset, values in presets.items()},
-                "search": search.in_words() if (search := search_of(parameter.annotation)) else "",
-                "text": texts.get(name, ""),
-            }
-            for name, parameter in choice.declared.items()
-        ],
+        "parameters": _parameters(choice, presets),
         "presets_of_task": task or "cifar10",
     }
+
+
+def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is known of each parameter, with its values by preset."""
+    texts = parameter_texts(choice.definition)
+    return [
+        {
+            "name": name,
+            "type": type_name(parameter.annotation),
+            "allowed": allowed(parameter.annotation),
+            "default": None if parameter.default is REQUIRED else parameter.default,
+            "presets": {preset: values.get(name) for preset, values in presets.items()},
+            "search": search.in_words() if (search := search_of(parameter.annotation)) else "",
+            "text": texts.get(name, ""),
+        }
+        for name, parameter in choice.declared.items()
+    ]
 
 
 def parameter_texts(definition: Any) -> dict[str, str]:
@@ -198,18 +203,21 @@ def parameter_texts(definition: Any) -> dict[str, str]:
 
 
 def describe_task(text: str, task: str) -> dict[str, Any]:
-    """Return the data, default models and recipes of a task."""
-    name = read_names(text, "task", "describe")[0].name
-    thing = registry.get("task", name)()
+    """Return the data, parameters, default models and recipes of a task."""
+    choice = TaskChoice.read(text)
+    presets = {preset: choice.parameters(preset) for preset in PRESETS}
+    of_preset = {preset: choice.build(values) for preset, values in presets.items()}
+    thing = choice.build()
     return {
-        "name": name,
+        "name": str(choice),
         "kind": "task",
         "title": thing.title,
         "summary": _summary(type(thing)),
-        "input_shapes": {preset: list(thing.inputs(thing.recipe(preset)).shape) for preset in PRESETS},
+        "input_shapes": {preset: list(one.inputs(one.recipe(preset)).shape) for preset, one in of_preset.items()},
         "classes": thing.num_classes,
         **({"detected_in_the_data": thing.detected} if thing.detected else {}),
         "source": thing.source,
+        **({"parameters": _parameters(choice, presets)} if choice.declared else {}),
         "paper_recipe": thing.paper_recipe,
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
@@ -220,6 +228,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
                 "source": one.source or "this suite",
                 "preset": one.preset,
                 "model": one.model or thing.default_model(one.preset),
+                **thing.defaults(one.preset, name),
                 **dataclasses.asdict(one.recipe),
             }
             for name, one in thing.paper_recipes.items()
@@ -239,7 +248,8 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
     }
     shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
     if task:
-        described = registry.get("task", task)()
+        chosen = TaskChoice.read(task)
+        described = chosen.build(chosen.parameters("quick"))
         recipe = described.recipe("quick")
         copy = None if data_root is None else described.prepare(data_root, "quick", recipe)
         shape, classes = described.inputs(recipe, copy)

@@ -38,7 +38,8 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
     recipes = {}
     for known in [task] if task else registry.names("task"):
         thing = registry.get("task", known)()
-        recipes[known] = {"model": thing.default_model(name), **dataclasses.asdict(thing.recipe(name))}
+        values = {"model": thing.default_model(name), **thing.defaults(name)}
+        recipes[known] = {**values, **dataclasses.asdict(thing.recipe(name))}
     for_methods = task or "cifar10"
     changed = {
         method: registry.get("method", method).defaults(for_methods, name) for method in registry.names("method")

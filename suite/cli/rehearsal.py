@@ -24,7 +24,7 @@ from suite.files import canonical_json
 from suite.method import Context
 from suite.recipe import Recipe
 from suite.task import Batches, DataCopy, Inputs
-from suite.trials.building import inputs_of
+from suite.trials.building import inputs_of, task_of
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
     images: dict[str, Batches] = {}  # training images by task and recipe
     longest: dict[str, TrialSpec] = {}  # the trial with the most epochs on them
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
-        task = registry.get("task", trial.task)()
+        task = task_of(trial)
         inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
         if network is None or network[0] != (trial.task, trial.model, inputs, sizes):
             model = build_model(trial.model, *inputs)
@@ -135,7 +135,7 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
             epochs=recipe.whole_epochs,
             batch_size=recipe.batch_size,
             seed=trial.seed,
-            task=trial.task,
+            task=trial.task_name,
             network=trial.model.partition("[")[0],
             preset=trial.preset,
             train_images=train_images,
@@ -154,7 +154,7 @@ def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
     try:
         check_names(recipe.freeze, model)
     except UsageError as error:
-        task = registry.get("task", trial.task)()
+        task = task_of(trial)
         named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
         others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
         hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""

@@ -202,7 +202,7 @@ def check_processes(processes: int, typed: str, device: str, count: bool) -> Non
 
 def default_folder(trials: Sequence[TrialSpec]) -> Path:
     """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
-    tasks = "-".join(dict.fromkeys(trial.task for trial in trials))
+    tasks = "-".join(dict.fromkeys(trial.task_name for trial in trials))
     return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
 
 
@@ -294,10 +294,12 @@ def run_trials(
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
     """Return one line per task: whose recipe its trials use, and which methods' papers have another."""
     lines = []
-    settings = dict.fromkeys((trial.task, trial.recipe_source, trial.preset) for trial in trials if trial.recipe_source)
+    settings = dict.fromkeys(
+        (trial.task_name, trial.recipe_source, trial.preset) for trial in trials if trial.recipe_source
+    )
     for task, source, preset in settings:
         papers = registry.get("task", task).paper_recipes
-        methods = dict.fromkeys(trial.method for trial in trials if trial.task == task)
+        methods = dict.fromkeys(trial.method for trial in trials if trial.task_name == task)
         others = [
             name
             for name in methods

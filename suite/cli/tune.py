@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite import files, registry
+from suite import files
 from suite.choices import RECIPE, MethodChoice
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
@@ -143,6 +143,7 @@ def _prepare(
 
     from suite.cli.run import default_folder, provenance_of, rehearse_new, resolve
     from suite.task import DataCopy
+    from suite.trials.building import task_of
 
     base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
     for kind, text in (("task", base.tasks), ("model", base.models)):
@@ -157,7 +158,7 @@ def _prepare(
     copy = DataCopy(**first.data_copy)
     recipe = first.make_recipe()
     if not recipe.validation_images:
-        splits = registry.get("task", base.tasks)().load(copy, recipe, 0, torch.device("cpu"))
+        splits = task_of(first).load(copy, recipe, 0, torch.device("cpu"))
         recipe = dataclasses.replace(recipe, validation_images=max(1, splits.train.num_samples // 10))
     held_out = {"validation_images": recipe.validation_images, **NOT_TESTED}
     suite = dataclasses.replace(
@@ -169,13 +170,13 @@ def _prepare(
     # Plan the settings of each method.
     searches = []
     for choice in choices:
-        dimensions = space(choice, recipe, base.tasks, base.preset, only, [*base.overrides])
+        dimensions = space(choice, recipe, first.task_name, base.preset, only, [*base.overrides])
         found = settings(choice, dimensions, budget, seed)
         planned: list[list[TrialSpec]] = []
         needed: list[TrialSpec] = []
         for values in found:
             own = choice.with_typed(values)
-            trials = plan(dataclasses.replace(suite, methods=str(own)), {base.tasks: copy})
+            trials = plan(dataclasses.replace(suite, methods=str(own)), {first.task: copy})
             planned.append([trial for trial in trials if trial.label == str(own)])
             needed += [trial for trial in trials if trial.label != str(own)]
         labels = [

@@ -210,7 +210,7 @@ def dense_spec(spec: TrialSpec) -> TrialSpec:
         spec,
         method=choice.name,
         variant="",
-        parameters=choice.parameters(spec.task, spec.preset),
+        parameters=choice.parameters(spec.task_name, spec.preset),
         depends_on={},
         files={},
         defined_by={kind: files for kind, files in spec.defined_by.items() if kind != "method"},

@@ -10,8 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from suite import registry
-from suite.choices import build_method, build_model
+from suite.choices import build_method, build_model, build_task
 from suite.engine.network import model_files
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
@@ -30,9 +29,14 @@ def device_of(spec: TrialSpec) -> torch.device:
     return torch.device("cpu")
 
 
+def task_of(spec: TrialSpec) -> Any:
+    """Return the task of a trial, with its parameters. Plugins must have been loaded."""
+    return build_task(spec.task_name, spec.task_parameters)
+
+
 def inputs_of(spec: TrialSpec) -> Inputs:
     """Return the shape of the images and the number of classes of a trial. Plugins must have been loaded."""
-    task = registry.get("task", spec.task)()
+    task = task_of(spec)
     inputs: Inputs = task.inputs(spec.make_recipe(), DataCopy(**spec.data_copy))
     return inputs
 
@@ -49,7 +53,7 @@ def with_data_here(spec: TrialSpec) -> TrialSpec:
     path = read_path(str(recorded), "its data")
     if path.exists():
         return dataclasses.replace(spec, data_copy={**spec.data_copy, "path": str(path)})
-    task, root = registry.get("task", spec.task)(), read_path(default_data_root(), "PDT_DATA")
+    task, root = task_of(spec), read_path(default_data_root(), "PDT_DATA")
     copy = task.prepare(root, spec.preset, spec.make_recipe())
     if copy.checksum != spec.data_copy["checksum"]:
         known, found = DataCopy(**spec.data_copy).label, copy.label
@@ -66,7 +70,7 @@ def load_splits(spec: TrialSpec) -> Splits:
         UsageError: The recipe asks for training images of other sizes, which the task does not offer; or the test
             split is not to be evaluated, and the task has no validation split.
     """
-    task, recipe = registry.get("task", spec.task)(), spec.make_recipe()
+    task, recipe = task_of(spec), spec.make_recipe()
     splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
     if recipe.train_sizes and not splits.train_by_size:
         raise UsageError(f"task {spec.task} has images of one size, to which recipe.train_sizes does not apply")
@@ -142,7 +146,7 @@ def build_trainer(
         seed=spec.seed,
         device=device,
         dtype=getattr(torch, spec.dtype),
-        task=spec.task,
+        task=spec.task_name,
         network=spec.model.partition("[")[0],
         preset=spec.preset,
         others=_others(spec, trials),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from suite import registry
 from suite.brackets import Request, read_list
-from suite.choices import MethodChoice, ModelChoice
+from suite.choices import MethodChoice, ModelChoice, TaskChoice
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}
 """Common short names of the recipe's fields, for suggestions."""
 
-Chosen = TypeVar("Chosen", MethodChoice, ModelChoice)
+Chosen = TypeVar("Chosen", MethodChoice, ModelChoice, TaskChoice)
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:
@@ -39,8 +39,6 @@ def read_names(text: str, kind: str, option: str) -> list[Request]:
     for request in requests:
         if registry.find(kind, request.name) is None:
             raise UsageError(f"{option} '{request.text}': {registry.unknown(kind, request.name)}")
-        if kind == "task" and request.alternatives:
-            raise UsageError(f"{option} '{request.text}': a task takes no parameters; recipes: --set recipe.KEY=VALUE")
     return requests
 
 
@@ -55,6 +53,8 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     known = declared(Recipe)
     if key not in known:
         hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
+        if tasks := [name for name in registry.names("task") if key in declared(registry.get("task", name))]:
+            hint = f"; it is a parameter of tasks: --task '{tasks[0]}[{key}={value}]'"
         raise UsageError(f"{option} '{text}': recipe has no field '{key}'{hint}")
     annotation = known[key].annotation
     return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
@@ -78,12 +78,12 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
     """
     methods = read_choices(suite.methods, MethodChoice, "--methods")
     methods.sort(key=lambda choice: str(choice) != "dense")
-    tasks = {
-        request.name: registry.get("task", request.name)() for request in read_names(suite.tasks, "task", "--task")
-    }
+    typed = [_without_defaults(choice, suite) for choice in read_choices(suite.tasks, TaskChoice, "--task")]
+    chosen = {str(choice): choice for choice in typed}
+    tasks = {text: choice.build(choice.parameters(suite.preset, suite.recipe)) for text, choice in chosen.items()}
     typed_models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
 
-    settings = [_setting(suite, name, task, methods, typed_models) for name, task in tasks.items()]
+    settings = [_setting(suite, chosen[text], task, methods, typed_models) for text, task in tasks.items()]
     parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
     if copies is None:
         copies = {
@@ -129,8 +129,7 @@ class _Method:
 
     Attributes:
         choice: The method with its typed parameters.
-        parameters: Values of all parameters, with paths of files made absolute, without those of
-            `Method.added_parameters` that have the value there.
+        parameters: Values of all parameters, with paths of files made absolute.
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
         recipe: The recipe, with the fields that were typed for this method.
@@ -147,9 +146,15 @@ class _Method:
 
 @dataclass(frozen=True)
 class _Setting:
-    """What trials of a task share: recipe, source of the recipe, models and methods, and whether they are controls."""
+    """What trials of a task share: recipe, source of the recipe, models and methods, and whether they are controls.
+
+    Attributes:
+        task: The task as text.
+        task_parameters: Values of all its parameters.
+    """
 
     task: str
+    task_parameters: Mapping[str, Any]
     recipe: Recipe
     recipe_source: str
     models: list[ModelChoice]
@@ -179,32 +184,41 @@ class _Template:
         return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
 
 
+def _without_defaults(choice: TaskChoice, suite: SuiteSpec) -> TaskChoice:
+    """Return a task without values that are the defaults of the preset or of the recipe."""
+    return choice.canonical(choice.definition.defaults(suite.preset, suite.recipe))
+
+
 def _setting(
-    suite: SuiteSpec, name: str, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
+    suite: SuiteSpec, choice: TaskChoice, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
 ) -> _Setting:
     try:
         recipe, source = _recipe(task, suite)
     except ValueError as error:
-        raise UsageError(f"task {name}: {error}") from error
+        raise UsageError(f"task {choice.name}: {error}") from error
     default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
     models = typed_models or [ModelChoice.read(default or task.model_on(suite.device, suite.preset))]
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
-    return _Setting(name, recipe, source, models, [_method(suite, choice, name, recipe) for choice in methods])
+    parameters = choice.parameters(suite.preset, suite.recipe)
+    own = [_method(suite, method, choice.name, recipe) for method in methods]
+    return _Setting(str(choice), parameters, recipe, source, models, own)
 
 
 def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
     """Return the setting of a task among those of its controls, in the order in which a seed is trained."""
 
+    name = task.registered_name
+
     def control(choices: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
         # Override the epochs as `--epochs` does, so that recipe and source are those of a command without --controls.
         overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
         recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
-        methods = [_method(suite, choice, setting.task, recipe) for choice in choices]
+        methods = [_method(suite, choice, name, recipe) for choice in choices]
         return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
 
-    others = controls.control_methods([method.choice for method in setting.methods], setting.task, suite.preset)
+    others = controls.control_methods([method.choice for method in setting.methods], name, suite.preset)
     shorter = [control([controls.dense()], epochs) for epochs in control_epochs(setting.recipe.epochs)]
     return [control([controls.dense()]), setting, *shorter, control(others)]
 
@@ -231,8 +245,6 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
         if not path.is_file():
             raise UsageError(f"{choice}: {name} is '{path}': no such file")
     files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
-    added = choice.definition.added_parameters
-    parameters = {key: value for key, value in parameters.items() if key not in added or value != added[key]}
     return _Method(
         choice,
         {**parameters, **{name: str(path) for name, path in paths.items()}},
@@ -254,8 +266,9 @@ def _template(
         parameters=method.parameters,
         method_version=method.choice.definition.version,
         task=setting.task,
+        task_parameters=setting.task_parameters,
         model=str(model.canonical()),
-        model_parameters=model.recorded_parameters(),
+        model_parameters=model.parameters(),
         preset=suite.preset,
         recipe=own,
         replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},
@@ -271,7 +284,7 @@ def _template(
         plugins=suite.plugins,
         callbacks=suite.callbacks,
         files=method.files,
-        defined_by=defining_files(method=method.choice.name, task=setting.task, model=model.name),
+        defined_by=defining_files(method=method.choice.name, task=setting.task.partition("[")[0], model=model.name),
     )
     before = {text: _template(suite, setting, other, model, data_copy) for text, other in method.before.items()}
     return _Template(trial, before)

@@ -24,7 +24,7 @@ LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
 # The fields that determine a trial's result. Other fields may differ between two runs of the same trial.
-_HASHED = ("method", "parameters", "method_version", "task", "preset", "recipe", "seed", "device", "dtype", "processes")
+_HASHED = ("method", "parameters", "method_version", "preset", "recipe", "seed", "device", "dtype", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,13 @@ class TrialSpec:
 
     Attributes:
         method: Name of the method.
-        parameters: Values of all parameters of the method, without those of `Method.added_parameters` that have the
-            value there.
+        parameters: Values of all parameters of the method.
         method_version: `Method.version`.
         variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
-        task: Name of the task.
+        task: Task with the parameters that differ from the defaults of its preset: `imagenette[image_size=160]`.
+        task_parameters: Values of all parameters of the task.
         model: Model with the parameters that differ from the defaults: `resnet9[width=0.25]`.
-        model_parameters: Values of all parameters of the model, without those of `registry.added_parameters` that have
-            the value there.
+        model_parameters: Values of all parameters of the model.
         preset: Name of the preset; hashed, since methods may read it.
         recipe: `Recipe.fields` after overrides.
         replaced: Values in the command's recipe of the fields that were typed for this method alone; not hashed.
@@ -67,6 +66,7 @@ class TrialSpec:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     method_version: int = 1
     task: str
+    task_parameters: Mapping[str, Any] = field(default_factory=dict)
     model: str
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
     preset: str
@@ -91,6 +91,7 @@ class TrialSpec:
     def hash(self) -> str:
         """SHA-256, in hex, of the canonical JSON of the fields that determine the result."""
         determines = {name: getattr(self, name) for name in _HASHED}
+        determines["task"] = {"name": self.task_name, "parameters": self.task_parameters}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]
         if self.arithmetic != IEEE:
@@ -106,9 +107,16 @@ class TrialSpec:
     @property
     def trial_id(self) -> str:
         """`<method>-<task>-<model>-s<seed>-<first 8 of the hash>`, the name of the trial's folder."""
-        model = re.sub(r"[^A-Za-z0-9._-]+", "-", self.model.replace("=", "")).strip("-")
+        task, model = (
+            re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("=", "")).strip("-")[:80] for text in (self.task, self.model)
+        )
         # File names have at most 255 bytes; the hash distinguishes shortened names.
-        return f"{self.method}-{self.task}-{model[:80]}-s{self.seed}-{self.hash[:8]}"
+        return f"{self.method}-{task}-{model}-s{self.seed}-{self.hash[:8]}"
+
+    @property
+    def task_name(self) -> str:
+        """Registered name of the task."""
+        return self.task.partition("[")[0]
 
     @property
     def label(self) -> str:
@@ -121,7 +129,9 @@ class TrialSpec:
         Raises:
             UsageError: A file is missing or has changed.
         """
-        check_defining_files(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        check_defining_files(
+            self.defined_by, method=self.method, task=self.task_name, model=self.model.partition("[")[0]
+        )
         for name, digest in self.files.items():
             if checksum(Path(self.parameters[name]), name) != digest:
                 raise UsageError(f"{name}: {self.parameters[name]} has changed since this trial was planned")
@@ -134,7 +144,7 @@ class TrialSpec:
         Raises:
             UsageError: One that the trial needs was not typed.
         """
-        check_known(self.defined_by, method=self.method, task=self.task, model=self.model.partition("[")[0])
+        check_known(self.defined_by, method=self.method, task=self.task_name, model=self.model.partition("[")[0])
         return dataclasses.replace(self, plugins=tuple(plugins))
 
     def make_recipe(self) -> Recipe:
@@ -155,7 +165,7 @@ class TrialSpec:
         """
         try:
             fields = {name: value for name, value in data.items() if name != "hash"}
-            for name in ("parameters", "model_parameters", "recipe", "replaced"):
+            for name in ("parameters", "task_parameters", "model_parameters", "recipe", "replaced"):
                 fields[name] = without_lists(fields.get(name, {}))
             lists = {name: tuple(fields.get(name, ())) for name in ("plugins", "callbacks")}
             spec = cls(**{**fields, **lists})

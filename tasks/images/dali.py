@@ -38,7 +38,7 @@ def check_dali() -> None:
     """
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         raise UsageError(
-            "recipe.decoder=dali: NVIDIA DALI is not installed; install it with pip install -e '.[dali13]' (CUDA 13) "
+            "decoder=dali: NVIDIA DALI is not installed; install it with pip install -e '.[dali13]' (CUDA 13) "
             "or '.[dali12]' (CUDA 12)"
         )
 
@@ -90,7 +90,7 @@ class DaliCutter:
                 self._files.read(int(images[0]))  # the message for a damaged file is the same as without DALI
                 raise UsageError(
                     f"{shown(self._files.path(int(images[0])))}: DALI cannot decode this file, but torchvision can; "
-                    "use --set recipe.decoder=torchvision"
+                    "use decoder=torchvision"
                 ) from error
             # DALI does not say which file failed.
             for place in range(len(images)):

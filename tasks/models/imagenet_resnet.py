@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from suite.registry import added_parameters, register
+from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
 
 FEWEST_BLURRED = 16
@@ -16,7 +16,6 @@ FEWEST_BLURRED = 16
 
 
 @register("model", "resnet18")
-@added_parameters(blur=False)
 def resnet18(
     *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
 ) -> nn.Module:
@@ -42,7 +41,6 @@ def resnet34(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
 
 
 @register("model", "resnet50")
-@added_parameters(blur=False)
 def resnet50(
     *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
 ) -> nn.Module:

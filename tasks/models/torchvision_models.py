@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 from torch import nn
 
-from suite.registry import added_parameters, register, register_collection, register_family
+from suite.registry import register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
 from tasks.models.residual import check_channels
 from tasks.models.transformers.separate_attention import separate_attention as separate
@@ -118,7 +118,6 @@ def classifier(name: str) -> Callable[..., nn.Module]:
     def build(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
         return _network(name, num_classes, input_shape)
 
-    @added_parameters(drop_path=None)
     def build_with_drop_path(
         *,
         drop_path: Annotated[float, Interval(ge=0, lt=1)] | None = None,
@@ -130,7 +129,6 @@ def classifier(name: str) -> Callable[..., nn.Module]:
             _set_drop_path(network, drop_path)
         return network
 
-    @added_parameters(blur=False)
     def build_with_blur(
         *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
     ) -> nn.Module:
@@ -139,7 +137,6 @@ def classifier(name: str) -> Callable[..., nn.Module]:
             blur_strided(network)
         return network
 
-    @added_parameters(separate_attention=False)
     def build_with_separate_attention(
         *, separate_attention: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
     ) -> nn.Module:

@@ -42,7 +42,7 @@ from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-SKIP = "--set recipe.bad_images=skip"
+SKIP = "the task's parameter bad_images=skip, as in --task imagefolder[bad_images=skip]"
 
 CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
@@ -155,9 +155,7 @@ def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
         results = zip(every, checked, strict=True)
         for _, converted in results:
             if isinstance(converted, BadImage):
-                raise refusal(
-                    converted, results, f"{SKIP} --set recipe.cache=on, since the cache stores what is left out"
-                )
+                raise refusal(converted, results, f"{SKIP} and with cache=on, since the cache stores what is left out")
             counts[converted] += 1
             advance(1)
     meta = {"fingerprint": fingerprint, "converted": _by_conversion(counts), "skipped": []}
@@ -238,7 +236,8 @@ def _announce(tree: ImageTree, path: Path, part: Path, shorter_side: int) -> Non
     if expected - done > free:
         raise UsageError(
             f"{path.parent}: has {free / 1e9:.3g} GB free, and the decoded images take about {text}; "
-            "make room, or read the files in every epoch with --set recipe.cache=off"
+            "make room, or read the files in every epoch with the task's parameter cache=off, as in --task "
+            "imagefolder[cache=off]"
         )
 
 

@@ -13,9 +13,9 @@ from torch.nn.grad import conv2d_input
 
 import kernels
 from kernels.prune.rule import Mode, Scope
-from suite import registry
 from suite.engine.network.model_files import load_model
 from suite.task import DataCopy
+from suite.trials.building import task_of
 from suite.trials.spec import TrialSpec
 
 N, M = 2, 4
@@ -64,7 +64,7 @@ def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 
         scale: Factor of the loss.
     """
     device, recipe = torch.device(device_name), spec.make_recipe()
-    train = registry.get("task", spec.task)().load(DataCopy(**spec.data_copy), recipe, spec.seed, device).train
+    train = task_of(spec).load(DataCopy(**spec.data_copy), recipe, spec.seed, device).train
     model: Any = load_model(model_file)
     model = model.to(device).to(memory_format=torch.channels_last).train()
     convolutions = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]

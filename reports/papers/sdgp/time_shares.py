@@ -14,7 +14,6 @@ from reports.figures.figure import Figure
 from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from suite import registry
 from suite.choices import build_model
 from suite.registry import register
 from suite.trials.engines.subprocess_call import call_in_subprocess
@@ -58,7 +57,9 @@ class Figure9(Reproduction):
             return Outcome((self._line("data gradient's share", Missing("the dense trial is not done"), "measured"),))
         spec = data.specs[trials[0].name]
         kind = "cuda" if data.device.startswith("cuda") else "cpu"
-        task = registry.get("task", spec.task)()
+        from suite.trials.building import task_of
+
+        task = task_of(spec)
         shared = {"dtype": spec.dtype, "method": METHOD}
         large: dict[str, Any] = {"model": MODEL, "shape": SHAPE, "classes": CLASSES, "batch": BATCH[kind]}
         small = {

@@ -189,6 +189,15 @@ def setting(trial: TrialSpec, *, epochs: bool = True) -> str:
     recipe = {
         name: value for name, value in trial.recipe.items() if name != "learning_rate" and (epochs or name != "epochs")
     }
-    what = [trial.method, trial.parameters, trial.model, trial.model_parameters, trial.task, trial.preset, recipe]
+    what = [
+        trial.method,
+        trial.parameters,
+        trial.model,
+        trial.model_parameters,
+        trial.task,
+        trial.task_parameters,
+        trial.preset,
+        recipe,
+    ]
     where = [trial.device, trial.dtype, trial.processes, trial.data_copy["checksum"], sorted(trial.depends_on)]
     return canonical_json([*what, *where])

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from suite.errors import UsageError
 from suite.files import canonical_json
-from suite.recipe import ADDED
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
@@ -333,10 +332,9 @@ def minor_version(version: str) -> str:
 
 
 def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a recipe by column; a recipe has no value of `ADDED` that is the former one."""
-    whole = {**ADDED, **recipe}
-    others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in whole.items() if name not in COLUMNS}
-    return {**{name: whole.get(name) for name in RECIPE_COLUMNS}, **others}
+    """Return the values of a recipe by column."""
+    others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in recipe.items() if name not in COLUMNS}
+    return {**{name: recipe.get(name) for name in RECIPE_COLUMNS}, **others}
 
 
 def differing_fields(rows: Iterable[Mapping[str, Any]]) -> list[str]:

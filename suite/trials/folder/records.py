@@ -30,7 +30,7 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
-FORMAT = 1
+FORMAT = 2
 """Version of the records that this version of the suite writes. Those without one are older, and are read too."""
 # What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
 _KINDS: dict[str, tuple[type, str]] = {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from suite.registry import added_parameters, register
+from suite.registry import register
 from tasks.models.stochastic_depth import rates, stochastic_depth
 
 DEPTH = 12
@@ -150,7 +150,6 @@ class Mixer(nn.Module):
 
 
 @register("model", "vit_tiny")
-@added_parameters(drop_path=0.0)
 def vit_tiny(
     *,
     patch: int = 0,
@@ -176,7 +175,6 @@ def vit_tiny(
 
 
 @register("model", "vit_small")
-@added_parameters(drop_path=0.0)
 def vit_small(
     *,
     patch: int = 0,
@@ -202,7 +200,6 @@ def vit_small(
 
 
 @register("model", "mlp_mixer_tiny")
-@added_parameters(drop_path=0.0)
 def mlp_mixer_tiny(
     *,
     patch: int = 0,

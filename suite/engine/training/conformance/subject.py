@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from suite import files, registry
-from suite.choices import build_method, build_model
+from suite.choices import TaskChoice, build_method, build_model
 from suite.engine.cost.flops import count_model
 from suite.engine.network import model_files
 from suite.engine.network.channels.spaces import find_index_spaces
@@ -75,10 +75,11 @@ class Subject:
     ) -> None:
         self.name = name
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self._task = registry.get("task", task)()
-        self._task_name, self._model_text = task, model or self._task.default_model(PRESET)
+        choice = TaskChoice.read(task)
+        self._task = choice.build(choice.parameters(PRESET))
+        self._task_name, self._model_text = choice.name, model or self._task.default_model(PRESET)
         thing = registry.get("method", name)
-        self.parameters = resolve(thing, thing.defaults(task, PRESET), parameters or {})
+        self.parameters = resolve(thing, thing.defaults(choice.name, PRESET), parameters or {})
         self._data = self._task.prepare(data_root, PRESET)
         self._inputs: Inputs = self._task.inputs(self._task.recipe(PRESET), self._data)
 
