@@ -25,7 +25,7 @@ from suite.cli import run
 Make = Callable[[Path], None]
 SPLITS, CLASSES, EACH = ("train", "val"), ("cat", "dog"), 3
 OPTIONS = (
-    *("--methods", "dense", "--task", "imagefolder", "--preset", "quick", "--epochs", "1", "--batch-size", "2"),
+    *("--methods", "dense", "--preset", "quick", "--epochs", "1", "--batch-size", "2"),
     *("--device", "cpu", "--dtype", "float32", "--model", "mlp[width=8,depth=1]"),
 )
 
@@ -215,8 +215,15 @@ LAYOUTS: dict[str, tuple[Make, str]] = {
 }
 
 
-def command(folder: Path, *more: str) -> int:
-    return cli.main([*OPTIONS, "--data-root", str(folder), "--out", str(folder.parent / "out"), *more])
+def words(folder: Path, **parameters: str) -> list[str]:
+    """Return a command line; `parameters` are those of the task."""
+    typed = ",".join(f"{name}={value}" for name, value in parameters.items())
+    task = f"imagefolder[{typed}]" if typed else "imagefolder"
+    return [*OPTIONS, "--task", task, "--data-root", str(folder), "--out", str(folder.parent / "out")]
+
+
+def command(folder: Path, **parameters: str) -> int:
+    return cli.main(words(folder, **parameters))
 
 
 @pytest.fixture
@@ -256,7 +263,7 @@ def assert_refused(status: int, capfd: pytest.CaptureFixture[str], folder: Path,
 @pytest.mark.parametrize("name", CONTENTS)
 def test_a_file_that_is_not_an_image(folder: Path, capfd: pytest.CaptureFixture[str], name: str, cache: str) -> None:
     with_file(f"val/dog/{name}", CONTENTS[name])(folder)
-    status = command(folder, "--set", f"recipe.cache={cache}")
+    status = command(folder, cache=cache)
     assert_refused(status, capfd, folder, f"/val/dog/{name}: ")
 
 
@@ -265,7 +272,7 @@ def test_a_file_that_is_not_an_image(folder: Path, capfd: pytest.CaptureFixture[
 def test_a_file_that_must_not_be_read(folder: Path, capfd: pytest.CaptureFixture[str], case: str, cache: str) -> None:
     make, expected = SPECIAL[case]
     make(folder)
-    assert_refused(command(folder, "--set", f"recipe.cache={cache}"), capfd, folder, expected)
+    assert_refused(command(folder, cache=cache), capfd, folder, expected)
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
@@ -295,8 +302,8 @@ def test_a_data_root_that_is_no_folder(folder: Path, capfd: pytest.CaptureFixtur
 
 def test_a_cache_that_is_off_cannot_leave_files_out(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     base(folder)
-    assert command(folder, "--set", "recipe.cache=off", "--set", "recipe.bad_images=skip") == 2
-    assert "recipe.bad_images=skip needs recipe.cache=on" in capfd.readouterr().err
+    assert command(folder, cache="off", bad_images="skip") == 2
+    assert "bad_images=skip needs cache=on" in capfd.readouterr().err
 
 
 SKIPPED: dict[str, tuple[Make, str]] = {
@@ -324,7 +331,7 @@ SKIPPED: dict[str, tuple[Make, str]] = {
 def test_a_file_that_is_left_out_is_reported(folder: Path, notes: list[str], case: str) -> None:
     make, expected = SKIPPED[case]
     make(folder)
-    assert command(folder, "--set", "recipe.bad_images=skip") == 0
+    assert command(folder, bad_images="skip") == 0
     assert expected in notes[0]
     assert notes[0].isprintable()
 
@@ -333,7 +340,7 @@ def test_a_class_that_loses_all_its_files_is_refused(folder: Path, capfd: pytest
     base(folder)
     for number in range(EACH):
         (folder / f"val/dog/{number}.png").write_bytes(b"no image")
-    status = command(folder, "--set", "recipe.bad_images=skip")
+    status = command(folder, bad_images="skip")
     assert_refused(status, capfd, folder, ": no file of class 'dog' in the test split is an image")
 
 
@@ -353,7 +360,7 @@ CONVERTED = {
 def test_an_image_that_is_converted_is_reported(folder: Path, notes: list[str], conversion: str, cache: str) -> None:
     name, content = CONVERTED[conversion]
     with_file(f"train/cat/{name}", content)(folder)
-    assert command(folder, "--set", f"recipe.cache={cache}") == 0
+    assert command(folder, cache=cache) == 0
     assert "7 training and 6 test images" in notes[0]
     assert notes[0].endswith(f"; converted to RGB: 1 from {conversion}" if conversion else "test images from val/")
 
@@ -378,7 +385,7 @@ def test_what_is_unusual_and_can_be_used(folder: Path, notes: list[str], case: s
 
 def test_a_process_ends_with_one_line_too(folder: Path) -> None:
     with_file(b"train/cat/\xff.png", b"x")(folder)
-    answer = pdt(*OPTIONS, "--data-root", str(folder), "--out", str(folder.parent / "out"))
+    answer = pdt(*words(folder))
     assert answer.returncode == 2
     assert answer.stderr.splitlines()[-1].startswith(f"pdt: error: {folder}/train/cat/\\xff.png: cannot be read")
     assert "Traceback" not in answer.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from suite.choices import MethodChoice
+from suite.choices import MethodChoice, TaskChoice
 from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 from tasks.imagefolder import ImageFolderTask
@@ -24,21 +24,35 @@ def write_images(folder: Path, count: int = 6) -> None:
             Image.fromarray(noise).save(folder / place / f"{number}.{'png' if number % 2 else 'jpg'}")
 
 
-def spec(folder: Path, method: str = "dense", model: str = "mlp[width=8,depth=1]", **changes: Any) -> TrialSpec:
+def image_folder(preset: str = "quick", **parameters: Any) -> ImageFolderTask:
+    """Return the task of a folder with the preset's defaults and other values of some parameters."""
+    return ImageFolderTask(**{**ImageFolderTask.defaults(preset), **parameters})
+
+
+def spec(
+    folder: Path,
+    method: str = "dense",
+    model: str = "mlp[width=8,depth=1]",
+    task: str = "imagefolder[image_size=32]",
+    **changes: Any,
+) -> TrialSpec:
     """Return the spec of a trial on a folder; `changes` are fields of the recipe."""
-    task = ImageFolderTask()
-    recipe = Recipe(**task.recipe("quick").fields() | {"batch_size": 4, "image_size": 32} | changes)
+    typed = TaskChoice.read(task)
+    parameters = typed.parameters("quick")
+    images = typed.build(parameters)
+    recipe = Recipe(**images.recipe("quick").fields() | {"batch_size": 4} | changes)
     choice = MethodChoice.read(method)
     return TrialSpec(
         method=choice.name,
         variant=choice.variant,
         parameters=choice.parameters("imagefolder", "quick"),
-        task="imagefolder",
+        task=task,
+        task_parameters=parameters,
         model=model,
         preset="quick",
         recipe=recipe.fields(),
         seed=1,
         device="cpu",
         dtype="float32",
-        data_copy=vars(task.prepare(folder, "quick", recipe)),
+        data_copy=vars(images.prepare(folder, "quick", recipe)),
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from image_trials import image_folder
 from PIL import Image
 
 from suite.errors import UsageError
-from suite.recipe import Recipe
-from tasks.imagefolder import ImageFolderTask
 from tasks.sources import bad_files
 
-SKIP = "or leave out such files with --set recipe.bad_images=skip"
+SKIP = "or leave out such files with the task's parameter bad_images=skip, as in --task imagefolder[bad_images=skip]"
 
 
 @pytest.fixture
@@ -32,9 +31,8 @@ def spoil(folder: Path, *places: str) -> None:
 
 
 def refused(folder: Path, cache: str) -> str:
-    recipe = Recipe(epochs=1, batch_size=2, learning_rate=0.1, cache=cache)
     with pytest.raises(UsageError) as error:
-        ImageFolderTask().prepare(folder, "quick", recipe)
+        image_folder(cache=cache).prepare(folder, "quick")
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -69,7 +67,5 @@ def test_skipping_continues_behind_a_look(folder: Path) -> None:
     spoil(folder, "train/cat/3", "val/dog/9")
     refused(folder, "on")
     assert refused(folder, "on")  # a look stores nothing by which a second command would pass
-    recipe = Recipe(epochs=1, batch_size=2, learning_rate=0.1, bad_images="skip")
-    assert (
-        "2 files that cannot be read as images were left out" in ImageFolderTask().prepare(folder, "quick", recipe).note
-    )
+    copy = image_folder(bad_images="skip").prepare(folder, "quick")
+    assert "2 files that cannot be read as images were left out" in copy.note

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from image_trials import image_folder
 from PIL import Image
 
 import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
-from tasks.image_files import ImageFilesTask
-from tasks.imagefolder import ImageFolderTask
 from tasks.images.decoding import MAX_PIXELS
-
-TASK = ImageFolderTask()
-QUICK = replace(TASK.recipe("quick"), batch_size=4, cache="off")
 
 
 @pytest.fixture
@@ -39,8 +34,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def prepare(folder: Path, preset: str = "quick", task: ImageFilesTask = TASK) -> DataCopy:
-    return task.prepare(folder, preset, QUICK)
+def prepare(folder: Path, preset: str = "quick") -> DataCopy:
+    return image_folder(preset, cache="off").prepare(folder, preset)
 
 
 def test_every_file_is_decoded_once_and_at_its_own_size(folder: Path, decoded: list[Any]) -> None:
@@ -65,7 +60,8 @@ def test_a_refused_folder_is_checked_again(folder: Path, decoded: list[Any]) -> 
     content, stamp = last.read_bytes(), last.stat().st_mtime_ns
     last.write_bytes(b"\0" * len(content))  # as large, so that the folder looks unchanged afterwards
     os.utime(last, ns=(stamp, stamp))
-    with pytest.raises(UsageError, match=r"val/dog/2\.png: cannot be read .* --set recipe\.bad_images=skip --set"):
+    setting = r"--task imagefolder\[bad_images=skip\] and with cache=on, since"
+    with pytest.raises(UsageError, match=rf"val/dog/2\.png: cannot be read .* {setting}"):
         prepare(folder)
     last.write_bytes(content)
     os.utime(last, ns=(stamp, stamp))
@@ -103,12 +99,12 @@ def test_a_full_disk_is_a_warning(
     assert "cannot be written (No space left on device): the next command checks the images again" in caplog.text
 
 
-def test_images_next_to_the_folders_name_both_settings(folder: Path) -> None:
+def test_images_next_to_the_folders_name_the_setting(folder: Path) -> None:
     Image.new("RGB", (4, 4)).save(folder / "a.png")
     Image.new("RGB", (4, 4)).save(folder / "train/b.png")
     with pytest.raises(UsageError) as error:
         prepare(folder)
     assert str(error.value) == (
         f"{folder}/a.png: is an image next to the folders, and not in that of a class, like 1 others; move or remove "
-        "it, or leave out such files with --set recipe.bad_images=skip --set recipe.cache=on"
+        "it, or leave out such files with --task imagefolder[bad_images=skip]"
     )

@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_trials import image_folder
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from suite.errors import UsageError
-from tasks.imagefolder import ImageFolderTask
+from suite.recipe import Recipe
 from tasks.images.cutting import Cuts, TorchvisionCutter
 from tasks.images.dali import DaliCutter, check_dali
 from tasks.sources.image_cache import FileImages
 from tasks.sources.image_tree import read_tree
 
 CPU = torch.device("cpu")
-TASK = ImageFolderTask()
-RECIPE = replace(TASK.recipe("quick"), batch_size=4, image_size=32, cache="off", decoder="dali", drop_last=False)
+DALI: dict[str, Any] = {"image_size": 32, "cache": "off", "decoder": "dali"}
+TASK = image_folder(**DALI)
+RECIPE = replace(TASK.recipe("quick"), batch_size=4, drop_last=False)
 LEVELS = 4  # by which a pixel may differ: DALI rounds after each of two passes
 
 
@@ -60,10 +62,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pixels(folder: Path, split: str, recipe: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images, in levels of 0 to 255, and labels of one epoch."""
-    copy = TASK.prepare(folder, "quick", recipe)
-    batches = list(getattr(TASK.load(copy, recipe, 3, CPU), split).epoch(1, 4))
+def pixels(folder: Path, split: str, recipe: Recipe = RECIPE, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images, in levels of 0 to 255, and labels of one epoch; `changes` are parameters of the task."""
+    task = image_folder(**{**DALI, **changes})
+    copy = task.prepare(folder, "quick", recipe)
+    batches = list(getattr(task.load(copy, recipe, 3, CPU), split).epoch(1, 4))
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     scale = torch.tensor([58.395, 57.12, 57.375]).view(3, 1, 1)
     return images * scale, labels
@@ -71,8 +74,8 @@ def pixels(folder: Path, split: str, recipe: Any) -> tuple[torch.Tensor, torch.T
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_crops_are_those_of_torchvision(dali: None, folder: Path, split: str) -> None:
-    images, labels = pixels(folder, split, RECIPE)
-    same, same_labels = pixels(folder, split, replace(RECIPE, decoder="torchvision"))
+    images, labels = pixels(folder, split)
+    same, same_labels = pixels(folder, split, decoder="torchvision")
     assert torch.equal(labels, same_labels)
     assert images.shape == same.shape == (10, 3, 32, 32)
     assert float((images - same).abs().max()) <= LEVELS
@@ -81,7 +84,7 @@ def test_the_crops_are_those_of_torchvision(dali: None, folder: Path, split: str
 
 
 def test_equal_epochs_have_equal_pixels(dali: None, folder: Path) -> None:
-    assert torch.equal(pixels(folder, "train", RECIPE)[0], pixels(folder, "train", RECIPE)[0])
+    assert torch.equal(pixels(folder, "train")[0], pixels(folder, "train")[0])
 
 
 def test_windows_and_mirrors_are_those_of_torchvision(dali: None, folder: Path) -> None:
@@ -106,8 +109,7 @@ def test_files_are_cut_at_their_own_size(dali: None, tmp_path: Path) -> None:
     for place in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / place).mkdir(parents=True)
         Image.fromarray(edge).save(tmp_path / place / "0.jpg", quality=95)
-    recipe = replace(RECIPE, image_size=512, eval_resize=600, batch_size=1)
-    (found, *_), _ = pixels(tmp_path, "test", recipe)
+    (found, *_), _ = pixels(tmp_path, "test", replace(RECIPE, batch_size=1), image_size=512, eval_resize=600)
     # An image that had been reduced to 256 pixels before would be blurred at the edge.
     assert float((found[0, 256, 257] - found[0, 256, 254]).abs()) > 250
 
@@ -142,12 +144,14 @@ def test_a_file_that_only_dali_refuses_is_named(dali: None, folder: Path, monkey
     size = (folder / "train" / "dog" / "1.jpg").stat().st_size
     monkeypatch.setattr(DaliCutter, "_run", refuses)
     with pytest.raises(UsageError, match=r"dog/1\.jpg: DALI cannot decode this file, but torchvision can"):
-        pixels(folder, "train", RECIPE)
+        pixels(folder, "train")
 
 
 def test_dali_needs_files_that_are_read_in_every_epoch(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"the cache has decoded images; .* --set recipe\.cache=off"):
-        TASK.prepare(folder, "quick", replace(RECIPE, cache="on"))
+    with pytest.raises(
+        UsageError, match=r"the cache has decoded images; .* --task imagefolder\[cache=off,decoder=dali\]"
+    ):
+        image_folder(decoder="dali").prepare(folder, "quick", RECIPE)
     with pytest.raises(UsageError, match="smoke generates its images"):
         TASK.prepare(folder, "smoke", RECIPE)
 

@@ -1,4 +1,4 @@
-"""Stochastic depth as a parameter of models: which images skip a branch, on which values, and the ids of trials."""
+"""Stochastic depth as a parameter of models: which images skip a branch, on which values, and how it is named."""
 
 import pytest
 import torch
@@ -45,12 +45,12 @@ def test_torchvisions_probabilities_are_scaled(name):
     assert set(rates(f"{name}[drop_path=0]")) == {0.0}
 
 
-def test_trials_without_it_keep_their_ids_and_others_name_it():
-    assert ModelChoice.read("vit_tiny").recorded_parameters() == {"patch": 0}
-    assert ModelChoice.read("vit_tiny[drop_path=0]").recorded_parameters() == {"patch": 0}
-    assert ModelChoice.read("vit_tiny[drop_path=0.1]").recorded_parameters() == {"patch": 0, "drop_path": 0.1}
+def test_trials_name_it_and_a_typed_default_is_no_other_network():
     assert ModelChoice.read("vit_tiny").parameters() == {"patch": 0, "drop_path": 0.0}
-    assert ModelChoice.read("swin_t").recorded_parameters() == {}
+    assert ModelChoice.read("vit_tiny[drop_path=0]").parameters() == {"patch": 0, "drop_path": 0.0}
+    assert str(ModelChoice.read("vit_tiny[drop_path=0]").canonical()) == "vit_tiny"
+    assert ModelChoice.read("vit_tiny[drop_path=0.1]").parameters() == {"patch": 0, "drop_path": 0.1}
+    assert ModelChoice.read("swin_t").parameters()["drop_path"] is None
     with pytest.raises(UsageError, match="drop_path"):
         ModelChoice.read("vit_tiny[drop_path=1]").build(SHAPE, 4)
     with pytest.raises(UsageError, match="has no parameter 'drop_path'"):

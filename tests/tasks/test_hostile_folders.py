@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_trials import image_folder
 from PIL import Image
 
 import tasks.images.decoding as decoding
 import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
-from tasks.imagefolder import ImageFolderTask
 from tasks.images.decoding import BadImage, decode, shown
 from tasks.sources.image_tree import read_tree
 
-TASK = ImageFolderTask()
+TASK = image_folder()
 QUICK = replace(TASK.recipe("quick"), batch_size=4)
 
 
@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def prepare(folder: Path, **recipe: Any) -> DataCopy:
-    return TASK.prepare(folder, "quick", replace(QUICK, **recipe))
+def prepare(folder: Path, **parameters: Any) -> DataCopy:
+    return image_folder(**parameters).prepare(folder, "quick", QUICK)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_large_folders_are_listed_in_linear_time(tmp_path: Path, monkeypatch: py
 
 def test_cached_pixels_are_those_of_the_files(folder: Path) -> None:
     stored, files = (
-        TASK.load(prepare(folder, cache=cache), replace(QUICK, cache=cache), 3, torch.device("cpu"))
+        image_folder(cache=cache).load(prepare(folder, cache=cache), QUICK, 3, torch.device("cpu"))
         for cache in ("on", "off")
     )
     for one, other in zip(stored.train.epoch(1, 3), files.train.epoch(1, 3), strict=True):
@@ -176,8 +176,8 @@ def test_cached_pixels_are_those_of_the_files(folder: Path) -> None:
 
 
 def test_held_out_images_are_not_trained_on_and_are_the_same_in_every_epoch(folder: Path) -> None:
-    recipe = replace(QUICK, validation_images=2, crop_area=1.0, flip=False, drop_last=False, image_size=32)
-    splits = TASK.load(prepare(folder), recipe, 0, torch.device("cpu"))
+    recipe = replace(QUICK, validation_images=2, flip=False, drop_last=False)
+    splits = image_folder(crop_area=1.0, image_size=32).load(prepare(folder), recipe, 0, torch.device("cpu"))
     assert splits.validation is not None
 
     def content(batches: Any, epoch: int) -> list[tuple[float, int]]:
@@ -197,8 +197,8 @@ def test_test_images_are_resized_to_eight_sevenths_of_the_image_size(folder: Pat
     Image.radial_gradient("L").resize((40, 40)).save(folder / "val/cat/0.png")
     copy = prepare(folder)
     pixels = [
-        torch.cat([images for images, _ in TASK.load(copy, recipe, 0, torch.device("cpu")).test.epoch(0, 6)])
-        for recipe in (replace(QUICK, image_size=28), replace(QUICK, image_size=28, eval_resize=32))
+        torch.cat([images for images, _ in task.load(copy, QUICK, 0, torch.device("cpu")).test.epoch(0, 6)])
+        for task in (image_folder(image_size=28), image_folder(image_size=28, eval_resize=32))
     ]
     torch.testing.assert_close(*pixels, rtol=0, atol=0)
 

@@ -22,6 +22,7 @@ import pytest
 import scipy.io
 import scipy.stats
 import torch
+from image_trials import image_folder
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -40,7 +41,7 @@ from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import read_tree
 
 CPU = torch.device("cpu")
-TASK = ImageFolderTask()
+TASK = image_folder()
 QUICK = replace(TASK.recipe("quick"), batch_size=4)
 
 
@@ -58,8 +59,8 @@ def write(folder: Path, splits=("train/", "val/"), classes=("cat", "dog"), count
     return folder
 
 
-def prepare(folder: Path, **recipe):
-    return TASK.prepare(folder, "quick", replace(QUICK, **recipe))
+def prepare(folder: Path, **parameters):
+    return image_folder(**parameters).prepare(folder, "quick", QUICK)
 
 
 def test_classes_sizes_and_splits_are_detected(tmp_path):
@@ -122,7 +123,7 @@ def test_a_file_that_is_not_an_image_is_named(tmp_path, name, cache):
     write(tmp_path)
     (tmp_path / "train" / "cat" / name).write_bytes(BAD_FILES[name])
     with pytest.raises(UsageError, match=name) as caught:
-        TASK.load(prepare(tmp_path, cache=cache), replace(QUICK, cache=cache), 0, CPU)
+        image_folder(cache=cache).load(prepare(tmp_path, cache=cache), QUICK, 0, CPU)
     assert "\n" not in str(caught.value)
     assert ("is empty" in str(caught.value)) == (not BAD_FILES[name])
 
@@ -338,14 +339,14 @@ def test_a_changed_pixel_is_noticed_when_it_is_read(tmp_path):
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_decoded(tmp_path, monkeypatch):
     write(tmp_path)
     monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    with pytest.raises(UsageError, match=r"recipe\.cache=off"):
+    with pytest.raises(UsageError, match=r"--task imagefolder\[cache=off\]"):
         prepare(tmp_path)
 
 
 def test_files_that_are_read_in_every_epoch_give_the_same_pixels(tmp_path):
     write(tmp_path, side=300)  # reduced to 256
     cached = TASK.load(prepare(tmp_path), QUICK, 3, CPU)
-    direct = TASK.load(prepare(tmp_path, cache="off"), replace(QUICK, cache="off"), 3, CPU)
+    direct = image_folder(cache="off").load(prepare(tmp_path, cache="off"), QUICK, 3, CPU)
     for one, other in ((cached.train, direct.train), (cached.test, direct.test)):
         for (images, labels), (same_images, same_labels) in zip(one.epoch(1, 5), other.epoch(1, 5), strict=True):
             assert torch.equal(images, same_images)
@@ -353,11 +354,10 @@ def test_files_that_are_read_in_every_epoch_give_the_same_pixels(tmp_path):
 
 
 def test_changed_files_are_noticed_without_a_cache(tmp_path):
-    recipe = replace(QUICK, cache="off")
     copy = prepare(write(tmp_path), cache="off")
     png().save(tmp_path / "train" / "cat" / "new.png")
     with pytest.raises(MissingData, match="the files have changed"):
-        TASK.load(copy, recipe, 0, CPU)
+        image_folder(cache="off").load(copy, QUICK, 0, CPU)
 
 
 def noise_images(sizes=(12, 20), count=32) -> MemoryImages:
@@ -416,8 +416,8 @@ def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
 
 
 def test_training_images_of_each_size_are_the_same_crops(tmp_path):
-    recipe = replace(QUICK, image_size=32, train_sizes=(16, 32), size_milestones=(0.5,))
-    splits = TASK.load(prepare(write(tmp_path)), recipe, 0, CPU)
+    recipe = replace(QUICK, train_sizes=(16, 32), size_milestones=(0.5,))
+    splits = image_folder(image_size=32).load(prepare(write(tmp_path)), recipe, 0, CPU)
     found = {size: list(splits.training(size).epoch(1, 4)) for size in (None, *recipe.train_sizes)}
     for (images, labels), (same, same_labels), (smaller, labels_of_smaller) in zip(
         found[None], found[32], found[16], strict=True
@@ -463,7 +463,7 @@ def test_boxes_are_distributed_as_those_of_torchvision(size):
 
 
 def test_smoke_needs_no_data(tmp_path):
-    for task in (TASK, Imagenette()):
+    for task in (image_folder("smoke"), Imagenette(**Imagenette.defaults("smoke"))):
         copy = task.prepare(tmp_path / "nowhere", "smoke")
         assert copy.kind == "generated"
         recipe = task.recipe("smoke")
@@ -474,25 +474,27 @@ def test_smoke_needs_no_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "parameters", "expected"),
     [
-        ({"translate": 2}, "recipe.translate applies to tasks of images of one size"),
-        ({"cutout": 4}, "recipe.cutout applies"),
+        ({"translate": 2}, {}, "recipe.translate applies to tasks of images of one size"),
+        ({"cutout": 4}, {}, "recipe.cutout applies"),
         (
+            {},
             {"image_size": 64, "eval_resize": 32},
-            "is 32, smaller than the image size of 64; --set recipe.eval_resize=none",
+            "eval_resize is 32, smaller than the image size of 64; eval_resize=none resizes to 8/7 of it",
         ),
-        ({"validation_images": 12}, "only 12 training images"),
+        ({"validation_images": 12}, {}, "only 12 training images"),
         (
-            {"image_size": 32, "train_sizes": (24, 40), "size_milestones": (0.5,)},
+            {"train_sizes": (24, 40), "size_milestones": (0.5,)},
+            {"image_size": 32},
             "recipe.train_sizes has 40, which is larger than the image size of 32; --set",
         ),
     ],
 )
-def test_what_a_recipe_cannot_ask_of_image_files(tmp_path, change, expected):
+def test_what_cannot_be_asked_of_image_files(tmp_path, change, parameters, expected):
     recipe = replace(QUICK, **change)
     with pytest.raises(UsageError, match=expected):
-        TASK.load(prepare(write(tmp_path)), recipe, 0, CPU)
+        image_folder(**parameters).load(prepare(write(tmp_path)), recipe, 0, CPU)
 
 
 def test_imagenette_refuses_other_folders_of_its_name(tmp_path):

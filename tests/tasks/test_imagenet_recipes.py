@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from suite import registry
 from suite.recipe import Recipe
+from tasks.imagenet import ImageNet
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ PUBLISHED = {
 
 
 def recipes() -> dict[str, Recipe]:
-    return {name: one.recipe for name, one in registry.get("task", "imagenet").paper_recipes.items()}
+    return {name: one.recipe for name, one in ImageNet.paper_recipes.items()}
 
 
 def test_the_table_has_every_recipe() -> None:
@@ -60,12 +60,17 @@ def test_the_table_has_every_recipe() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_the_published_one(name: str) -> None:
-    recipe, row = recipes()[name], PUBLISHED[name]
+    recipe, row, settings = recipes()[name], PUBLISHED[name], ImageNet.defaults("paper", name)
     assert (recipe.epochs, recipe.batch_size, recipe.learning_rate) == (row.epochs, row.batch, row.rate)
     assert (recipe.weight_decay, recipe.decay_norm_and_bias) == (row.decay, row.decays_all)
     assert (recipe.label_smoothing, recipe.micro_batches) == (row.smoothing, row.parts)
     assert (recipe.optimizer, recipe.momentum, recipe.nesterov) == ("sgd", 0.9, False)
-    assert (recipe.image_size, recipe.eval_resize) == row.evaluated
+    assert (settings["image_size"], settings["eval_resize"]) == row.evaluated
+
+
+def test_the_preset_of_a_publication_is_that_of_prunetrain() -> None:
+    assert ImageNet.recipes["paper"] == recipes()["prunetrain"]
+    assert ImageNet.defaults("paper") == ImageNet.defaults("paper", "prunetrain")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -86,7 +91,8 @@ def test_the_learning_rate_falls_at_the_published_epochs(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_epoch_has_images_of_the_published_size(name: str) -> None:
     recipe, row = recipes()[name], PUBLISHED[name]
-    sizes = [recipe.train_size_at(epoch / recipe.epochs) or recipe.image_size for epoch in range(recipe.epochs)]
+    evaluated = ImageNet.defaults("paper", name)["image_size"]
+    sizes = [recipe.train_size_at(epoch / recipe.epochs) or evaluated for epoch in range(row.epochs)]
     expected = [row.sizes[max(first for first in row.sizes if first <= epoch)] for epoch in range(row.epochs)]
     assert sizes == expected
 
@@ -101,15 +107,15 @@ def test_sizes_that_grow_linearly_round_to_those_of_the_recipe() -> None:
 
 
 def test_an_evaluation_shows_the_published_share_of_an_image() -> None:
-    recipe = recipes()["sdgp"]
-    assert recipe.image_size is not None
-    assert recipe.eval_resize == round(recipe.image_size / (224 / 256))
+    settings = ImageNet.defaults("paper", "sdgp")
+    assert settings["eval_resize"] == round(settings["image_size"] / (224 / 256))
 
 
 def test_the_short_preset_stays_at_one_size_and_one_batch() -> None:
-    quick = registry.get("task", "imagenet").recipes["quick"]
+    quick = ImageNet.recipes["quick"]
     assert (quick.epochs, quick.batch_size, quick.micro_batches, quick.learning_rate) == (16, 256, 1, 0.25)
-    assert (quick.image_size, quick.train_sizes, quick.size_milestones, quick.eval_resize) == (96, (), (), 110)
+    assert (quick.train_sizes, quick.size_milestones) == ((), ())
+    assert ImageNet.defaults("quick") == {"image_size": 96, "eval_resize": 110}
 
 
 def test_names_of_torchvisions_regnet_do_not_exempt_it_from_weight_decay() -> None:

@@ -21,7 +21,7 @@ def test_a_resumed_trial_has_the_weights_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     write_images(tmp_path / "pets")
-    trial = spec(tmp_path / "pets", epochs=EPOCHS, cache=cache)
+    trial = spec(tmp_path / "pets", task=f"imagefolder[image_size=32,cache={cache}]", epochs=EPOCHS)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     epochs = train(whole, trial)
 
