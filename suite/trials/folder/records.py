@@ -201,8 +201,8 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     if record["sha256"] != packed.digest(record):
         raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
-    if (version := record.get("format", 0)) not in range(FORMAT + 1):
-        raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads up to {FORMAT}")
+    if (version := record.get("format", 1)) != FORMAT:
+        raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads {FORMAT}")
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")
