@@ -94,8 +94,8 @@ class ImageFilesTask(Task):
                 raise UsageError("decoder=dali decodes files, but smoke generates its images; use another preset")
             if self.cache == "on":
                 raise UsageError(
-                    "decoder=dali decodes files in every epoch, but the cache has decoded images; type "
-                    f"--task {self.registered_name}[cache=off,decoder=dali]"
+                    "decoder=dali decodes files in every epoch, but the cache has decoded images; add the "
+                    "parameter cache=off to the task"
                 )
             check_dali()
         if preset == "smoke":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.choices import RECIPE, MethodChoice
+from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError
@@ -20,7 +20,7 @@ from suite.parameters import show
 from suite.trials.engines.forked import forked
 from suite.trials.folder.store import Store, read_record
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
-from suite.trials.planning import plan, read_choices, read_names
+from suite.trials.planning import plan, read_choices
 from suite.trials.search import Dimension, check_names, settings, shown, space
 from suite.trials.spec import SuiteSpec, TrialSpec
 
@@ -146,9 +146,10 @@ def _prepare(
     from suite.trials.building import task_of
 
     base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
-    for kind, text in (("task", base.tasks), ("model", base.models)):
-        if text and len(read_names(text, kind, f"--{kind}")) > 1:
-            raise UsageError(f"--{kind} '{text}': tune searches on one {kind}; name one")
+    for kind, text in ((TaskChoice, base.tasks), (ModelChoice, base.models)):
+        option = f"--{kind.kind}"
+        if text and len(read_choices(text, kind, option)) > 1:
+            raise UsageError(f"{option} '{text}': tune searches on one {kind.kind}; name one")
     choices = read_choices(base.methods, MethodChoice, "tune")
     choices = list({str(choice): choice for choice in [MethodChoice.read("dense"), *choices]}.values())
     check_names(choices, only)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from suite import registry
 from suite.brackets import Request, read_list
-from suite.choices import MethodChoice, ModelChoice, TaskChoice
+from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}
 """Common short names of the recipe's fields, for suggestions."""
 
-Chosen = TypeVar("Chosen", MethodChoice, ModelChoice, TaskChoice)
+Chosen = TypeVar("Chosen", bound=Choice)
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:

@@ -72,7 +72,7 @@ class TrialRun:
             "source": registry.get("method", spec.method).source,
             "tuning": tuning(registry.get("method", spec.method), spec.preset),
         }
-        provenance["recipe_tuning"] = tuning(registry.get("task", spec.task), spec.preset)
+        provenance["recipe_tuning"] = tuning(registry.get("task", spec.task_name), spec.preset)
         spec.check_files()
         if spec.processes > 1:
             processes.join_ranks(spec)

@@ -42,7 +42,7 @@ from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-SKIP = "the task's parameter bad_images=skip, as in --task imagefolder[bad_images=skip]"
+SKIP = "the task's parameter bad_images=skip, --task NAME[bad_images=skip]"
 
 CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
@@ -236,8 +236,7 @@ def _announce(tree: ImageTree, path: Path, part: Path, shorter_side: int) -> Non
     if expected - done > free:
         raise UsageError(
             f"{path.parent}: has {free / 1e9:.3g} GB free, and the decoded images take about {text}; "
-            "make room, or read the files in every epoch with the task's parameter cache=off, as in --task "
-            "imagefolder[cache=off]"
+            "make room, or read the files in every epoch with the task's parameter cache=off: --task NAME[cache=off]"
         )
 
 

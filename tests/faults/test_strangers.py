@@ -181,7 +181,8 @@ def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
     for number, message in enumerate(messages, 1):
         store.set(f"trials/{number}", json.dumps(message))
         while not store.check([f"trials/{number}/1"]):
-            assert process.poll() is None and time.monotonic() < deadline, said
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         answer = json.loads(store.get(f"trials/{number}/1"))
         assert answer["status"] == 1

@@ -88,7 +88,7 @@ SCHEMA: tuple[Column, ...] = (
     Column("trial_id", str, "", "trial", "Trial", "Name of the trial's folder; it ends with the hash of its settings."),
     Column("method", str, "", "setting", "Method", "Registered name of the method."),
     Column("variant", str, "", "setting", "Parameters", "Parameters that were typed, `k=v` joined by commas."),
-    Column("task", str, "", "setting", "Task", "Registered name of the task."),
+    Column("task", str, "", "setting", "Task", "Task with the parameters that differ from those of the preset."),
     Column("model", str, "", "setting", "Model", "Model with the parameters that differ from its defaults."),
     Column("preset", str, "", "setting", "Preset", "`smoke`, `quick` or `paper`."),
     Column("seed", int, "", "setting", "Seed", "Seed of initial weights, batch order and augmentation."),
