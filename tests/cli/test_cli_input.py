@@ -27,7 +27,6 @@ NAMES = [
     (["--methods", "dense[]"], "not key=value"),
     (["--methods", "dense,"], "expected name"),
     (["--methods", "dense", "sdgp"], "separated by commas, without spaces"),
-    (["--task", "digits[a=1]"], "takes no parameters"),
     (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
     (["--set", "recipe.epochs"], "expected recipe.key=value"),
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),

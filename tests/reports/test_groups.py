@@ -35,15 +35,17 @@ def test_times_of_other_machines_threads_or_versions_are_never_mixed(suite: Any,
     assert "threads 2), arithmetic flush, torch 2.15," in group.subtitle
 
 
-@pytest.mark.parametrize(("recipe", "shown"), [
-    ({"image_size": 96}, "batch size 128, images of 96x96 pixels, device cpu"),
-    ({"image_size": 224, "train_sizes": [160, 192]},
+@pytest.mark.parametrize(("parameters", "recipe", "shown"), [
+    ({"image_size": 96}, {}, "batch size 128, images of 96x96 pixels, device cpu"),
+    ({"image_size": 224}, {"train_sizes": [160, 192]},
      "images of 224x224 pixels, training images of 160x160 then 192x192 pixels, device cpu"),
-    ({"image_size": None, "train_sizes": []}, "batch size 128, device cpu"),
-    ({"image_size": "large", "train_sizes": 160}, "batch size 128, device cpu"),
+    ({"image_size": None}, {"train_sizes": []}, "batch size 128, device cpu"),
+    ({"image_size": "large"}, {"train_sizes": 160}, "batch size 128, device cpu"),
 ])  # fmt: skip
-def test_the_sizes_of_images_are_said_where_the_recipe_names_them(suite: Any, recipe: Any, shown: str) -> None:
-    suite.add("dense", 0, accuracy=70.0, time=1.0, recipe=recipe)
+def test_the_sizes_of_images_are_said_where_task_or_recipe_name_them(
+    suite: Any, parameters: Any, recipe: Any, shown: str
+) -> None:
+    suite.add("dense", 0, accuracy=70.0, time=1.0, recipe=recipe, task_parameters=parameters)
     (group,) = build(read(suite.write())).groups
     assert shown in group.subtitle
 

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from suite.cli.run import recipe_lines
 from suite.errors import UsageError
-from suite.recipe import ADDED, Recipe
+from suite.recipe import Recipe
 from suite.task import PaperRecipe
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
@@ -116,14 +116,6 @@ def test_sizes_of_training_images_follow_each_other_at_the_milestones():
     assert sizes == [160] * 65 + [176] * 11 + [192] * 12
     assert dataclasses.replace(RECIPE, train_sizes=(160,)).train_size_at(0.0) == 160
     assert RECIPE.train_size_at(0.5) is None
-
-
-def test_a_spec_leaves_out_fields_that_came_later_where_they_are_as_before():
-    assert all(getattr(RECIPE, name) == value for name, value in ADDED.items())  # the defaults
-    assert {*RECIPE.fields()} == {*vars(RECIPE)} - {*ADDED}
-    black = dataclasses.replace(RECIPE, crop_padding="black")
-    assert black.fields() == {**RECIPE.fields(), "crop_padding": "black"}
-    assert Recipe(**RECIPE.fields()) == RECIPE
 
 
 def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ class Suite:
         """Add a trial. `accuracy` is in percent; `changed` overrides columns, and `None` leaves one empty."""
         variant = changed.pop("variant", VARIANTS.get(method, ""))
         recipe = {**RECIPE, **changed.pop("recipe", {})}
+        task_parameters = changed.pop("task_parameters", {})
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
         columns: dict[str, Any] = {
             "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
@@ -89,7 +90,10 @@ class Suite:
         self.rows.append(columns)
         self._write_trial(
             columns,
-            {**spec, "recipe": recipe, "hash": digest, "data_copy": DATA_COPY, "parameters": parameters},
+            {
+                **spec, "recipe": recipe, "hash": digest, "data_copy": DATA_COPY, "parameters": parameters,
+                "task_parameters": task_parameters,
+            },  # fmt: skip
             shrink,
             effective,
         )

@@ -130,12 +130,12 @@ def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
     assert {(row["my_note"], row["recipe.note"]) for row in table(store).values()} == {("x", "y")}
 
 
-def test_a_record_of_a_later_format_is_refused(store):
+def test_a_record_of_a_another_format_is_refused(store):
     path = store.trial_folder(spec(0).trial_id) / "trial.json"
-    record = {**json.loads(path.read_text()), "format": 2}
+    record = {**json.loads(path.read_text()), "format": 3}
     write_json(path, {**record, "sha256": packed.digest(record)})
     message = read_record(path.parent)["message"]
-    assert message == "damaged record: its format is 2; this version of the suite reads up to 1"
+    assert message == "damaged record: its format is 3; this version of the suite reads 2"
 
 
 @pytest.mark.parametrize(

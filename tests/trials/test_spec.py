@@ -68,7 +68,7 @@ def hash_by_hand(spec):
         "processes": 1,
         "recipe": {**RECIPE, "milestones": [0.5, 0.75]},
         "seed": 7,
-        "task": "digits",
+        "task": {"name": "digits", "parameters": {}},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -80,6 +80,7 @@ def hash_by_hand(spec):
         {"parameters": {"n": 3}},
         {"method_version": 2},
         {"task": "cifar10"},
+        {"task_parameters": {"image_size": 96}},
         {"data_copy": {**SPEC.data_copy, "checksum": "cd" * 32}},
         {"model_parameters": {"width": 0.5}},
         {"model": "resnet32"},
@@ -103,6 +104,7 @@ def test_what_determines_the_result_changes_the_hash(change):
         {"plugins": ("/x.py",)},
         {"data_copy": {**SPEC.data_copy, "path": "/elsewhere", "note": "", "kind": "sample"}},
         {"model": "resnet9"},
+        {"task": "digits[image_size=96]"},
     ],
 )
 def test_what_does_not_leaves_it(change):

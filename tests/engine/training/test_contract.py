@@ -69,11 +69,6 @@ REFUSED = {
     ),
     "a random twin that is text": ({"random_twin": "mode=random"}, {}, r"Wrong\.random_twin is 'mode=random'; write a"),
     "tuning in words": ({"tuning": ("8 trials",)}, {}, r"Wrong\.tuning is .*; write a tuple of suite\.recipe\.Tuning"),
-    "an added parameter with another default": (
-        {"share": 0.5, "added_parameters": {"share": 1.0}},
-        {"share": float},
-        r"Wrong\.added_parameters: share is 1\.0; it must be the default, 0\.5",
-    ),
     "a number for whether the network shrinks": (
         {"shrinks_network": 1},
         {},
@@ -94,7 +89,7 @@ ALLOWED = {
     ),
     "a constant of the contract": ({"version": 2}, {}),
     "facts about parameters": (
-        {"n": 2, "shrinks_network": True, "random_twin": {"n": 1}, "added_parameters": {"n": 2}},
+        {"n": 2, "shrinks_network": True, "random_twin": {"n": 1}},
         {"n": int},
     ),
     "private constants": ({"_cache": None}, {}),
