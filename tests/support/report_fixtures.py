@@ -91,9 +91,13 @@ class Suite:
         self._write_trial(
             columns,
             {
-                **spec, "recipe": recipe, "hash": digest, "data_copy": DATA_COPY, "parameters": parameters,
+                **spec,
+                "recipe": recipe,
+                "hash": digest,
+                "data_copy": DATA_COPY,
+                "parameters": parameters,
                 "task_parameters": task_parameters,
-            },  # fmt: skip
+            },
             shrink,
             effective,
         )
