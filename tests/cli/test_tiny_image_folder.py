@@ -29,7 +29,9 @@ def test_few_steps_and_an_accuracy_of_chance_are_named(
                 image().save(tmp_path / "data" / split / name / f"{number}.png")  # the same image in both classes
     out = tmp_path / "out"
     with caplog.at_level("WARNING"):
-        assert cli.main([*OPTIONS, "--data-root", str(tmp_path / "data"), "--out", str(out)]) == 0
+        assert (
+            cli.main([*OPTIONS, "--task", "imagefolder", "--data-root", str(tmp_path / "data"), "--out", str(out)]) == 0
+        )
     (said,) = (one for one in caplog.messages if "steps per epoch" in one)
     assert said.startswith("imagefolder: 8 training images in batches of 2 make 4 steps per epoch and 4 in a trial, ")
     (record,) = (json.loads(path.read_text()) for path in (out / "trials").glob("*/trial.json"))

@@ -78,10 +78,9 @@ def planned(methods, **changes):
 
 
 @pytest.mark.parametrize("method", ["prunetrain[ratio=0.3]", "oneshot", "ssl", "clicktrain[mask_momentum=true]"])
-def test_controls_add_the_twin_and_earlier_trials_keep_their_ids(method):
+def test_controls_add_the_twin_of_a_trial(method):
     alone, controlled = planned(method), planned(method, controls=True)
     (own,) = alone
-    assert "selection" not in own.parameters
     (twin,) = (trial for trial in controlled if trial.method == own.method and trial != own)
     assert own in controlled  # with the label that was typed, although the twin names all values
     assert twin.parameters == {**own.parameters, "selection": "random"}

@@ -11,7 +11,7 @@ from PIL import Image
 from suite.errors import UsageError
 from tasks.sources import bad_files
 
-SKIP = "or leave out such files with the task's parameter bad_images=skip, as in --task imagefolder[bad_images=skip]"
+SKIP = "or leave out such files with the task's parameter bad_images=skip, --task NAME[bad_images=skip]"
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_a_refused_folder_is_checked_again(folder: Path, decoded: list[Any]) -> 
     content, stamp = last.read_bytes(), last.stat().st_mtime_ns
     last.write_bytes(b"\0" * len(content))  # as large, so that the folder looks unchanged afterwards
     os.utime(last, ns=(stamp, stamp))
-    setting = r"--task imagefolder\[bad_images=skip\] and with cache=on, since"
+    setting = r"--task NAME\[bad_images=skip\] and with cache=on, since"
     with pytest.raises(UsageError, match=rf"val/dog/2\.png: cannot be read .* {setting}"):
         prepare(folder)
     last.write_bytes(content)

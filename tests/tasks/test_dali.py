@@ -148,9 +148,7 @@ def test_a_file_that_only_dali_refuses_is_named(dali: None, folder: Path, monkey
 
 
 def test_dali_needs_files_that_are_read_in_every_epoch(folder: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"the cache has decoded images; .* --task imagefolder\[cache=off,decoder=dali\]"
-    ):
+    with pytest.raises(UsageError, match=r"the cache has decoded images; add the parameter cache=off to the task"):
         image_folder(decoder="dali").prepare(folder, "quick", RECIPE)
     with pytest.raises(UsageError, match="smoke generates its images"):
         TASK.prepare(folder, "smoke", RECIPE)

@@ -339,7 +339,7 @@ def test_a_changed_pixel_is_noticed_when_it_is_read(tmp_path):
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_decoded(tmp_path, monkeypatch):
     write(tmp_path)
     monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    with pytest.raises(UsageError, match=r"--task imagefolder\[cache=off\]"):
+    with pytest.raises(UsageError, match=r"--task NAME\[cache=off\]"):
         prepare(tmp_path)
 
 

@@ -43,10 +43,9 @@ def choices(text):
     return [MethodChoice.read(one) for one in text.split(";")]
 
 
-def test_a_repetition_of_dense_has_its_own_id_and_the_first_has_the_earlier_one():
+def test_a_repetition_of_dense_has_its_own_id():
     first, second = planned("dense,dense[repeat=1],dense[repeat=2]")
-    # The parameters without `repeat` are those of trials from before it existed.
-    assert (first.label, first.parameters) == ("dense", {"match": ""})
+    assert (first.label, first.parameters) == ("dense", {"match": "", "repeat": 1})
     assert (second.label, second.parameters) == ("dense[repeat=2]", {"match": "", "repeat": 2})
     assert first.hash != second.hash
 
