@@ -495,6 +495,7 @@ def check_names(names: tuple[str, ...], model: nn.Module) -> None:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name in names:
         if name not in trained:
-            raise UsageError(f"recipe.freeze names '{name}', which is no trained parameter{nearest(name, trained)}")
+            others = [other for other, parameter in trained.items() if parameter.ndim <= 1]
+            raise UsageError(f"recipe.freeze names '{name}', which is no trained parameter{nearest(name, others)}")
         if trained[name].ndim > 1:
             raise UsageError(f"recipe.freeze names '{name}', the weights of a layer; only others can be frozen")

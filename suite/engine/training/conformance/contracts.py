@@ -66,14 +66,15 @@ def resumes(subject: Subject) -> str:
 
 def products_are_right(subject: Subject) -> str:
     """Each layer's products agree with float64 before and after training, in float32 and bfloat16."""
-    layers = 0
+    counts = []  # of layers
     for trainer in (subject.trainer(), subject.undisturbed[0]):
         for dtype in (torch.float32, torch.bfloat16):
             try:
-                layers += ProductCheck(dtype, trainer.device).check(trainer.ctx.layers, trainer.ledger.current)
+                count = ProductCheck(dtype, trainer.device).check(trainer.ctx.layers, trainer.ledger.current)
             except WrongProduct as wrong:
                 raise Broken(str(wrong), "plan") from wrong
-    return f"{layers} layers at the start and at the end, in float32 and bfloat16"
+        counts.append(count)
+    return f"{counts[0]} layers at the start and {counts[1]} at the end, in float32 and bfloat16"
 
 
 def leaves_the_rest_alone(subject: Subject) -> str:
