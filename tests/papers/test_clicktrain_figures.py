@@ -21,6 +21,8 @@ from reports.papers.contract import ReproductionData
 from reports.papers.published import own
 from reports.papers.trial_values import learned_nothing, line, slower_than_dense
 from suite.checkpoint import load_model
+from suite.choices import build_model
+from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
@@ -92,9 +94,6 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
 
 def test_figure_1_by_hand():
     """Of ResNet-18: its first convolution has no data gradient by ours, and one by PruneTrain's."""
-    from suite.choices import build_model
-    from suite.engine.cost.flops import count_layers
-
     with torch.device("meta"):
         costs = count_layers(build_model("resnet18", (3, 224, 224), 1000), (3, 224, 224))
     first = costs["conv1"]

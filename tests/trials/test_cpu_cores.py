@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from engine_children import Recorder, spec
 
 from suite.engine.cost.hardware import hardware_facts
@@ -108,7 +109,5 @@ def test_the_place_is_taken_before_torch_is_imported():
 
 
 def test_the_hardware_does_not_depend_on_the_place(monkeypatch):
-    import torch
-
     monkeypatch.setenv("PDT_CORES", "48")
     assert hardware_facts(torch.device("cpu"))["cores"] == 48

@@ -1,10 +1,12 @@
 """Tests of the name of a trial and of the values that determine it."""
 
 import dataclasses
+import hashlib
 import json
 import re
 
 import pytest
+import torch
 
 from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
 from suite.errors import UsageError
@@ -54,8 +56,6 @@ def test_the_name_is_fixed():
 
 
 def hash_by_hand(spec):
-    import hashlib
-
     content = {
         "data": "ab" * 32,
         "device": "cpu",
@@ -254,8 +254,6 @@ def test_a_busy_machine_is_named():
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == ("cpu", None)
     with pytest.raises(UsageError, match="--device cpu"):
