@@ -46,7 +46,8 @@ from suite.engine.network.model_files import load, read_reconfigurations
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.recipe import Recipe
-from suite.trials.spec import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.trials.devices import resolve_device, resolve_dtype
+from suite.trials.spec import DTYPES, read_device
 
 PARTS = ("steps", "lasso", "surgery", "gating")
 # Share of inference FLOPs that PruneTrain leaves on CIFAR-10, by network (Table 1).

@@ -11,18 +11,9 @@ import torch
 from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.trials.devices import resolve_device, resolve_dtype
 from suite.trials.planning import read_override
-from suite.trials.spec import (
-    SuiteSpec,
-    TrialSpec,
-    read_device,
-    read_dtype,
-    read_preset,
-    read_seeds,
-    resolve_device,
-    resolve_dtype,
-    suite_hash,
-)
+from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_preset, read_seeds, suite_hash
 
 RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))
 SPEC = TrialSpec(
