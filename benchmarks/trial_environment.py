@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from suite.subnormals import FLUSH, use_arithmetic
+from suite.recipe import FLUSH
 from suite.trials.engines.local import environment
 
 
@@ -20,4 +20,6 @@ def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None
     if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):
         before()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+    from suite.subnormals import use_arithmetic  # imports torch, which the restarted program does again
+
     use_arithmetic(FLUSH)  # before torch starts threads

@@ -6,13 +6,9 @@ The package does not import methods, tasks or the trainer. Its parts import in o
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from suite import files
 
 _MOST_LINES = 5  # about damage
 
@@ -61,45 +57,9 @@ def write_report(
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
     """
     # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
-    from reports.content.build import build
-    from reports.render import html, markdown
-    from reports.render import latex as tables
-    from suite.trials.folder.reader import damage, read
+    from reports.writing import write
 
-    # The names of a report's figures begin with the slug of a group.
-    earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
-    with _kept_objects():
-        records = read(folder)
-    report = build(replace(records, folder=place or folder), earlier, targets)
-    texts = {"report.html": html.render(report), "report.md": markdown.render(report)}
-    if latex or (folder / "report.tex").is_file():
-        texts["report.tex"] = tables.render(report)
-    if brief or (folder / "brief.html").is_file():
-        texts["brief.html"] = html.render(report, brief=True)
-    drawn = {f"{figure.name}.svg": figure.standalone for figure in report.figures}
-    contents = {folder / name: text for name, text in texts.items()}
-    contents |= {folder / "figures" / name: text for name, text in drawn.items()}
-    # Figures are written first, so that the Markdown file never refers to a missing one.
-    files.make_folder(folder / "figures")
-    for path, text in reversed(contents.items()):
-        files.write(path, text)
-    # Remove other figures of an earlier report: their methods may now have other colours.
-    for name in earlier - drawn.keys() - set(report.retained_figures):
-        (folder / "figures" / name).unlink()
-    return Written([*contents], damage(records))
-
-
-@contextmanager
-def _kept_objects() -> Iterator[None]:
-    """Do not search the objects that are created here for garbage: records of 1,000 trials are millions of them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        if enabled:
-            gc.enable()
+    return Written(*write(folder, targets, latex, place, brief))
 
 
 __all__ = ["Written", "write_report"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from reports import formatting
@@ -12,6 +13,8 @@ from reports.content.model import Cell, Column, Table, missing_cell, quantity_ce
 from reports.content.provenance import flatten
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.method_rows import by_seed, not_measured
+from reports.render import markdown
+from suite import files
 from suite.trials.estimates import Estimate, Missing, Quantity, paired
 from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import column_text, label, recipe, seed_of
@@ -262,6 +265,14 @@ def _row(one: Difference, several: bool) -> tuple[Cell, ...]:
         cell(one.time, time),
         *flops,
     )
+
+
+def as_markdown(found: Sequence[Table], first: Path, second: Path) -> str:
+    """Return the tables as a Markdown page about these two folders."""
+    head = f"# Comparison\n\nFirst: {markdown.code(files.without_home(str(first)))}. "
+    head += f"Second: {markdown.code(files.without_home(str(second)))}.\n"
+    parts = [f"## {markdown.escape(one.caption)}\n\n{markdown.table(one)}" for one in found]
+    return "\n".join([head, *parts])
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,9 @@ def load_results(folder: str | Path) -> Results:
     Raises:
         suite.errors.UsageError: The folder has no results, or its table cannot be read.
     """
-    from reports.data.frames import load
-    from suite.trials.folder.results import current_rows
+    from reports.data.frames import load_current  # imports pandas
 
-    place = Path(folder).expanduser()
-    return load(place, current_rows(place))
+    return load_current(Path(folder).expanduser())
 
 
 def run(
@@ -55,13 +52,6 @@ def run(
     Raises:
         suite.errors.UsageError: The arguments, a function, a file or a plugin can be corrected.
     """
-    from suite.cli.run import run as run_command
-    from suite.errors import UsageError
-    from suite.trials.callbacks.calls import accepts
+    from suite.cli.run import run_with_functions  # methods and tasks import this package without commands
 
-    typed = {"on_epoch": on_epoch, "on_trial": on_trial}
-    functions = {name: function for name, function in typed.items() if function is not None}
-    for name, function in functions.items():
-        if not accepts(function, 2):
-            raise UsageError(f"suite.run: {name}{inspect.signature(function)} has to be {name}(trial, record)")
-    return run_command(arguments, functions)
+    return run_with_functions(arguments, on_epoch=on_epoch, on_trial=on_trial)

@@ -234,7 +234,7 @@ class ModelChoice(Choice):
             UsageError: The function refuses the parameters, needs more memory than there is, or returns something else
                 than a module with parameters; for a model of a plugin, the function raised any exception.
         """
-        from torch import nn
+        import torch  # not needed to list or describe methods and tasks
 
         given = {"num_classes": num_classes, "input_shape": input_shape, "in_channels": input_shape[0]}
         accepted = inspect.signature(self.definition).parameters
@@ -244,7 +244,7 @@ class ModelChoice(Choice):
             if message := _refusal(error, "model", self.name):
                 raise UsageError(f"{self}: {message}") from error
             raise
-        if not isinstance(model, nn.Module):
+        if not isinstance(model, torch.nn.Module):
             raise UsageError(f"{self}: its function returned {type(model).__name__}, not a torch.nn.Module")
         if not any(True for _ in model.parameters()):
             raise UsageError(f"{self}: the model has no parameters to train")
@@ -265,15 +265,18 @@ class ModelChoice(Choice):
         )
         if not any(larger):
             return  # the default network or a smaller one; the first use of `meta` takes seconds
-        import torch
-        from torch.nn.parameter import is_lazy
+        import torch  # as in `build`
 
         with torch.device("meta"):
             try:
                 model = self.build(input_shape, num_classes)
             except Exception:  # `build` on the real device reports what is wrong
                 return
-        size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters() if not is_lazy(tensor))
+        size = sum(
+            tensor.numel() * tensor.element_size()
+            for tensor in model.parameters()
+            if not torch.nn.parameter.is_lazy(tensor)
+        )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if size > memory:
             gib = 2**30

@@ -56,7 +56,7 @@ def validate(schema: Any, value: Any, where: str) -> Any:
     Raises:
         UsageError: One line with the first error: `WHERE: unknown key 'palce'; did you mean 'place'?`.
     """
-    from pydantic import ValidationError
+    from pydantic import ValidationError  # not needed to list or describe
 
     try:
         return schema.model_validate(value)

@@ -139,23 +139,28 @@ def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def _check_value(value: Any, annotation: Any, name: str) -> None:
-    from pydantic import ValidationError  # not needed to list or describe
-
-    try:
-        _validator(annotation)(value)
-    except ValidationError:
+    if not _validator(annotation)(value):
         plain = value is None or type(value) in (bool, int, float, tuple, list)
         shown = f"'{value}'" if isinstance(value, str) else show(value) if plain else repr(value)
-        raise ValueError(f"{name} is {shown}; allowed: {allowed(annotation)}") from None
+        raise ValueError(f"{name} is {shown}; allowed: {allowed(annotation)}")
 
 
 @functools.cache
-def _validator(annotation: Any) -> Callable[[Any], Any]:
-    from pydantic import ConfigDict, TypeAdapter
+def _validator(annotation: Any) -> Callable[[Any], bool]:
+    """Return a function that says whether a value has the type and is within the bounds."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # not needed to list or describe
 
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
     adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation, config=config)
-    return adapter.validate_python
+
+    def is_valid(value: Any) -> bool:
+        try:
+            adapter.validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+    return is_valid
 
 
 def convert(text: str, annotation: Any, name: str) -> Any:

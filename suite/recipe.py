@@ -17,6 +17,9 @@ FEWEST_BUDGETS: Final = 4
 """Lengths of dense training that a verdict at equal cost needs, the whole one among them."""
 WIDEST_GAP: Final = 0.20
 """Between neighbouring lengths, as a share of the whole dense training."""
+FLUSH: Final = "flush"
+IEEE: Final = "ieee"
+"""Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
 
 _ROUNDING = 1e-9
 _SharesOfEpochs = Annotated[tuple[Annotated[float, Interval(gt=0, le=1)], ...], "as a share of the epochs"]

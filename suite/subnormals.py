@@ -6,13 +6,10 @@ a product. GPUs compute with subnormal numbers at full speed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:  # reports need only the names below
-    from torch import Tensor
-
-FLUSH, IEEE = "flush", "ieee"
-"""Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them."""
+from suite.recipe import FLUSH, IEEE
 
 _SUBNORMAL = 71362  # bits of 1e-40; converted from a number, it would be flushed before any thread reads it
 _OF_A_THREAD = 2**16  # elements of which torch gives each thread some: twice its least number
@@ -24,23 +21,17 @@ def use_arithmetic(arithmetic: str) -> None:
     Call it at the entry of a process, before torch starts threads. Functions of the library do not call it, since it
     would change the arithmetic of the user's own program.
     """
-    import torch
-
     torch.set_flush_denormal(arithmetic == FLUSH)
 
 
 def arithmetic_in_use() -> str:
     """Return the arithmetic that torch's threads compute with: `FLUSH` only if all of them flush."""
-    import torch
-
     bits = torch.full((torch.get_num_threads() * _OF_A_THREAD,), _SUBNORMAL, dtype=torch.int32)
     return IEEE if (bits.view(torch.float32) * 1).view(torch.int32).any() else FLUSH
 
 
 def has_subnormal(values: Tensor) -> bool:
     """Return whether a tensor on the CPU has a subnormal value, in either arithmetic; false for half precision."""
-    import torch
-
     kind = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}.get(values.dtype)
     if kind is None:
         return False

@@ -133,7 +133,7 @@ class Cifar(Task):
         return found
 
     def _published(self) -> PublishedArchive:
-        # Imported here because listing tasks must not wait for torchvision.
+        # torchvision takes a second to import, and only data that was published as an archive needs it.
         try:
             import torchvision.datasets as datasets
         except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another version of torch

@@ -159,6 +159,7 @@ class ImageNet(ImageFilesTask):
         Raises:
             UsageError: It cannot be extracted.
         """
+        # torchvision takes a second to import; trials on extracted images do not wait for it.
         from torchvision.datasets import imagenet as archives
 
         def unpack(temporary: Path) -> None:

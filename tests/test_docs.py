@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from trials_here import run_here
 
+from suite import registry
 from suite.cli import main as cli
 from suite.trials.engines.local import LocalEngine
 
@@ -117,8 +118,6 @@ def test_readme_has_the_two_commands_as_the_interface_fixes_them():
 
 
 def test_documented_reproduction_is_one(tmp_path, monkeypatch):
-    from suite import registry
-
     for name in ("_objects", "_plugin_entries"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     (code,) = code_blocks("docs/reproduce.md")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
+
 ROOT = Path(__file__).parents[1]
 COSTS = ("inference_flops", "train_flops_current")
 REPORTS = [path.parent for path in sorted((ROOT / "results").glob("*/*/report.md"))]
@@ -217,8 +219,6 @@ def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
 
 
 def test_the_short_setting_of_prunetrain_for_resnet32_follows_from_counted_flops():
-    from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
-
     table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
     tried = table[table["update"] == "subgradient"]
     gone = tried[tried["inference_flops"] < 0.8 * tried["inference_flops_dense"]]

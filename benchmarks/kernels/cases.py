@@ -15,7 +15,7 @@ from benchmarks.stopwatch import cache_bytes
 from kernels import PruneRule
 from kernels.prune.rule import Mode, Scope
 from suite.errors import UsageError, nearest
-from suite.trials.spec import resolve_device
+from suite.trials.devices import resolve_device
 
 DTYPES = ("float32", "bfloat16", "float16")
 # `mode` and `rescale` of the `PruneRule` by name.

@@ -19,7 +19,7 @@ from benchmarks.kernels.cases import MODES
 from kernels import PruneRule
 from kernels.prune import reference
 from suite.errors import UsageError
-from suite.trials.spec import resolve_device
+from suite.trials.devices import resolve_device
 
 # Complete and partial groups, complete vectors and tails, one block of threads and several, channels-last and rows.
 SHAPES = ((3, 64, 5, 7), (2, 20, 3, 3), (1, 3, 1, 1), (70, 96), (2, 256, 9, 11))

@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import v2
 
 from suite.choices import build_model
 from suite.engine.cost.hardware import available_cores
@@ -51,9 +53,6 @@ CPU = torch.device("cpu")
 
 def loader(tree: ImageTree, size: int, workers: int, training: bool) -> Any:
     """Return torch's `DataLoader` over the same files: random crops to train, central ones to test."""
-    from torchvision.datasets.folder import default_loader
-    from torchvision.transforms import v2
-
     crop: list[nn.Module] = [v2.Resize(_eval_resize(size), antialias=True), v2.CenterCrop(size)]
     if training:
         crop = [v2.RandomResizedCrop(size, scale=(AREA, 1.0), antialias=True), v2.RandomHorizontalFlip()]

@@ -22,8 +22,8 @@ from benchmarks.steps.training_steps import Setting, quick_recipe, random_splits
 from benchmarks.trial_environment import enter_trial_environment
 from suite.engine.cost.clock import stamps_of
 from suite.engine.cost.interleaved import interleaved_ratio
+from suite.trials.devices import resolve_device
 from suite.trials.provenance import collect
-from suite.trials.spec import resolve_device
 
 STEPS = 2  # of one measurement
 

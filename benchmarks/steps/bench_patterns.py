@@ -48,7 +48,7 @@ from suite.errors import UsageError
 from suite.method import Geometry
 from suite.ops import TORCH
 from suite.recipe import Recipe
-from suite.trials.spec import resolve_device
+from suite.trials.devices import resolve_device
 
 PARTS = ("layers", "conversion", "steps")
 PRODUCTS = ("forward", "data gradient", "weight gradient")

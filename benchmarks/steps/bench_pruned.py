@@ -38,7 +38,7 @@ from benchmarks.trial_environment import enter_trial_environment
 from methods.prunetrain import PruneTrain
 from suite.choices import build_model
 from suite.engine.cost.clock import stamps_of
-from suite.engine.cost.flops import count_model
+from suite.engine.cost.flops import PRODUCTS, count_layers, count_model
 from suite.engine.cost.interleaved import interleaved_ratio
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
@@ -46,7 +46,8 @@ from suite.engine.network.model_files import load, read_reconfigurations
 from suite.errors import UsageError
 from suite.method import ReconfigPlan
 from suite.recipe import Recipe
-from suite.trials.spec import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.trials.devices import resolve_device, resolve_dtype
+from suite.trials.spec import DTYPES, read_device
 
 PARTS = ("steps", "lasso", "surgery", "gating")
 # Share of inference FLOPs that PruneTrain leaves on CIFAR-10, by network (Table 1).
@@ -87,7 +88,6 @@ def setting_of(model: str, dtype: torch.dtype, device: torch.device = CPU) -> Se
 
 def training_share(setting: Setting, plans: Sequence[ReconfigPlan]) -> float:
     """Return the FLOPs of a training step of the cut network relative to the original network."""
-    from suite.engine.cost.flops import PRODUCTS, count_layers
 
     def flops(model: nn.Module) -> int:
         return sum(cost.flops(product) for cost in count_layers(model, SHAPE).values() for product in PRODUCTS)

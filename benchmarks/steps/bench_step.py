@@ -43,7 +43,8 @@ from suite.engine.training.execution import check_execution
 from suite.errors import UsageError
 from suite.method import OpPlan
 from suite.ops import convert
-from suite.trials.spec import DTYPES, read_device, resolve_device, resolve_dtype
+from suite.trials.devices import resolve_device, resolve_dtype
+from suite.trials.spec import DTYPES, read_device
 
 OP_BATCH = 512
 EXECUTIONS = ("eager", "compile", "cuda_graph")

@@ -49,7 +49,7 @@ def load() -> Loaded:
     if torch.version.cuda is None:
         return _absent(f"torch {torch.__version__} is not built for CUDA")
     try:
-        import cupy
+        import cupy  # an optional package
     except ImportError as error:
         extra = f"cuda{torch.version.cuda.split('.')[0]}"
         return _absent(f"CuPy cannot be imported ({_line(error)}); pip install -e '.[{extra}]'")

@@ -11,6 +11,7 @@ The files are in `$PDT_CHOICES`, or else in `choices` in the folder of compiled 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -26,6 +27,8 @@ from typing import Any
 
 import torch
 
+import kernels
+from kernels.cache import make_folder
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
@@ -89,8 +92,6 @@ class Fastest:
 
 def choices_folder() -> Path:
     """Return the folder of stored choices: `$PDT_CHOICES`, or `choices` in the folder of compiled kernels."""
-    import kernels
-
     chosen = os.environ.get("PDT_CHOICES")
     return Path(chosen).expanduser() if chosen else kernels.cache_folder() / "choices"
 
@@ -118,8 +119,6 @@ def choose(
     Raises:
         UsageError: if the folder of choices cannot be written.
     """
-    from kernels.cache import make_folder
-
     asked = {"question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
     key = json.loads(canonical_json(asked))
     path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
@@ -220,8 +219,6 @@ def _wait(device: torch.device) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; wait while another process holds it. The kernel releases it when the process ends."""
-    import fcntl
-
     with os.fdopen(files.open_descriptor(folder / ".lock", os.O_WRONLY), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,7 +32,7 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
-from suite.subnormals import FLUSH
+from suite.recipe import FLUSH
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label

@@ -29,7 +29,7 @@ from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
 from suite.files import clean
-from suite.subnormals import FLUSH
+from suite.recipe import FLUSH
 from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import FILES, Records, Trial

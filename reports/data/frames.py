@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
 from suite.trials.folder.reader import Trial, damage, read
+from suite.trials.folder.results import current_rows
 from suite.trials.folder.times import GroupTimes, PassTime
-
-if TYPE_CHECKING:  # pandas takes half a second to import
-    import pandas as pd
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
@@ -50,10 +50,13 @@ class Results:
     damage: tuple[str, ...]
 
 
+def load_current(folder: Path) -> Results:
+    """Return the results of a suite's folder as they are now, with trials that its table does not have yet."""
+    return load(folder, current_rows(folder))
+
+
 def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
     """Return the results of a suite's folder; for `rows` see `suite.trials.folder.reader.read`."""
-    import pandas as pd
-
     records = read(folder, rows)
     recipe = [recipe_column(name) for name in differing_fields(trial.texts for trial in records.trials)]
     trials = (*SCHEMA, *recipe)
@@ -77,8 +80,6 @@ def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
 
 def _frame(schema: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return a frame with the columns of a schema; other values of the rows are left out."""
-    import pandas as pd
-
     content = list(rows)
     frame = pd.DataFrame(
         {

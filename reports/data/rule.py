@@ -31,6 +31,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
 
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP
 
@@ -597,18 +598,12 @@ def _is_told_apart(judged: Judged, claims: int, more: float, freedom: float) -> 
 
 
 def _p_above(statistic: float, freedom: float) -> float:
-    from scipy.special import ndtr, stdtr  # takes half a second to import
-
     return float(stdtr(freedom, -statistic)) if math.isfinite(freedom) else float(ndtr(-statistic))
 
 
 def _quantile(probability: float, freedom: float) -> float:
-    from scipy.special import ndtri, stdtrit
-
     return float(stdtrit(freedom, probability)) if math.isfinite(freedom) else float(ndtri(probability))
 
 
 def _p_of_ratio(ratio: float, numerator: int, denominator: int) -> float:
-    from scipy.special import fdtrc
-
     return float(fdtrc(numerator, denominator, ratio))

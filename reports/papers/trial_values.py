@@ -1,10 +1,9 @@
-"""Values of finished trials for reproductions: by label, by seed, and from their final networks."""
+"""Values of finished trials for reproductions: by label and by seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Part, Reproduction, ReproductionData
@@ -14,12 +13,7 @@ from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import seed_of
 
-if TYPE_CHECKING:
-    from torch import nn
-
 BUSY = 0.5  # busy cores of other programs above which times are unreliable
-
-BARELY_LEARNED = 1.5  # times the accuracy of chance
 
 
 def done(data: ReproductionData, part: str, label: str) -> list[Trial]:
@@ -60,27 +54,6 @@ def trained_model(part: Part, trials: list[Trial]) -> str:
 def model_file(data: ReproductionData, trial: Trial) -> Path:
     """Return the path of a trial's final network."""
     return data.folder / "trials" / trial.name / "model.pt"
-
-
-def final_model(data: ReproductionData, trial: Trial) -> nn.Module:
-    """Load the final network of a trial on the CPU in evaluation mode."""
-    from suite.engine.network.model_files import load_model
-
-    return load_model(model_file(data, trial))
-
-
-def image_shape(data: ReproductionData, trial: Trial) -> tuple[int, int, int]:
-    """Return the shape of a trial's images, (C, H, W)."""
-    from suite.trials.building import inputs_of
-
-    return inputs_of(data.specs[trial.name]).shape
-
-
-def classes(data: ReproductionData, trial: Trial) -> int:
-    """Return the number of classes of a trial's task."""
-    from suite.trials.building import inputs_of
-
-    return inputs_of(data.specs[trial.name]).classes
 
 
 def share_of_dense(column: str) -> Callable[[Trial], float | None]:
@@ -134,19 +107,6 @@ def point(
     x = number(over_seeds(trials, cost, scale=scale))
     y = over_seeds(trials, lambda trial: trial.number("test_accuracy"), scale=100)
     return None if x is None or isinstance(y, Missing) else (x, y)
-
-
-def learned_nothing(data: ReproductionData, trials: Sequence[Trial]) -> list[str]:
-    """Return one line if a dense network among these trials is no better than chance, so that no loss is visible."""
-    found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
-    if not found or min(found) * (number_of_classes := classes(data, trials[0])) > BARELY_LEARNED:
-        return []
-    return [
-        f"A dense network learned almost nothing in this short training: it classifies {100 * min(found):.0f} % of the "
-        f"test images correctly, and {100 / number_of_classes:.0f} % is chance. A loss of accuracy by pruning "
-        "cannot be "
-        "seen here."
-    ]
 
 
 def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docstring_parser import DocstringStyle, parse
-
 from suite import registry
-from suite.choices import MethodChoice, ModelChoice, TaskChoice
+from suite.choices import MethodChoice, TaskChoice
 from suite.cli.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
+from suite.cli.docstrings import first_line, parameter_texts
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import read_path
@@ -24,7 +22,6 @@ from suite.registry import KINDS
 from suite.trials.planning import read_names
 from suite.trials.spec import PRESETS
 
-DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 TEXT_WIDTH = 96
 WORDS = {
     "params": "weights and biases",
@@ -122,10 +119,13 @@ def describe(arguments: Sequence[str]) -> int:
     if kinds[0] in ("reproduction", "preset"):
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
         found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
+    elif kinds[0] == "model":
+        data_root = _data_root(namespace.data_root, namespace.task)
+        from suite.cli.describe_models import describe_model  # imports torch
+
+        found = describe_model(namespace.name, namespace.task, data_root)
     else:
-        functions = {"method": describe_method, "task": describe_task, "model": describe_model}
-        more = (_data_root(namespace.data_root, namespace.task),) if kinds[0] == "model" else ()
-        found = functions[kinds[0]](namespace.name, namespace.task, *more)
+        found = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
     if kinds[0] == "model" and not namespace.layers:
         del found["layers"]
     if len(kinds) > 1:
@@ -160,7 +160,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
     return {
         "name": str(choice),
         "kind": "method",
-        "summary": _summary(thing),
+        "summary": first_line(thing),
         "source": thing.source,
         "version": thing.version,
         "shrinks_network": thing.shrinks_network,
@@ -188,20 +188,6 @@ def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping
     ]
 
 
-def parameter_texts(definition: Any) -> dict[str, str]:
-    """Return the description of each parameter of a class or function, from its docstring in Google style, in one line.
-
-    The sections `Attributes:` and `Args:` count. An entry `n, m: ...` describes both parameters. A class that does not
-    describe an inherited parameter takes its parent's text.
-    """
-    found: dict[str, str] = {}
-    for one in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
-        for entry in parse(one.__doc__ or "", style=DocstringStyle.GOOGLE).params:
-            text = " ".join((entry.description or "").split())
-            found |= dict.fromkeys(entry.arg_name.split(", "), text)
-    return found
-
-
 def describe_task(text: str, task: str) -> dict[str, Any]:
     """Return the data, parameters, default models and recipes of a task."""
     choice = TaskChoice.read(text)
@@ -212,7 +198,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "name": str(choice),
         "kind": "task",
         "title": thing.title,
-        "summary": _summary(type(thing)),
+        "summary": first_line(type(thing)),
         "input_shapes": {preset: list(one.inputs(one.recipe(preset)).shape) for preset, one in of_preset.items()},
         "classes": thing.num_classes,
         **({"detected_in_the_data": thing.detected} if thing.detected else {}),
@@ -233,67 +219,6 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
             }
             for name, one in thing.paper_recipes.items()
         },
-    }
-
-
-def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[str, Any]:
-    """Return size and cost of a network, for the images of a task, or of a folder of its, or for its own default."""
-    from suite.engine.cost.flops import count, count_model
-    from suite.engine.cost.paper_conventions import CONVENTIONS
-
-    choice = ModelChoice.read(text)
-    thing = choice.definition
-    own = {
-        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
-    }
-    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
-    if task:
-        chosen = TaskChoice.read(task)
-        described = chosen.build(chosen.parameters("quick"))
-        recipe = described.recipe("quick")
-        copy = None if data_root is None else described.prepare(data_root, "quick", recipe)
-        shape, classes = described.inputs(recipe, copy)
-    choice.check_size(shape, classes)
-    model = choice.build(shape, classes)
-    counts = count(model, shape)
-    values, texts = choice.parameters(), parameter_texts(thing)
-    return {
-        "name": str(choice.canonical()),
-        "kind": "model",
-        "summary": _summary(thing),
-        **count_model(model, shape),
-        **_training_flops(counts.layers.values()),
-        "not_counted": list(counts.not_counted),
-        "input_shape": list(shape),
-        "classes": classes,
-        "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
-        "parameters": [
-            {
-                "name": name,
-                "type": type_name(parameter.annotation),
-                "value": values[name],
-                "text": texts.get(name, ""),
-            }
-            for name, parameter in choice.declared.items()
-        ],
-    }
-
-
-def _training_flops(costs: Iterable[Any]) -> dict[str, Any]:
-    """Return the FLOPs of one image's training by layer and product, and the share of the data gradient.
-
-    Args:
-        costs: The layers (`suite.engine.cost.flops.LayerCost`).
-    """
-    from suite.engine.cost.flops import PRODUCTS
-
-    layers = {cost.name: {product: cost.flops(product) for product in PRODUCTS} for cost in costs}
-    total = {product: sum(flops[product] for flops in layers.values()) for product in PRODUCTS}
-    everything = sum(total.values())
-    return {
-        "training_flops": everything,
-        "data_gradient_share": total["dgrad"] / everything if everything else 0.0,
-        "layers": layers,
     }
 
 
@@ -390,7 +315,3 @@ def _line(value: Any) -> str:
     if isinstance(value, list):
         return "x".join(str(item) for item in value)
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-
-
-def _summary(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().partition("\n")[0]

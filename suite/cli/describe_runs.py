@@ -13,6 +13,7 @@ from suite.brackets import read_list
 from suite.cli.parser import program_name
 from suite.errors import UsageError
 from suite.trials.folder.columns import COLUMNS
+from suite.trials.spec import PAPER_SEEDS
 
 if TYPE_CHECKING:
     from reports.papers.comparison import Compared
@@ -33,8 +34,6 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
         name: Name of the preset.
         task: Name of the task to describe; empty for all tasks, with the parameters for `cifar10`.
     """
-    from suite.cli.run import PAPER_SEEDS
-
     recipes = {}
     for known in [task] if task else registry.names("task"):
         thing = registry.get("task", known)()

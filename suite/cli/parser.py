@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from suite.errors import UsageError, nearest
 
+LINE_WIDTH = 140  # characters, where the output is not a terminal
+
 
 def program_name() -> str:
     """Return the command that started this program: `pdt` or `python run_suite.py`."""

@@ -7,10 +7,23 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from suite.cli.options import add_run_options, resolve_run_options
-from suite.cli.parser import Parser, program_name
+from suite.cli.parser import LINE_WIDTH, Parser, program_name
+from suite.cli.run import prepared
 from suite.errors import UsageError
-from suite.trials.engines.forked import forked
+from suite.measure.prediction.cluster import check_device, check_trial, read_cluster
+from suite.measure.prediction.forecast import (
+    DEFAULT_STEPS,
+    forecast,
+    in_subprocess,
+    on_cluster,
+    seconds_here,
+    seconds_on,
+    threads_of,
+)
+from suite.measure.prediction.render import as_json, cluster_line, notes, table, totals
 
 log = logging.getLogger(__name__)
 
@@ -53,23 +66,9 @@ def plan(arguments: Sequence[str]) -> int:
     steps = _steps(namespace.probe_steps)
     options = resolve_run_options(namespace)
 
-    from suite.measure.prediction.cluster import check_device, check_trial, read_cluster
-
     cluster = None if namespace.cluster is None else read_cluster(namespace.cluster)
 
-    from suite.cli.run import LINE_WIDTH, prepare
-    from suite.measure.prediction.forecast import (
-        DEFAULT_STEPS,
-        forecast,
-        in_subprocess,
-        on_cluster,
-        seconds_here,
-        seconds_on,
-        threads_of,
-    )
-    from suite.measure.prediction.render import as_json, cluster_line, notes, table, totals
-
-    suite, trials, folder, _ = forked(lambda: prepare(options, trained_here=cluster is None))
+    suite, trials, folder, _ = prepared(options, trained_here=cluster is None)
     if cluster:
         check_device(cluster, suite.device)
         for trial in trials:
@@ -84,8 +83,6 @@ def plan(arguments: Sequence[str]) -> int:
         data = as_json(found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there)
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
         Console(width=None if sys.stdout.isatty() else LINE_WIDTH).print(table(found, cluster))
         for line in [*notes(found), totals(found, here, options.jobs)]:
             print(line)

@@ -15,7 +15,7 @@ from suite import files, registry
 from suite.brackets import split
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
-from suite.cli.run import rehearse_new, resolve, run_trials
+from suite.cli.run import run_trials
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.trials.folder.store import Store, read_record
@@ -56,7 +56,9 @@ def reproduce(arguments: Sequence[str]) -> int:
     typed_parts = _read_parts(namespace.parts, reproduction)
     options = _read_options(namespace)
 
+    # Wrong options were found above, without torch and matplotlib.
     from reports.papers.outcome import write_outcome
+    from suite.cli.preparation import provenance_of, rehearse_new, resolve
 
     base = resolve(options)
     suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
@@ -74,7 +76,8 @@ def reproduce(arguments: Sequence[str]) -> int:
         command = [*program_name().split(), "reproduce", *arguments]
         return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
 
-    return run_trials(options, _union([suites[name] for name in asked]), trials, folder, write)
+    suite = _union([suites[name] for name in asked])
+    return run_trials(options, suite, trials, folder, write, provenance=provenance_of(suite))
 
 
 def parser() -> Parser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,27 +14,27 @@ from rich.console import Console
 from rich.table import Table
 
 import reports
+from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
-from suite.cli.options import RunOptions, check_data_root, read_run_options
-from suite.engine.cost.hardware import available_cores, competition, emulated_dtype
+from suite.cli.options import RunOptions, read_run_options
+from suite.cli.parser import LINE_WIDTH
+from suite.engine.cost.hardware import available_cores, competition
 from suite.errors import UsageError
 from suite.files import clean, without_home
+from suite.trials.callbacks.calls import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.engines.forked import forked
 from suite.trials.folder.columns import is_needless, read_table
+from suite.trials.folder.reader import read
 from suite.trials.folder.results import write_results
 from suite.trials.folder.store import Store
+from suite.trials.invocation import command_line
 from suite.trials.listeners import listener_for
-from suite.trials.planning import plan
 from suite.trials.progress import duration
-from suite.trials.provenance import collect, command_line
-from suite.trials.ranks.allocation import Allocation, follow, in_allocation, lead
-from suite.trials.spec import SuiteSpec, TrialSpec, resolve_device, resolve_dtype, suite_hash
+from suite.trials.ranks.allocation import Allocation, follow, lead
+from suite.trials.spec import SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
-
-PAPER_SEEDS = 3
-LINE_WIDTH = 140  # characters, where the output is not a terminal
 
 
 def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
@@ -57,15 +58,41 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
     return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))
 
 
+def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -> int:
+    """Run a suite and call functions of the user's program; see `suite.run`.
+
+    Raises:
+        UsageError: As for `run`; or a function does not take a trial and a record.
+    """
+    given = {name: function for name, function in functions.items() if function is not None}
+    for name, function in given.items():
+        if not accepts(function, 2):
+            raise UsageError(f"suite.run: {name}{inspect.signature(function)} has to be {name}(trial, record)")
+    return run(arguments, given)
+
+
 def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
-    suite, trials, folder, provenance = forked(lambda: prepare(options))
+    suite, trials, folder, provenance = prepared(options)
     return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
+
+
+def prepared(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+    """Return the result of `suite.cli.preparation.prepare`, which imports torch, from a process of its own."""
+
+    def call() -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+        from suite.cli.preparation import prepare
+
+        return prepare(options, trained_here)
+
+    return forked(call)
 
 
 def _planned_by_rank(arguments: Sequence[str], allocation: Allocation) -> tuple[Path, list[TrialSpec]]:
     """Return the output folder and the trials of a command line, as the command of rank 0 plans them."""
     options = _of_allocation(read_run_options(arguments), allocation)
-    _, trials, folder = _planned(options)
+    from suite.cli.preparation import planned  # imports torch
+
+    _, trials, folder = planned(options)
     return folder, trials
 
 
@@ -85,134 +112,14 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     return dataclasses.replace(options, processes=allocation.size)
 
 
-def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
-    """Plan and rehearse a command; return its suite, trials, output folder and provenance.
-
-    Everything here needs torch, and runs in a process of its own: the process that waits for the trials then does
-    without torch's memory, and torch is imported once.
-
-    Args:
-        options: Options of the command.
-        trained_here: Whether this machine, and no other, has to have a device for each process of a trial.
-
-    Raises:
-        UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
-    """
-    suite, trials, folder = _planned(options, trained_here)
-    rehearse_new(trials, folder)
-    return suite, trials, folder, provenance_of(suite)
-
-
-def _planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
-    """Return the suite, the trials and the output folder of a command, as `prepare` does."""
-    suite = resolve(options, trained_here)
-    trials = plan(suite)
-    if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
-        raise UsageError(
-            f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
-            f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
-        )
-    return suite, trials, options.out or default_folder(trials)
-
-
-def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
-    """Check the output folder, and rehearse the trials that were never started in it.
-
-    Raises:
-        UsageError: The folder cannot be used, or a method cannot train a model on a task.
-    """
-    from suite.cli.rehearsal import rehearse  # imports torch
-
-    store = Store(folder)
-    store.check()
-    if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
-        rehearse(new, name_short=not any(store.trial_folders()))
-
-
-def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
-    """Return the provenance of a command, for `suite.json`."""
-    return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
-
-
-def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
-    """Choose what was not typed: device, number format, preset and seeds.
-
-    Args:
-        options: Options of the command.
-        trained_here: Whether this machine has to have a device for each process of a trial. With the engine `ray`, the
-            machines of the cluster have to, and the engine checks them.
-
-    Raises:
-        UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
-    """
-    from kernels.cpu.build import refusal
-
-    device, index = resolve_device(options.device)
-    dtype = resolve_dtype(options.dtype, device, index)
-    if options.engine == "local" and device == "cpu":
-        if warning := emulated_dtype(device, dtype):
-            log.warning("%s", warning)
-        if reason := refusal():
-            log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
-    check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
-    preset = options.preset or ("paper" if device == "cuda" else "quick")
-    check_data_root(options, preset)
-    return SuiteSpec(
-        methods=options.methods,
-        tasks=options.task,
-        models=options.model,
-        preset=preset,
-        recipe=options.recipe,
-        seeds=options.seeds or tuple(range(PAPER_SEEDS if preset == "paper" else 1)),
-        overrides=options.overrides,
-        device=device,
-        device_index=index,
-        dtype=dtype,
-        data_root=str(options.data_root),
-        plugins=tuple(str(path) for path in options.plugins),
-        callbacks=options.callbacks,
-        controls=options.controls,
-        processes=options.processes,
-        margin=options.margin,
-        targets=options.targets,
-    )
-
-
-def check_processes(processes: int, typed: str, device: str, count: bool) -> None:
-    """Check that each process of a trial has a device.
-
-    Args:
-        processes: Number of processes of each trial.
-        typed: The device as typed.
-        device: `cpu` or `cuda`.
-        count: Whether the GPUs of this machine have to be enough.
-
-    Raises:
-        UsageError: There are fewer GPUs, or the user has named one of them.
-    """
-    if processes == 1 or device == "cpu" or in_allocation():
-        return
-    import torch
-
-    if ":" in typed:
-        raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
-    if count and (found := torch.cuda.device_count()) < processes:
-        raise UsageError(f"--nproc-per-trial {processes}: this machine has {found} GPU(s), and each process needs one")
-
-
-def default_folder(trials: Sequence[TrialSpec]) -> Path:
-    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
-    tasks = "-".join(dict.fromkeys(trial.task_name for trial in trials))
-    return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
-
-
 def run_trials(
     options: RunOptions,
     suite: SuiteSpec,
     trials: Sequence[TrialSpec],
     folder: Path,
     more: Callable[[], Sequence[Path]] = lambda: (),
-    provenance: dict[str, Any] | None = None,
+    *,
+    provenance: dict[str, Any],
     functions: Mapping[str, Callback] | None = None,
 ) -> int:
     """Run the trials that a folder does not have yet, and write its table and report.
@@ -223,7 +130,7 @@ def run_trials(
         trials: All trials of the command.
         folder: The suite's folder.
         more: Writes further files from the results while the folder is locked, and returns their paths.
-        provenance: Provenance of the command (default: collected here).
+        provenance: Provenance of the command.
         functions: Functions by name that are called after each epoch and at the end of each trial (`suite.run`).
 
     Returns:
@@ -232,16 +139,12 @@ def run_trials(
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
     """
-    from reports.data.disturbed_times import is_disturbed
-    from suite.trials.folder.reader import read
-
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     address = {"address": options.ray_address} if options.engine == "ray" else {}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address)
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
-        provenance = provenance or provenance_of(suite)
         store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
@@ -325,8 +228,6 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
         rows: Rows of the results table.
         disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
     """
-    from reports.data.disturbed_times import mark_disturbed
-
     table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")

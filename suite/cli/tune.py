@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
+from suite.choices import RECIPE
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
+from suite.cli.run import run_trials
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.trials.engines.forked import forked
 from suite.trials.folder.store import Store, read_record
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
-from suite.trials.planning import plan, read_choices
-from suite.trials.search import Dimension, check_names, settings, shown, space
+from suite.trials.search import MethodSearch, shown
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-NOT_TESTED: Mapping[str, Any] = {"evaluate_test": False}
 HIDDEN = ("methods", "controls", "margin", "target", "config")  # options of `run` that `tune` does not take
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
@@ -40,27 +37,6 @@ the final comparison, which uses the test images once.
 
 exit status: 0 every method has a choice; 1 a method has none, or a trial failed; 2 wrong usage or missing data
 """
-
-
-@dataclass(frozen=True)
-class Search:
-    """What is tried of one method.
-
-    Attributes:
-        method: The method as typed.
-        dimensions: The space.
-        settings: Values of what is searched.
-        labels: The method with the values of each setting, without those of the recipe.
-        trials: Trials of each setting, by seed.
-        needed: Other trials that these depend on.
-    """
-
-    method: str
-    dimensions: list[Dimension]
-    settings: list[dict[str, Any]]
-    labels: list[str]
-    trials: list[list[TrialSpec]]
-    needed: list[TrialSpec]
 
 
 def tune(arguments: Sequence[str]) -> int:
@@ -82,10 +58,8 @@ def tune(arguments: Sequence[str]) -> int:
         if name in options.overrides:
             raise UsageError(f"--set recipe.{name}: tune does not use test images; give it to the final comparison")
 
-    from suite.cli.run import run_trials
-
-    suite, searches, folder, provenance = forked(lambda: _prepare(options, only, budget, seed))
-    trials = list({trial.hash: trial for one in searches for trial in _in_order(one)}.values())
+    suite, searches, folder, provenance = forked(lambda: _prepared(options, only, budget, seed))
+    trials = list({trial.hash: trial for one in searches for trial in one.in_order}.values())
     log.info("tune: %d settings of each of %s", budget, ", ".join(one.method for one in searches))
     written: list[Tuned] = []
 
@@ -93,9 +67,15 @@ def tune(arguments: Sequence[str]) -> int:
         written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
         return [write_tuned(folder, written[0])]
 
-    status = run_trials(options, suite, trials, folder, write, provenance)
+    status = run_trials(options, suite, trials, folder, write, provenance=provenance)
     print(_as_text(written[0]))
     return status if all(one.chosen is not None for one in written[0].methods) else 1
+
+
+def _prepared(*given: Any) -> tuple[SuiteSpec, list[MethodSearch], Path, dict[str, Any]]:
+    from suite.cli.tune_preparation import prepare  # imports torch, in a process of its own
+
+    return prepare(*given)
 
 
 def _parser() -> Parser:
@@ -131,72 +111,8 @@ def _integer(text: str | None, option: str, least: int, most: int) -> int:
     return int(text)
 
 
-def _prepare(
-    options: RunOptions, only: Sequence[str], budget: int, seed: int
-) -> tuple[SuiteSpec, list[Search], Path, dict[str, Any]]:
-    """Plan and rehearse all trials; return the suite, the searches, the folder and the provenance. Imports torch.
-
-    Raises:
-        UsageError: The user can correct the command. Nothing has been written.
-    """
-    import torch
-
-    from suite.cli.run import default_folder, provenance_of, rehearse_new, resolve
-    from suite.task import DataCopy
-    from suite.trials.building import task_of
-
-    base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
-    for kind, text in ((TaskChoice, base.tasks), (ModelChoice, base.models)):
-        option = f"--{kind.kind}"
-        if text and len(read_choices(text, kind, option)) > 1:
-            raise UsageError(f"{option} '{text}': tune searches on one {kind.kind}; name one")
-    choices = read_choices(base.methods, MethodChoice, "tune")
-    choices = list({str(choice): choice for choice in [MethodChoice.read("dense"), *choices]}.values())
-    check_names(choices, only)
-
-    # Prepare the data once, and hold out a part of the training images.
-    (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
-    copy = DataCopy(**first.data_copy)
-    recipe = first.make_recipe()
-    if not recipe.validation_images:
-        splits = task_of(first).load(copy, recipe, 0, torch.device("cpu"))
-        recipe = dataclasses.replace(recipe, validation_images=max(1, splits.train.num_samples // 10))
-    held_out = {"validation_images": recipe.validation_images, **NOT_TESTED}
-    suite = dataclasses.replace(
-        base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}
-    )
-    (first, *_) = plan(suite)  # finds what is wrong with the whole command, and that the splits fit
-    copy = DataCopy(**first.data_copy)
-
-    # Plan the settings of each method.
-    searches = []
-    for choice in choices:
-        dimensions = space(choice, recipe, first.task_name, base.preset, only, [*base.overrides])
-        found = settings(choice, dimensions, budget, seed)
-        planned: list[list[TrialSpec]] = []
-        needed: list[TrialSpec] = []
-        for values in found:
-            own = choice.with_typed(values)
-            trials = plan(dataclasses.replace(suite, methods=str(own)), {first.task: copy})
-            planned.append([trial for trial in trials if trial.label == str(own)])
-            needed += [trial for trial in trials if trial.label != str(own)]
-        labels = [
-            str(choice.with_typed({name: value for name, value in values.items() if not name.startswith(RECIPE)}))
-            for values in found
-        ]
-        searches.append(Search(str(choice), dimensions, found, labels, planned, needed))
-    every = [trial for one in searches for trial in _in_order(one)]
-    folder = options.out or default_folder(every)
-    rehearse_new(every, folder)
-    return suite, searches, folder, provenance_of(suite)
-
-
-def _in_order(search: Search) -> list[TrialSpec]:
-    return [*search.needed, *(trial for trials in search.trials for trial in trials)]
-
-
 def _result(
-    suite: SuiteSpec, searches: Sequence[Search], folder: Path, budget: int, seed: int, final: Sequence[str]
+    suite: SuiteSpec, searches: Sequence[MethodSearch], folder: Path, budget: int, seed: int, final: Sequence[str]
 ) -> Tuned:
     """Return the content of `tune.json` from the records of the trials."""
     methods: list[TunedMethod] = []

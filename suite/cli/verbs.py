@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import reports
-from suite import files, registry
-from suite.choices import MethodChoice, ModelChoice
+from suite import files
 from suite.cli.parser import Parser, program_name
-from suite.engine.cost.hardware import emulated_dtype
 from suite.errors import UsageError
-from suite.subnormals import FLUSH, use_arithmetic
 from suite.trials.folder import packed
 from suite.trials.folder.columns import read_table
 from suite.trials.folder.results import write_results
 from suite.trials.folder.store import Store
 from suite.trials.folder.targets import read_targets
-from suite.trials.planning import read_choices, read_names
-from suite.trials.spec import resolve_dtype
-
-log = logging.getLogger(__name__)
+from suite.trials.planning import read_names
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -40,29 +33,12 @@ def check(arguments: Sequence[str]) -> int:
         help="float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)",
     )
     namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        use_arithmetic(FLUSH)  # before torch starts threads, which a plugin may use
-        registry.load_plugin(path)
-    read_names(namespace.method, "method", "check")
-    use_arithmetic(FLUSH)  # here, so that a wrong name is found without torch
+    if not namespace.plugin:
+        read_names(namespace.method, "method", "check")
 
-    from suite.engine.training import conformance
+    from suite.cli.checking import check_method  # imports torch, without which a wrong name was found
 
-    dtype = resolve_dtype(namespace.dtype, "cpu")
-    if warning := emulated_dtype("cpu", dtype):
-        log.warning("%s", warning)
-    choice = MethodChoice.read(namespace.method)
-    read_names(namespace.task, "task", "--task")
-    if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
-        raise UsageError(f"--model '{namespace.model}': expected one model")
-    data_root = files.read_path(namespace.data_root or files.default_data_root(), "--data-root")
-    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
-    for result in results:
-        line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
-        print(f"{line}: {result.message}" if result.message else line, flush=True)
-        if result.place:
-            print(f"        {result.place}", flush=True)
-    return 0 if all(result.passed for result in results) else 1
+    return check_method(namespace)
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -145,7 +121,7 @@ def time(arguments: Sequence[str]) -> int:
     threads = _integer(typed.threads, "--threads", 1, 1000)
     passes = _integer(typed.passes, "--passes", 1, 100)
 
-    from suite.measure import time_pass
+    from suite.measure import time_pass  # imports torch
 
     with files.errors_of(folder):
         complete = time_pass.run(
@@ -185,7 +161,7 @@ def profile(arguments: Sequence[str]) -> int:
     rounds = _integer(typed.rounds, "--rounds", 6, 100_000)
     threads = _integer(typed.threads, "--threads", 1, 1000)
 
-    from suite.measure import profile_pass
+    from suite.measure import profile_pass  # imports torch
 
     with files.errors_of(folder):
         complete = profile_pass.run(

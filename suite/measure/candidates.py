@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from suite.brackets import split
-from suite.choices import MethodChoice
-from suite.engine.cost.hardware import hardware_facts, hardware_id
+from suite.engine.cost.hardware import hardware_id
+from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
-from suite.subnormals import FLUSH
+from suite.recipe import FLUSH
 from suite.trials.folder.columns import minor_version
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import read_record
@@ -134,8 +136,6 @@ def _on_this_machine(
 
 def this_machine(device: str) -> dict[str, str]:
     """Return the hardware and the version of torch, as keys of groups have them; empty without the device."""
-    import torch
-
     if device == "cuda" and not torch.cuda.is_available():
         return {}
     hardware = hardware_id(hardware_facts(torch.device(device or "cpu")))
@@ -200,18 +200,4 @@ def _candidate(
         stages=tuple(stages),
         reconfigure_s=trial.number("reconfigure_time_s") or 0.0,
         threads=0 if trial.elsewhere else int(trial.number("threads") or 0),
-    )
-
-
-def dense_spec(spec: TrialSpec) -> TrialSpec:
-    """Return the specification of dense training with the same data, model, recipe and seed."""
-    choice = MethodChoice.read(BASELINE)
-    return dataclasses.replace(
-        spec,
-        method=choice.name,
-        variant="",
-        parameters=choice.parameters(spec.task_name, spec.preset),
-        depends_on={},
-        files={},
-        defined_by={kind: files for kind, files in spec.defined_by.items() if kind != "method"},
     )

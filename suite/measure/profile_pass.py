@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.measure.candidates import Candidate, dense_spec
+from suite.measure.candidates import Candidate
 from suite.measure.running import METHOD_S, Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.trials.controls import BASELINE, dense_spec
 from suite.trials.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile, StepProfile
-from suite.trials.groups import BASELINE
 from suite.trials.stages import Stage
 
 DEFAULT_ROUNDS = 20

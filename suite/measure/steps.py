@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kernels
 from suite.engine.network import model_files
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.trainer import Trainer
@@ -94,8 +95,6 @@ def trainer_of_stage(
     Raises:
         UsageError: The file is damaged or belongs to another trial.
     """
-    import kernels
-
     trainer = build_trainer(spec, trials, splits, eager=eager)
     if path is not None:
         state = model_files.load(path, trainer.device)

@@ -17,10 +17,11 @@ from pathlib import Path
 from suite.engine.cost.hardware import available_cores
 from suite.errors import UsageError, validate
 from suite.measure.again import train_again
-from suite.measure.candidates import Candidate, dense_spec
+from suite.measure.candidates import Candidate
 from suite.measure.running import Measure, disturbance, in_subprocess, measure_here, run_pass
 from suite.recipe import Phase
 from suite.trials.building import with_data_here
+from suite.trials.controls import dense_spec
 from suite.trials.engines.local import environment
 from suite.trials.folder.times import TIMES, MethodTime, PassTime
 

@@ -10,15 +10,18 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from kernels import cache
 from suite.choices import build_method, build_model, build_task
 from suite.engine.network import model_files
+from suite.engine.training.data_parallel import check_batches
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
 from suite.files import default_data_root, read_path
 from suite.method import OtherTrial
-from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits
+from suite.recipe import Recipe
+from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits, Task
 from suite.trials.folder.records import damage, read_record
-from suite.trials.ranks.processes import cuda_device
+from suite.trials.ranks.connection import cuda_device
 from suite.trials.spec import TrialSpec
 
 
@@ -102,6 +105,17 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
     return found
 
 
+def check_splits(task: Task, copy: DataCopy, recipe: Recipe, processes: int) -> None:
+    """Check that the data has the images that a recipe asks for, by creating its splits once.
+
+    Raises:
+        UsageError: A split, a cutout or a batch is too large for the data.
+    """
+    train = task.load(copy, recipe, 0, torch.device("cpu")).train
+    train.steps_per_epoch(recipe.batch_size)
+    check_batches(train, recipe, processes)
+
+
 def build_trainer(
     spec: TrialSpec, trials: Path, splits: Splits, from_images: bool = False, eager: bool = False, **callbacks: Any
 ) -> Trainer:
@@ -120,8 +134,6 @@ def build_trainer(
         UsageError: A trial that this one depends on is not done or damaged, or the folder for code of
             `torch.compile` cannot be used.
     """
-    from kernels import cache
-
     recipe = spec.make_recipe()
     if eager:
         recipe = dataclasses.replace(recipe, execution="eager")

@@ -25,10 +25,27 @@ from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
+# The only method that shared code knows by name: without parameters it is the baseline of all comparisons.
+BASELINE = "dense"
+
 
 def dense(**parameters: Any) -> MethodChoice:
     """Return the choice of dense training with these parameters."""
-    return dataclasses.replace(MethodChoice.read("dense"), typed=parameters)
+    return dataclasses.replace(MethodChoice.read(BASELINE), typed=parameters)
+
+
+def dense_spec(spec: TrialSpec) -> TrialSpec:
+    """Return the specification of dense training with the same data, model, recipe and seed."""
+    choice = MethodChoice.read(BASELINE)
+    return dataclasses.replace(
+        spec,
+        method=choice.name,
+        variant="",
+        parameters=choice.parameters(spec.task_name, spec.preset),
+        depends_on={},
+        files={},
+        defined_by={kind: files for kind, files in spec.defined_by.items() if kind != "method"},
+    )
 
 
 def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> list[MethodChoice]:

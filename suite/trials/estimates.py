@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import bdtrc, stdtrit
 
 from suite.trials.folder.reader import Trial, finite
 
@@ -118,8 +119,6 @@ def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
 def _t_quantile(degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t distribution that bounds a two-sided interval."""
     # Imported here because SciPy takes half a second to load, and a report of one seed has no intervals.
-    from scipy.special import stdtrit
-
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -185,8 +184,6 @@ def chance(accuracy: float, trial: Trial) -> float:
     classes, images, largest = facts(trial)
     if classes < 2 or images < 1 or largest > images:
         return 0.0
-    from scipy.special import bdtrc  # takes half a second to import
-
     return float(bdtrc(round(accuracy * images) - 1, images, max(1 / classes, largest / images)))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from suite.trials.controls import BASELINE
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial, finite
 from suite.trials.folder.times import MethodTime
@@ -22,8 +23,6 @@ KEY = (
 )
 MACHINE = ("hardware_id", "threads", "torch")  # make times comparable
 Machine = tuple[str, ...]  # text of each name of `MACHINE`
-# The only method that shared code knows by name: without parameters it is the baseline of all comparisons.
-BASELINE = "dense"
 
 
 @dataclass(frozen=True)

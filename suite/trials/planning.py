@@ -16,8 +16,7 @@ from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
 from suite.parameters import convert, declared, normal
-from suite.recipe import FEWEST_BUDGETS, Recipe, control_epochs
-from suite.subnormals import FLUSH
+from suite.recipe import FEWEST_BUDGETS, FLUSH, Recipe, control_epochs
 from suite.trials import controls
 from suite.trials.plugin_files import defining_files
 from suite.trials.spec import SuiteSpec, TrialSpec, checksum
@@ -321,15 +320,11 @@ def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None
         UsageError: A split, a cutout or a batch is too large for the data, or a model cannot be built for the images
             and classes that were found.
     """
-    import torch
-
-    from suite.engine.training.data_parallel import check_batches
+    from suite.trials.building import check_splits  # imports torch, which reading of names does without
 
     recipe = setting.recipe
     try:
-        train = task.load(copy, recipe, 0, torch.device("cpu")).train
-        train.steps_per_epoch(recipe.batch_size)
-        check_batches(train, recipe, processes)
+        check_splits(task, copy, recipe, processes)
     except UsageError as error:
         raise UsageError(f"task {setting.task}: {error}") from error
     if (inputs := task.inputs(recipe, copy)) != task.inputs(recipe):

@@ -6,24 +6,20 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from suite.engine.cost.hardware import busy_cores, hardware_facts, hardware_id, program_output
+import torch
+
+from suite.engine.cost import onednn
+from suite.engine.cost.hardware import busy_cores, hardware_id, program_output
+from suite.engine.cost.torch_hardware import hardware_facts
 from suite.files import clean, without_home
 from suite.subnormals import arithmetic_in_use
-
-if TYPE_CHECKING:
-    import torch
+from suite.trials.invocation import FLAG_PREFIXES, ROOT, command_line
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x")
-FLAG_PREFIXES = (
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
-)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def collect(device: torch.device | str) -> dict[str, Any]:
@@ -32,8 +28,6 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     Args:
         device: Device of the computation. Its GPU, or the CPU, determines the `hardware_id`.
     """
-    import torch
-
     busy = busy_cores()  # measured first, because the rest starts programs
     device = torch.device(device)
     hardware = hardware_facts(device)
@@ -60,23 +54,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     }
 
 
-def command_line() -> str:
-    """Return the command line of this process, without the folder that its program is installed in.
-
-    The first argument is an absolute path for `python -m` and for an installed program.
-    """
-    program = Path(sys.argv[0])
-    if program.is_absolute():
-        here = Path.cwd()
-        program = program.relative_to(here) if program.is_relative_to(here) else Path(program.name)
-    return shlex.join([str(program), *sys.argv[1:]])
-
-
 def _software() -> dict[str, Any]:
-    import torch
-
-    from suite.engine.cost import onednn
-
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",

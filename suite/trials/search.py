@@ -19,6 +19,7 @@ from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.parameters import Search, declared, normal, search_of
 from suite.recipe import Recipe
+from suite.trials.spec import TrialSpec
 
 MOST_POINTS = 200
 """Points of the sequence for each setting of the budget, before a space counts as too small."""
@@ -52,6 +53,32 @@ class Dimension:
         low, high = self.low, self.high
         found = low * (high / low) ** share if self.log else low + (high - low) * share
         return round(found) if self.is_integer else float(f"{found:.3g}")
+
+
+@dataclass(frozen=True)
+class MethodSearch:
+    """What is tried of one method.
+
+    Attributes:
+        method: The method as typed.
+        dimensions: The space.
+        settings: Values of what is searched.
+        labels: The method with the values of each setting, without those of the recipe.
+        trials: Trials of each setting, by seed.
+        needed: Other trials that these depend on.
+    """
+
+    method: str
+    dimensions: list[Dimension]
+    settings: list[dict[str, Any]]
+    labels: list[str]
+    trials: list[list[TrialSpec]]
+    needed: list[TrialSpec]
+
+    @property
+    def in_order(self) -> list[TrialSpec]:
+        """All trials; those that others depend on come first."""
+        return [*self.needed, *(trial for trials in self.trials for trial in trials)]
 
 
 def space(
@@ -163,8 +190,9 @@ def _annotation(choice: MethodChoice, name: str) -> Any:
 
 def _points(dimensions: int, count: int, seed: int) -> Iterator[Sequence[float]]:
     """Yield points in [0, 1), `count` times: a Halton sequence without its first point, shifted around the torus."""
+    # The process that waits for the trials does without these libraries, and without their memory.
     import numpy as np
-    from scipy.stats import qmc  # takes time to import
+    from scipy.stats import qmc
 
     # RandomState, not default_rng: its stream never changes. The first dimension has the same shift in every space.
     shift = np.random.RandomState(seed).random_sample(dimensions)

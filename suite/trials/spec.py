@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suite.engine.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.parameters import without_lists
-from suite.recipe import Recipe
-from suite.subnormals import IEEE
+from suite.recipe import IEEE, Recipe
 from suite.trials.plugin_files import check_defining_files, check_known, digests
 
 PRESETS = ("smoke", "quick", "paper")
+PAPER_SEEDS = 3  # the default of the preset `paper`; that of the others is 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
@@ -283,42 +282,3 @@ def read_dtype(text: str) -> str:
     if text not in DTYPES:
         raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
     return text
-
-
-def resolve_device(text: str) -> tuple[str, int | None]:
-    """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
-
-    Raises:
-        UsageError: torch does not see the requested GPU.
-    """
-    import torch
-
-    kind, _, index = read_device(text).partition(":")
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
-        return "cpu", None
-    if not torch.cuda.is_available():
-        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
-        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; use --device cpu")
-    count = torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
-    return "cuda", int(index or 0)
-
-
-def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
-    """Return a number format. `auto` is bfloat16 if the hardware multiplies it faster than float32, otherwise float32.
-
-    Raises:
-        UsageError: float16 was requested for a CPU.
-    """
-    if read_dtype(text) == "float16" and kind != "cuda":
-        raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
-    if text != "auto":
-        return text
-    if kind == "cuda":
-        import torch
-
-        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
-    return "bfloat16" if has_bfloat16_cpu() else "float32"

@@ -15,12 +15,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from suite.errors import UsageError, in_words
+from suite.errors import in_words
 from suite.trials.engines.cpu_cores import take_place
 from suite.trials.engines.exit_with_parent import watch_parent
 from suite.trials.folder.records import write_record
 from suite.trials.ranks import failures, processes
-from suite.trials.ranks.failures import FailedStatus
+from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.trial import run_ranks, settle
 from suite.trials.spec import TrialSpec
 
@@ -36,23 +36,24 @@ def main() -> int:
     rank = processes.rank_of_environment()
     if spec.processes > 1 and rank is None:
         return run_ranks(spec, folder)
-    from suite.trials.trial_run import TrialRun  # imports torch, which must find the cores taken
+    from suite.trials.trial_run import TrialRun, failure_of  # imports torch, which must find the cores taken
 
     result: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
-    status, message, failure = "done", "", None
+    status, message = "done", ""
+    failure: Failure | None = None
     trial = TrialRun(spec, folder, rank or 0, began)
     try:
         trial.run(result, provenance)
         if rank is not None:
-            processes.leave_ranks()
+            trial.leave_ranks()
     except Exception as error:  # every failure becomes a status; log.txt has the traceback
         with contextlib.suppress(OSError):  # the log is on the disk that may be full
             traceback.print_exc()
-        failed, message = _failure(error)
-        status = failed
+        ended = failure_of(error, rank or 0)
+        status, message = ended.status, ended.message
         if rank is not None:
-            failure = failures.failure_of(rank, failed, message, error)
+            failure = ended
     if rank:  # rank 0 writes all files of the trial
         if failure:
             failures.report(failure)
@@ -66,8 +67,8 @@ def main() -> int:
             write(status, message)
         else:  # the process that waits for the ranks finds the cause, and records it with what is written here
             status, message = settle(folder, failure, write)
-        ended = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
-        if not trial.calls.end({**ended, "provenance": provenance}):
+        record = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
+        if not trial.calls.end({**record, "provenance": provenance}):
             write(status, message)  # it says which callback has failed
     except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):
@@ -76,23 +77,6 @@ def main() -> int:
     if status == "done":
         (folder / "checkpoint.pt").unlink(missing_ok=True)
     return 0 if status == "done" else 1
-
-
-def _failure(error: Exception) -> tuple[FailedStatus, str]:
-    """Return the status and the one-line message for an exception that ended a trial."""
-    import torch
-
-    from suite.engine.training.records import Diverged
-
-    text = (str(error).splitlines() or [""])[0]
-    if isinstance(error, Diverged):
-        return "diverged", text
-    # torch reports that the CPU's memory is full with a RuntimeError of its allocator.
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text:
-        return "oom", text
-    if isinstance(error, OSError) and error.filename is not None:
-        return "error", in_words(error)
-    return "error", text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

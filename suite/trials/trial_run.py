@@ -17,10 +17,12 @@ import torch
 import kernels
 from suite import files, registry
 from suite.engine.cost.clock import Clock, NoCounter, images_per_second, open_counter
-from suite.engine.cost.hardware import emulated_dtype, use_threads_of_environment
+from suite.engine.cost.hardware import emulated_dtype
+from suite.engine.cost.torch_hardware import use_threads_of_environment
 from suite.engine.network import model_files
+from suite.engine.training.records import Diverged
 from suite.engine.training.trainer import Trainer
-from suite.errors import UsageError
+from suite.errors import UsageError, in_words
 from suite.subnormals import use_arithmetic
 from suite.trials.building import build_trainer, data_facts, device_of, load_splits
 from suite.trials.callbacks.calls import CallbackTrial, Calls
@@ -28,7 +30,8 @@ from suite.trials.engines.cpu_cores import place_of_environment
 from suite.trials.folder import packed
 from suite.trials.progress import ProgressFile
 from suite.trials.provenance import collect, tuning
-from suite.trials.ranks import processes
+from suite.trials.ranks import connection
+from suite.trials.ranks.failures import FailedStatus, Failure
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import StageKeeper
 
@@ -75,7 +78,7 @@ class TrialRun:
         provenance["recipe_tuning"] = tuning(registry.get("task", spec.task_name), spec.preset)
         spec.check_files()
         if spec.processes > 1:
-            processes.join_ranks(spec)
+            connection.join_ranks(spec)
         progress = ProgressFile(self.folder)  # tells the engine where the trial is
         callbacks: dict[str, Any] = {
             "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
@@ -120,6 +123,11 @@ class TrialRun:
             input_shape=trainer.ctx.input_shape,
             reconfigurations=trainer.runner.reconfigurations,
         )
+
+    @staticmethod
+    def leave_ranks() -> None:
+        """Close the connections with the other ranks; call it when `run` has returned."""
+        connection.leave_ranks()
 
     def _fallbacks(self, trainer: Trainer) -> list[str] | str:
         """Return the products of the final network that oneDNN computes with slow reference code, and warn of each."""
@@ -270,3 +278,17 @@ def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
         **{f"pruning on {kind}": backend for kind, backend in provenance.get("pruning", {}).items()},
         **provenance["software"],
     }
+
+
+def failure_of(error: Exception, rank: int) -> Failure:
+    """Return how an exception has ended a trial: status, message of one line, and whether another rank is the cause."""
+    text = (str(error).splitlines() or [""])[0]
+    # torch reports that the CPU's memory is full with a RuntimeError of its allocator.
+    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text
+    status: FailedStatus = "diverged" if isinstance(error, Diverged) else "oom" if full else "error"
+    if status == "error":
+        if isinstance(error, OSError) and error.filename is not None:
+            text = in_words(error)
+        elif not isinstance(error, UsageError):
+            text = f"{type(error).__name__}: {text}"
+    return Failure(rank, status, text, connection.lost_others(error))

@@ -95,6 +95,7 @@ def _resize(pixels: NDArray[np.uint8], size: list[int]) -> Tensor:
     Returns:
         (3, height, width) uint8, channels-last in memory, as torch's kernel for bytes computes it.
     """
+    # torchvision takes a second to import; tasks that cut nothing import this module too.
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     # The copy is contiguous, without which the result would not be channels-last, and can be written to.

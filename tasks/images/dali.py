@@ -99,7 +99,7 @@ class DaliCutter:
             raise
 
     def _run(self, contents: Sequence[Any], cuts: Cuts) -> Tensor:
-        from nvidia.dali.plugin.pytorch import feed_ndarray
+        from nvidia.dali.plugin.pytorch import feed_ndarray  # an optional package
 
         if self._pipeline is None or self._pipeline.max_batch_size < len(contents):
             self._pipeline = _build(self._size, len(contents), self._device)
@@ -120,7 +120,7 @@ class DaliCutter:
 
 def _build(size: int, batch_size: int, device: torch.device) -> Any:
     """Return a pipeline of DALI with the inputs `content`, `start`, `shape`, `resized`, `window` and `mirrored`."""
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import Pipeline, fn, types  # an optional package
 
     on_gpu = device.type == "cuda"
     number = (torch.cuda.current_device() if device.index is None else device.index) if on_gpu else None

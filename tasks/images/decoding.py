@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 
 from tasks.images.jpeg import decode_jpeg, jpeg_frame
 
@@ -56,8 +57,6 @@ def image_size(path: str | Path) -> tuple[int, int]:
     Raises:
         BadImage: The file cannot be read, or is no image of a supported format and size.
     """
-    from PIL import Image
-
     try:
         with Image.open(_regular(path), formats=FORMATS) as image:
             return _checked_size(path, image.size)
@@ -79,8 +78,6 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
     Raises:
         BadImage: The file cannot be read, or is no image of a supported format and size.
     """
-    from PIL import Image
-
     try:
         pixels = _jpeg_pixels(path)
         converted = ""
@@ -210,8 +207,6 @@ def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:
 
 def _reason(error: BaseException) -> str:
     """Return one line without the path, which the message has already."""
-    from PIL import UnidentifiedImageError
-
     if isinstance(error, UnidentifiedImageError):
         return f"its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
     return (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
@@ -219,6 +214,4 @@ def _reason(error: BaseException) -> str:
 
 def _decoding_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions of Pillow for damaged files, which depend on the format and the place of the damage."""
-    from PIL import Image
-
     return (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError)

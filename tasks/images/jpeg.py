@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 # Baseline and extended sequential, with Huffman coding. An incomplete progressive image is smoothed, which torchvision
@@ -65,8 +66,6 @@ def decode_jpeg(content: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     Returns:
         (H, W, 3) uint8, contiguous; `None` if the file is damaged, or torchvision cannot decode JPEG.
     """
-    import torch
-
     decoder = _torchvision_decoder()
     if decoder is None:
         return None
@@ -84,6 +83,7 @@ def _torchvision_decoder() -> Callable[[Any], Any] | None:
     torchvision 0.29 announces that a later version will not have it.
     """
     try:
+        # Importing torchvision takes a second, and data that was decoded before needs none.
         from torchvision.io import ImageReadMode, decode_jpeg
     except ImportError:
         return None

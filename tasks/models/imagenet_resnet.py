@@ -7,6 +7,7 @@ convolutions and normalisation layers.
 from __future__ import annotations
 
 from torch import nn
+from torchvision.models.resnet import ResNet
 
 from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
@@ -79,8 +80,6 @@ class Blurred(nn.Sequential):
 def _build(
     block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int], blur: bool = False
 ) -> nn.Module:
-    from torchvision.models.resnet import ResNet
-
     check_channels(input_shape)
     model = ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]
     if blur:

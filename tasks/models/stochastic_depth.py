@@ -22,6 +22,7 @@ def stochastic_depth(rate: float) -> nn.Module:
     """Return the module that drops the output of a branch for some images of a training batch."""
     if not rate:
         return nn.Identity()
+    # torchvision takes a second to import; networks without stochastic depth do not wait for it.
     from torchvision.ops import StochasticDepth
 
     return StochasticDepth(rate, mode="row")

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import torchvision
 from annotated_types import Interval
 from torch import nn
+from torchvision.models import get_model
+from torchvision.models.vgg import vgg16_bn
+from torchvision.ops import StochasticDepth
 
 from suite.registry import register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
@@ -164,8 +168,6 @@ def classifier(name: str) -> Callable[..., nn.Module]:
 
 
 def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    from torchvision.models import get_model
-
     check_channels(input_shape)
     settings: dict[str, Any] = {}
     if name.startswith("vit_"):
@@ -180,8 +182,6 @@ def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> 
 
 def _set_drop_path(network: nn.Module, drop_path: float) -> None:
     """Scale the probabilities of stochastic depth so that the largest one is `drop_path`."""
-    from torchvision.ops import StochasticDepth
-
     branches = [module for module in network.modules() if isinstance(module, StochasticDepth)]
     largest = max(branch.p for branch in branches)
     for branch in branches:
@@ -197,8 +197,6 @@ def _square(input_shape: tuple[int, int, int]) -> int:
 @register_collection("model", "torchvision")
 def builders() -> dict[str, Callable[..., nn.Module]]:
     """Every classification network of torchvision itself, by the name of its builder, such as torchvision/vgg11."""
-    import torchvision
-
     return {name: classifier(name) for name in torchvision.models.list_models(module=torchvision.models)}
 
 
@@ -210,7 +208,5 @@ def vgg16(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 22
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
-    from torchvision.models.vgg import vgg16_bn
-
     check_channels(input_shape)
     return vgg16_bn(num_classes=num_classes)

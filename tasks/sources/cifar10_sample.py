@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from suite.errors import MissingData
 from tasks.images.decoded import DecodedImages
@@ -56,8 +57,6 @@ class SampleFile:
 
     def decode(self) -> DecodedImages:
         """Decode all images; takes about half a second."""
-        from PIL import Image
-
         ends = np.cumsum(self.lengths)
         images = np.empty((len(self.lengths), 32, 32, 3), dtype=np.uint8)
         for position, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):

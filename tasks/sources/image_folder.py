@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from suite.errors import UsageError
 from tasks.images.decoded import DecodedImages
@@ -138,8 +139,6 @@ def _decode_into(images: NDArray[np.uint8], files: list[ImageFile], first: int, 
 
 
 def _decoded(path: str, side: int) -> NDArray[np.uint8]:
-    from PIL import Image
-
     try:
         # Only PNG and JPEG are accepted, and the size is checked before a pixel is decoded.
         with Image.open(path, formats=("PNG", "JPEG")) as image:

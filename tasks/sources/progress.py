@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import Progress
+
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -20,9 +23,6 @@ def progress(description: str, total: int | None) -> Iterator[Callable[[int], No
         A function that is called with the number of parts completed since its last call, from any thread.
     """
     if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
         with Progress(console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(description, total=total)
             yield lambda parts: bars.advance(bar, parts)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from toy_suite import assert_one_line, good, listing, pdt
 
 from suite.cli import main as cli
@@ -211,8 +212,6 @@ def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeyp
 def test_what_needs_the_things_themselves_is_found_before_anything_is_written(
     suite, folder, capsys, monkeypatch, arguments, expected
 ):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = listing(folder)
     assert suite(*arguments) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from suite import registry
-from suite.cli.describe import parameter_texts
+from suite.cli.docstrings import parameter_texts
 from suite.parameters import declared
 
 

@@ -8,6 +8,10 @@ import torch
 from suite.cli import main as cli
 from suite.engine.cost import hardware
 from suite.engine.training import conformance
+from suite.engine.training.conformance.subject import Subject
+from suite.trials.folder.records import write_record
+from suite.trials.spec import TrialSpec
+from suite.trials.trial_run import TrialRun
 
 WARNING = "--dtype bfloat16: this processor has no bfloat16 arithmetic; --dtype float32 is many times faster"
 
@@ -50,8 +54,6 @@ def test_a_check_says_so_and_trains_in_the_type_that_was_asked_for(monkeypatch, 
 
 
 def test_a_method_is_checked_in_bfloat16(monkeypatch):
-    from suite.engine.training.conformance.subject import Subject
-
     subject = Subject("dense", dtype="bfloat16")
     assert subject.trainer().dtype == torch.bfloat16
     assert Subject("dense").trainer().dtype == torch.float32
@@ -59,10 +61,6 @@ def test_a_method_is_checked_in_bfloat16(monkeypatch):
 
 @pytest.mark.usefixtures("zen_3")
 def test_a_trial_records_that_its_numbers_were_emulated(tmp_path):
-    from suite.trials.folder.records import write_record
-    from suite.trials.spec import TrialSpec
-    from suite.trials.trial_run import TrialRun
-
     for dtype in ("bfloat16", "float32"):
         spec = TrialSpec(
             method="absent", task="digits", model="resnet9", preset="smoke", recipe={"epochs": 1, "batch_size": 1,

@@ -10,8 +10,8 @@ from toy_suite import assert_one_line, forget_plugins, listing
 
 import kernels
 from suite.cli import main as cli
+from suite.cli.preparation import rehearse_new
 from suite.cli.rehearsal import few_steps, rehearse
-from suite.cli.run import rehearse_new
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
 from suite.method import Method

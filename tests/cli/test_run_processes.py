@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from suite.cli.options import read_run_options
-from suite.cli.run import check_processes, resolve
+from suite.cli.preparation import resolve
 from suite.errors import UsageError
+from suite.trials.devices import check_processes
 
 
 def test_each_process_needs_a_gpu_of_this_machine_unless_others_train(monkeypatch):
@@ -21,7 +22,7 @@ def test_each_process_needs_a_gpu_of_this_machine_unless_others_train(monkeypatc
 
 def test_machines_of_a_cluster_need_the_gpus_and_not_this_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("suite.cli.run.resolve_device", lambda text: ("cuda", None))
+    monkeypatch.setattr("suite.cli.preparation.resolve_device", lambda text: ("cuda", None))
     command = ["--methods", "dense", "--task", "digits", "--dtype", "float32", "--nproc-per-trial", "8"]
     with pytest.raises(UsageError, match="this machine has 1 GPU"):
         resolve(read_run_options(command))

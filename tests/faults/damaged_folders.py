@@ -35,6 +35,18 @@ import random_edits
 import suites
 from edits import edit
 from forked import pdt
+from profiles import profile, step
+from profiles import stage as profiled
+
+from reports.content import build
+from suite.cli import main as cli
+from suite.errors import UsageError
+from suite.measure import time_pass
+from suite.measure import time_steps as steps
+from suite.trials.folder import entries, packed, profiles, tuning
+from suite.trials.folder.reader import read
+from suite.trials.folder.results import current_rows
+from suite.trials.folder.times import TIMES
 
 VERBS = ("compare", "merge", "export", "time", "report")
 LIMIT_S = 60  # for a verb; one that opens a pipe would wait for ever
@@ -57,12 +69,6 @@ class TooLate(BaseException):
 
 def make_base(folder: Path) -> Path:
     """Return a folder with everything that a folder can have: stages, times, profiles and a choice of parameters."""
-    from profiles import profile, step
-    from profiles import stage as profiled
-
-    from suite.trials.folder import entries, packed, profiles, tuning
-    from suite.trials.folder.times import TIMES
-
     suites.warm_up(folder)
     out = folder / "base"
     ended = pdt(["run", *OPTIONS, "--data-root", str(folder), "--out", str(out)], folder / "run")
@@ -91,8 +97,6 @@ def make_base(folder: Path) -> Path:
 
 def called(words: list[str]) -> tuple[int, str]:
     """Run a command line in this process, and return its status and output."""
-    from suite.cli import main as cli
-
     heard = io.StringIO()
 
     def late(*given: Any) -> None:
@@ -112,9 +116,6 @@ def called(words: list[str]) -> tuple[int, str]:
 @contextlib.contextmanager
 def fake_times(real: bool = False) -> Iterator[None]:
     """Measure in this process, and only pretend to, unless `real` is true."""
-    from suite.errors import UsageError
-    from suite.measure import time_pass
-    from suite.measure import time_steps as steps
 
     def in_process(function: str) -> Callable[..., dict[str, Any]]:
         def measure(candidate: Any, arguments: Any, threads: int) -> dict[str, Any]:
@@ -189,8 +190,6 @@ OTHERS = (-1, 0.5, "x", True, [0.5], [[]])  # in place of objects and lists
 
 def signed(folder: Path, chance: random.Random) -> str:
     """Give a value of a record another type or a number out of its domain, and compute the checksum again."""
-    from suite.trials.folder import packed
-
     if not (found := _trials(folder)):
         return "nothing"
     path = chance.choice(found) / "trial.json"
@@ -335,8 +334,6 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
     Of the record, without the path of the data, and without texts that may be anything and decide nothing.
     """
-    from suite.trials.folder import packed
-
     found = {}
     for name in CONTENT:
         if (path := packed.held(folder / name)) is not None:
@@ -356,8 +353,6 @@ class Truth:
     """What the trials of the undamaged folder wrote."""
 
     def __init__(self, base: Path) -> None:
-        from suite.trials.folder.reader import read
-
         self.content = {path.name: content_of(path) for path in _trials(base)}
         self.numbers = {trial.name: dict(trial.numbers) for trial in read(base).trials}
 
@@ -369,10 +364,6 @@ class Truth:
             verb: The verb.
             tables: Whether the table must be right even about trials of which there is no record.
         """
-        from suite.errors import UsageError
-        from suite.trials.folder.reader import read
-        from suite.trials.folder.results import current_rows
-
         try:
             records = read(folder, current_rows(folder))
         except UsageError:
@@ -475,8 +466,6 @@ def without_figures(replace: Callable[[Any, str, Any], None] = setattr) -> None:
     Args:
         replace: Sets an attribute.
     """
-    from reports.content import build
-
     replace(build, "tradeoff_figures", lambda rows, slug, curve: ([], []))
     replace(build, "curve_figures", lambda rows, slug: ([], []))
 

@@ -23,6 +23,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import reports
+from suite import files
+from suite.cli import main as cli
+from suite.trials import provenance, trial, trial_run
+from suite.trials.engines import local
+
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 20  # until the processes of a killed command must have ended
 LIMIT_S = 120  # limit for one command
@@ -157,8 +163,6 @@ class ForkedPopen:
             os.environ.update(env)
             _speak_to_descriptors()
             sys.argv = ["trial", command[-1]]
-            from suite.trials import trial
-
             _leave(trial.main)
         os.close(reader)
         self.stdin = os.fdopen(writer, "wb", buffering=0)
@@ -177,8 +181,6 @@ class SamePopen:
     """Like `ForkedPopen`, but runs the trial in this process and then forks a child that ends at once."""
 
     def __init__(self, command, **options):
-        from suite.trials import trial
-
         sys.argv = ["trial", command[-1]]
         status = trial.main()
         self.pid, self.stdin = os.fork(), None
@@ -216,12 +218,9 @@ def _leave(main):
 
 def quick_facts(popen=ForkedPopen):
     """Replace slow functions that do not matter here, in a forked process."""
-    from suite.trials import provenance, trial_run
-    from suite.trials.engines import local
-
     os.environ["OMP_NUM_THREADS"] = "1"  # as in the process that this one was forked from
     provenance.busy_cores = lambda: 0.0
-    provenance._output = lambda *command: ""
+    provenance.program_output = lambda *command: ""
     trial_run.images_per_second = lambda trainer: 1.0
     local.POLL_INTERVAL = 0.01
     local.subprocess = type("Forking", (), {"Popen": popen, "PIPE": -1, "STDOUT": -2})
@@ -249,8 +248,6 @@ def import_as(main):
 
 def quick_report():
     """Replace the report by a file, because its figures take longer than everything else."""
-    import reports
-    from suite import files
 
     def write_report(folder, *options, **more):
         files.write(folder / "report.html", "x")
@@ -295,8 +292,6 @@ def _case(arguments, log, answer, operations, report, before):
     if command == 0:
         os.setsid()
         os.closerange(3, 256)
-        from suite.cli import main as cli
-
         quick_facts()
         if not report:
             quick_report()

@@ -6,7 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from forked import SamePopen, import_as, pdt, quick_facts
+
+from suite.cli import main as cli
 
 # One independent trial, one that another trial depends on, and that other trial. The threshold removes channels in a
 # few steps: `scratch` of a network that lost none is not trained.
@@ -33,7 +36,6 @@ MEASURED = ("_time_s", "_per_s", "peak_", "hardware", "time_to")
 
 def warm_up(scratch):
     """Import the modules of commands and trials once, before processes are forked."""
-    from suite.cli import main as cli
 
     def train():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -54,8 +56,6 @@ def trials(out):
 
 def content(folder):
     """Return the result of a trial without times."""
-    import torch
-
     lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
     state = torch.load(folder / "model.pt", weights_only=True)
     record = json.loads((folder / "trial.json").read_text())

@@ -27,6 +27,7 @@ from small_copies import SmallArchive, write_image_folder
 from suite.errors import UsageError
 from tasks import cifar
 from tasks.cifar10 import CIFAR10
+from tasks.images.decoded import DecodedImages, load_decoded, read_fingerprint, save_decoded
 
 SEED = 23
 MANY, SAMPLE = 500, 90
@@ -286,8 +287,6 @@ def test_an_image_that_never_ends_or_says_it_is_huge_is_refused(trees, way):
 
 
 def test_a_cache_whose_arrays_have_other_shapes_is_decoded_again(trees):
-    from tasks.images.decoded import DecodedImages, load_decoded, read_fingerprint, save_decoded
-
     root = trees.folder / "root"
     shutil.copytree(trees.folder / "images" / "png", root / "cifar10")
     whole = CIFAR10().prepare(root, "quick")

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import methods.backends.blocks as module
 from methods.backends.blocks import BlockConvolutions
 from suite.method import Geometry
 from suite.ops import TORCH
@@ -90,8 +91,6 @@ def test_a_gradient_is_sorted_once_for_both_products(monkeypatch):
     activation = torch.randn(2, 4, 8, 8, generator=generator)
     blocks = BlockConvolutions(kept)
     sorted_ones = []
-    import methods.backends.blocks as module
-
     channels = module._channels
     monkeypatch.setattr(module, "_channels", lambda *given: sorted_ones.append(1) or channels(*given))
     first, second = torch.randn(2, 3, 8, 8, generator=generator), torch.randn(2, 3, 8, 8, generator=generator)

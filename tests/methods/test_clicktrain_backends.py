@@ -5,10 +5,13 @@ import torch
 from small_clicktrain import Run, network, stages
 from torch import nn
 
+from methods.backends import autotune
 from methods.backends.autotune import Fastest
 from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
-from suite.ops import apply
+from methods.masks.backends import fastest
+from suite.engine.network.products import TorchBackend
+from suite.ops import apply, convert
 from tasks.models.clicktrain.vgg import vgg11_click
 
 
@@ -188,11 +191,6 @@ def test_what_is_timed_is_what_will_be_multiplied(skipping, monkeypatch):
 
 
 def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeypatch):
-    from methods.backends import autotune
-    from methods.masks.backends import fastest
-    from suite.engine.network.products import TorchBackend
-    from suite.ops import convert
-
     class Recording(TorchBackend):
         def __init__(self):
             self.seen = []
@@ -235,8 +233,6 @@ def test_blocks_say_what_they_need(given, message):
 
 def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choices, monkeypatch):
     """The clock prefers another backend at every reading, as noise would; only the first trial reads it."""
-    from methods.backends import autotune
-
     clock = iter(range(10**6))
     monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: 1.0 + (next(clock) // 100) % 7)
     first, second = (Run(stages(backend="auto"), seed=seed) for seed in (0, 1))

@@ -43,7 +43,7 @@ def reproduce():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalEngine, "run", engine)
             patch.setattr(reports, "write_report", lambda folder: [])
-            patch.setattr("suite.cli.run.rehearse_new", lambda trials, folder: None)
+            patch.setattr("suite.cli.preparation.rehearse_new", lambda trials, folder: None)
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
                 patch.setattr(clock, name, 1)
             if not processes:

@@ -19,8 +19,11 @@ from reports.papers.clicktrain.dense_networks import statistics as statistics_of
 from reports.papers.clicktrain.training_time import STAGES, WAYS, column, step_times, time_by_stage
 from reports.papers.contract import ReproductionData
 from reports.papers.published import own
-from reports.papers.trial_values import learned_nothing, line, slower_than_dense
+from reports.papers.trial_networks import learned_nothing
+from reports.papers.trial_values import line, slower_than_dense
 from suite.checkpoint import load_model
+from suite.choices import build_model
+from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
@@ -92,9 +95,6 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
 
 def test_figure_1_by_hand():
     """Of ResNet-18: its first convolution has no data gradient by ours, and one by PruneTrain's."""
-    from suite.choices import build_model
-    from suite.engine.cost.flops import count_layers
-
     with torch.device("meta"):
         costs = count_layers(build_model("resnet18", (3, 224, 224), 1000), (3, 224, 224))
     first = costs["conv1"]
@@ -285,7 +285,7 @@ def test_figure_17_prunes_one_network_both_ways(folder, trials):
 
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("reports.papers.trial_values.classes", lambda data, trial: 10)
+    monkeypatch.setattr("reports.papers.trial_networks.classes", lambda data, trial: 10)
     trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
     ran = ReproductionData(tmp_path, {}, {}, "cpu")
     (line,) = learned_nothing(ran, [trials[0.4], trials[0.1]])

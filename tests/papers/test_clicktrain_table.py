@@ -6,6 +6,7 @@ import csv
 
 import pytest
 
+from methods.clicktrain.settings import hard_prune_of_the_paper
 from reports.papers.clicktrain.tables import ROWS, Figure11
 from reports.papers.published import own
 from suite import registry
@@ -36,8 +37,6 @@ def test_every_row_stands_beside_its_own_numbers():
 @pytest.mark.parametrize(("task", "network"), ROWS)
 def test_what_is_saved_in_training_is_what_inference_saves_after_hard_pruning(task, network):
     """The table's own two columns, by its rule; it prints the epoch of hard pruning, which `methods` has."""
-    from methods.clicktrain.settings import hard_prune_of_the_paper
-
     for row in ROWS[task, network]:
         inference, training = (
             own().group(f"clicktrain-fig11-{task}-{what}-flops").values[f"{network}, {row}"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from methods.clicktrain.settings import hard_prune_of_the_paper
 from reports.papers import published
 from suite.errors import UsageError
 
@@ -235,8 +236,6 @@ def test_the_speedups_of_inference_are_those_of_the_printed_images_a_second():
 
 
 def test_what_clicktrain_saves_in_training_is_only_about_what_its_rule_gives():
-    from methods.clicktrain.settings import hard_prune_of_the_paper
-
     beyond = []
     for task in ("cifar10", "cifar100", "imagenet"):
         inference, training = (

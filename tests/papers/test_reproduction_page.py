@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 from invented_numbers import COMPARED, NUMBERS, SDGP, by_label, make, rows_of
 
@@ -170,8 +171,6 @@ def test_a_grid_shows_both_and_what_is_not_possible(trials, numbers):
 
 
 def test_a_gradient_is_drawn_on_one_scale_and_zeros_apart():
-    import numpy as np
-
     dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
     half = np.where(dense % 2 == 0, dense, 0)
     figure = gradient_figure("g", "A gradient", "Caption.", {"dense": dense, "half": half}, (6, 7))

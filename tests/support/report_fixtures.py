@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reports import write_report
 from reports.figures import svg
 from suite.trials.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
 
@@ -178,8 +179,6 @@ def suite(tmp_path: Path) -> Suite:
 @pytest.fixture(scope="session")
 def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with its report: three methods with three seeds, one with one seed, and two failed trials."""
-    from reports import write_report
-
     suite = make_full(tmp_path_factory.mktemp("full"))
     write_report(suite.folder)
     return suite.folder

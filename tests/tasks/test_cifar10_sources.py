@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from suite import registry
 from suite.errors import MissingData, UsageError
@@ -59,8 +61,6 @@ def test_archive_comes_before_image_folder(
 def test_altered_batch_is_named_and_never_unpickled(
     task: CIFAR10, small_archive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pickle
-
     content = (small_archive.unpacked / "data_batch_2").read_bytes()
     (small_archive.unpacked / "data_batch_2").write_bytes(content[:-1] + b"x")
     loads, unpickled = pickle.loads, []
@@ -154,8 +154,6 @@ def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: P
 
 
 def test_image_of_another_size_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    from PIL import Image
-
     image_folder(tmp_path / "cifar10", "png")
     Image.new("RGB", (33, 32)).save(tmp_path / "cifar10" / "test" / "cat" / "0000.png")
     with pytest.raises(UsageError, match=r"cat/0000\.png: the image is 33x32, not 32x32"):

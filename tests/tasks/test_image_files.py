@@ -24,6 +24,7 @@ import scipy.stats
 import torch
 from image_trials import image_folder
 from PIL import Image
+from torchvision.datasets import imagenet
 from torchvision.transforms import v2
 
 import tasks.sources.image_cache as image_cache
@@ -516,7 +517,6 @@ def test_sizes_of_files_are_those_that_are_read(tmp_path):
 
 def write_imagenet_archives(root: Path, monkeypatch) -> None:
     """Write archives in the official layout with two classes, and let torchvision accept them."""
-    from torchvision.datasets import imagenet
 
     def packed(files: dict[str, bytes], mode: str) -> bytes:
         buffer = io.BytesIO()

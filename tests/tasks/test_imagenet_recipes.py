@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+from torchvision.models import get_model
 
 from suite.recipe import Recipe
 from tasks.imagenet import ImageNet
@@ -120,8 +121,6 @@ def test_the_short_preset_stays_at_one_size_and_one_batch() -> None:
 
 def test_names_of_torchvisions_regnet_do_not_exempt_it_from_weight_decay() -> None:
     """SDGP's code exempts parameters whose names contain `bn`, which decides between two of the recipes."""
-    from torchvision.models import get_model
-
     regnet, resnet = (get_model(name, weights=None) for name in ("regnet_x_400mf", "resnet18"))
     assert not any("bn" in name for name, _ in regnet.named_parameters())
     assert any("bn" in name for name, _ in resnet.named_parameters())

@@ -14,7 +14,7 @@ from methods.sdgp import SDGP
 from suite import registry
 from suite.choices import MethodChoice
 from suite.cli.options import read_run_options
-from suite.cli.run import resolve
+from suite.cli.preparation import resolve
 from suite.errors import UsageError
 from suite.method import Method
 from suite.recipe import control_epochs

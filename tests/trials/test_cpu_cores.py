@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from engine_children import Recorder, spec
 
-from suite.engine.cost.hardware import hardware_facts
+from suite.engine.cost.torch_hardware import hardware_facts
 from suite.trials.engines import cpu_cores as places
 from suite.trials.engines.cpu_cores import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 from suite.trials.engines.local import LocalEngine
@@ -108,7 +109,5 @@ def test_the_place_is_taken_before_torch_is_imported():
 
 
 def test_the_hardware_does_not_depend_on_the_place(monkeypatch):
-    import torch
-
     monkeypatch.setenv("PDT_CORES", "48")
     assert hardware_facts(torch.device("cpu"))["cores"] == 48

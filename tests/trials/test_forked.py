@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from suite import parameters
 from suite.trials import planning
+from suite.trials.engines.forked import forked
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
 
@@ -103,10 +105,6 @@ def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
 
 
 def test_a_call_happens_here_where_torch_is():
-    import torch
-
-    from suite.trials.engines.forked import forked
-
     thing = torch.zeros(1)
     assert forked(lambda: thing) is thing
 

@@ -76,8 +76,6 @@ def test_larger_images_take_longer_by_their_pixels():
 
 def test_lines_and_bars(capsys):
 
-    from rich.console import Console
-
     record = {"epoch": 3, "train_loss": 0.91, "test_accuracy": 0.8214, "train_time_s": 130}
     line = epoch_line(spec("dense"), record)
     assert line == f"{spec('dense').trial_id}  epoch 3/3  loss 0.910  accuracy 82.14 %  2 min 10 s"

@@ -21,7 +21,7 @@ from suite.trials import trial as trials
 from suite.trials.building import device_of
 from suite.trials.folder.records import write_record
 from suite.trials.ranks import allocation as allocations
-from suite.trials.ranks import failures, processes
+from suite.trials.ranks import connection, failures, processes
 from suite.trials.ranks.allocation import Allocation, follow
 from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.messages import RankEnd, Start, receive, send
@@ -194,15 +194,15 @@ def test_a_rank_uses_the_only_gpu_that_it_sees_or_the_one_of_its_number(monkeypa
     count = 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     monkeypatch.setenv("PDT_LOCAL_RANK", "3")
-    assert processes.cuda_device().index == 0
+    assert connection.cuda_device().index == 0
     assert device_of(SimpleNamespace(device="cuda", device_index=None)).index == 0
     count = 4
-    assert processes.cuda_device().index == 3
+    assert connection.cuda_device().index == 3
     count = 2
     with pytest.raises(UsageError, match="rank 3 of this machine has no GPU: this process sees 2, and each"):
-        processes.cuda_device()
+        connection.cuda_device()
     monkeypatch.delenv("PDT_LOCAL_RANK")
-    assert processes.cuda_device(1).index == 1
+    assert connection.cuda_device(1).index == 1
 
 
 def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["trial", str(tmp_path)])
     monkeypatch.setenv("PDT_RANK", "1")
     monkeypatch.setattr(TrialRun, "run", lambda self, result, provenance: left.append("trained"))
-    monkeypatch.setattr(processes, "leave_ranks", lambda: left.append("left"))
+    monkeypatch.setattr(connection, "leave_ranks", lambda: left.append("left"))
     assert trials.main() == 0
     assert left == ["trained", "left"]
 
@@ -228,10 +228,10 @@ def test_ranks_of_one_machine_listen_on_the_loopback_interface(tmp_path, monkeyp
         return {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"}
 
     before = listening()
-    processes.join_ranks(spec("dense"))
+    connection.join_ranks(spec("dense"))
     try:
         addresses = {address.ip for address in listening() - before}
-        assert os.environ["GLOO_SOCKET_IFNAME"] == processes._loopback() != ""
+        assert os.environ["GLOO_SOCKET_IFNAME"] == connection._loopback() != ""
         assert (tmp_path / "a #b").is_file()
         assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
     finally:
@@ -240,7 +240,7 @@ def test_ranks_of_one_machine_listen_on_the_loopback_interface(tmp_path, monkeyp
 
 def test_who_has_left_has_no_connections(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    processes.leave_ranks()
+    connection.leave_ranks()
     assert not dist.is_initialized()
 
 

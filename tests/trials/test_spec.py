@@ -1,26 +1,19 @@
 """Tests of the name of a trial and of the values that determine it."""
 
 import dataclasses
+import hashlib
 import json
 import re
 
 import pytest
+import torch
 
 from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.trials.devices import resolve_device, resolve_dtype
 from suite.trials.planning import read_override
-from suite.trials.spec import (
-    SuiteSpec,
-    TrialSpec,
-    read_device,
-    read_dtype,
-    read_preset,
-    read_seeds,
-    resolve_device,
-    resolve_dtype,
-    suite_hash,
-)
+from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_preset, read_seeds, suite_hash
 
 RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))
 SPEC = TrialSpec(
@@ -54,8 +47,6 @@ def test_the_name_is_fixed():
 
 
 def hash_by_hand(spec):
-    import hashlib
-
     content = {
         "data": "ab" * 32,
         "device": "cpu",
@@ -254,8 +245,6 @@ def test_a_busy_machine_is_named():
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == ("cpu", None)
     with pytest.raises(UsageError, match="--device cpu"):

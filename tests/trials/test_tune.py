@@ -13,7 +13,7 @@ from suite import files
 from suite.choices import MethodChoice
 from suite.cli import main as cli
 from suite.cli.options import read_run_options
-from suite.cli.run import resolve
+from suite.cli.preparation import resolve
 from suite.cli.tune import _setting
 from suite.errors import UsageError
 from suite.method import Method

@@ -14,7 +14,8 @@ from reports.figures.panels import bars_figure
 from reports.papers.clicktrain.quantities import SMALL, recipe_name
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.trial_values import doubts, image_shape, line, model_file, timed_on, with_own_trials
+from reports.papers.trial_networks import image_shape
+from reports.papers.trial_values import doubts, line, model_file, timed_on, with_own_trials
 from suite.registry import register
 from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subprocess
 from suite.trials.estimates import Missing, estimate

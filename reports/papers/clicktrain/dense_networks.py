@@ -7,23 +7,23 @@ Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 20
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from reports.papers.clicktrain.charts import positions_figure, stacked_figure
 from reports.papers.clicktrain.quantities import SMALL
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.trial_values import classes, done, final_model, image_shape, learned_nothing, line, trained_model
+from reports.papers.trial_networks import classes, final_model, image_shape, learned_nothing
+from reports.papers.trial_values import done, line, trained_model
 from suite.choices import build_model
+from suite.engine.cost.flops import LayerCost, count_layers
+from suite.engine.cost.paper_conventions import prunetrain
 from suite.registry import register
 from suite.trials.estimates import estimate
 from suite.trials.folder.reader import Trial
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
-    from suite.engine.cost.flops import LayerCost
 
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
 NOT_DONE = "its trial is not done"
@@ -109,10 +109,6 @@ class Figure1(Reproduction):
 
 def network_shares(network: str) -> tuple[list[float], list[float]]:
     """Return the percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
-    import torch
-
-    from suite.engine.cost.flops import count_layers
-
     shape, count = NETWORKS[network]
     with torch.device("meta"):  # shapes are enough
         costs = count_layers(build_model(network, shape, count), shape).values()
@@ -120,8 +116,6 @@ def network_shares(network: str) -> tuple[list[float], list[float]]:
 
 
 def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
-    from suite.engine.cost.flops import count_layers
-
     return count_layers(final_model(data, trial), image_shape(data, trial)).values()
 
 
@@ -136,8 +130,6 @@ def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
 
     Source: PruneTrain's code; `suite.engine.cost.paper_conventions`.
     """
-    from suite.engine.cost.paper_conventions import prunetrain
-
     found = prunetrain(costs)
     forward = found["inference_flops"]
     return _percents([forward, found["train_flops"] - 2 * forward, forward])
@@ -224,8 +216,6 @@ def _of(drawn: list[str], names: list[str]) -> str:
 
 def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
     """Return the network of a trial before its training, with weights drawn from the seed of the trial."""
-    import torch
-
     spec = data.specs[trial.name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -237,9 +227,6 @@ def large_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Kernels that are all zero are left out.
     """
-    import torch
-    from torch import nn
-
     found = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
@@ -267,8 +254,6 @@ QUANTITIES = (
 
 def statistics(layers: dict[str, Tensor]) -> dict[str, float]:
     """Return `QUANTITIES` over the kernels of all layers, in percent."""
-    import torch
-
     whole = torch.cat([*layers.values()])
     places = heat(whole).ravel()
     codes = (whole.long() << torch.arange(POSITIONS)).sum(1)

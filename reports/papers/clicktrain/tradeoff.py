@@ -15,7 +15,8 @@ from reports.papers.clicktrain.quantities import compression_at_the_end, recipe_
 from reports.papers.comparison import Compared, Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.figures import differences_figure
-from reports.papers.trial_values import done, learned_nothing, point, slower_than_dense, with_own_trials
+from reports.papers.trial_networks import learned_nothing
+from reports.papers.trial_values import done, point, slower_than_dense, with_own_trials
 from suite.registry import register
 from suite.trials.folder.reader import Trial
 

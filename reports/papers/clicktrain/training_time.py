@@ -16,7 +16,8 @@ from reports.papers.clicktrain.charts import stacked_figure
 from reports.papers.clicktrain.quantities import SMALL
 from reports.papers.comparison import Compared, Comparison, compare
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.trial_values import done, learned_nothing, line, number, over_seeds, slower_than_dense
+from reports.papers.trial_networks import learned_nothing
+from reports.papers.trial_values import done, line, number, over_seeds, slower_than_dense
 from suite.registry import register
 from suite.trials.folder.reader import Trial
 

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from torch import nn
+
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS, MODELS, ONE_SEED, REPETITIONS, figure_part, strength
-from reports.papers.trial_values import (
-    classes,
-    done,
-    doubts,
-    final_model,
-    image_shape,
-    line,
-    model_file,
-    timed_on,
-    trained_model,
-    with_own_trials,
-)
+from reports.papers.prunetrain.timed_networks import cut_again
+from reports.papers.trial_networks import classes, final_model, image_shape
+from reports.papers.trial_values import done, doubts, line, model_file, timed_on, trained_model, with_own_trials
 from suite.choices import build_model
+from suite.engine.cost.flops import count_model
 from suite.registry import register
 from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subprocess
 from suite.trials.estimates import Missing, estimate
@@ -199,9 +193,6 @@ class Figure6(Reproduction):
 
 def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
     """Return the inference FLOPs of a final network after one more cut, over those of the dense network."""
-    from reports.papers.prunetrain.timed_networks import cut_again
-    from suite.engine.cost.flops import count_model
-
     shape, dense = image_shape(data, trial), trial.number("inference_flops_dense")
     assert dense is not None
     model = cut_again(str(model_file(data, trial)), *_again(data, trial, gating))
@@ -323,8 +314,6 @@ class Figure12(Reproduction):
 
 def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
     """Return for each layer the number of weights as `built`, `left`, and `near zero` among those left."""
-    from torch import nn
-
     whole = build_model(data.specs[trial.name].model, image_shape(data, trial), classes(data, trial))
     final = dict(final_model(data, trial).named_modules())
     found = {}

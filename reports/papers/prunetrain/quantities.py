@@ -11,6 +11,7 @@ from typing import Any
 
 from reports.papers.comparison import Compared
 from reports.papers.contract import Part
+from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.trials.folder.reader import Trial
 
 SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
@@ -151,8 +152,6 @@ def modelled_costs(trial: Trial) -> dict[str, float]:
     Returns:
         The columns `their_train_flops`, `norm_traffic` and `allreduce`; nothing if the trial has no layers.
     """
-    from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
-
     intervals = read_intervals(trial.layers)
     if not intervals:
         return {}

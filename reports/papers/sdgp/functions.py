@@ -6,18 +6,16 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
 from reports.papers.figures import matrices_figure
+from reports.papers.sdgp import captured_gradient as gradients
 from reports.papers.sdgp.gradient import Figure5, loss_scale
 from reports.papers.trial_values import done, line, model_file
 from suite.registry import register
 from suite.trials.estimates import Estimate, Missing
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EXAMPLE = "sdgp-fig4-example"
 
@@ -31,8 +29,6 @@ class Figure4(Reproduction):
     parts = Figure5.parts  # the same trial
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        from reports.papers.sdgp import captured_gradient as gradients  # imports torch
-
         part = self.parts[0].name
         lines = [
             line(
@@ -73,15 +69,13 @@ class Figure4(Reproduction):
         return Outcome(tuple(lines), figure, remarks, (f"Gradient: of trials/{spec.trial_id}/model.pt",))
 
     def _lines(self, part: str, found: dict[str, Tensor]) -> list[Comparison]:
-        from reports.papers.sdgp.captured_gradient import zeros
-
         dense = found["dense"].abs().sum(0)
         lines = []
         for name in ("random", "magnitude", "rescaled"):
             shares = (found[name].abs().sum(0) / dense)[dense > 0]
             kept = shares[shares > 0]
             for quantity, value in (
-                ("exact zeros", zeros(found[name])),
+                ("exact zeros", gradients.zeros(found[name])),
                 ("sum of magnitudes left, all channels", float(found[name].abs().sum() / dense.sum())),
                 ("sum of magnitudes left, least of the channels that are kept", float(kept.min())),
                 ("sum of magnitudes left, most of the channels that are kept", float(kept.max())),

@@ -7,21 +7,19 @@ Source: McDanel, Dinh, Magallanes, "Accelerating DNN Training with Structured Da
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
+import numpy as np
+from torch import Tensor
+
+import kernels
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.figures import gradient_figure
+from reports.papers.sdgp import captured_gradient as gradients
 from suite.registry import register
 from suite.trials.estimates import Estimate, Missing
 from suite.trials.folder.reader import Trial
 from suite.trials.spec import TrialSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from reports.papers.sdgp.captured_gradient import Captured
 
 ZEROS = "sdgp-fig5-zeros"
 QUANTILES = {"5th percentile": 0.05, "median": 0.5, "95th percentile": 0.95}
@@ -46,9 +44,6 @@ class Figure5(Reproduction):
 
     def outcome(self, data: ReproductionData) -> Outcome:
         """Run one more backward pass of the trained network, prune its output gradient, and measure the changes."""
-        import kernels
-        from reports.papers.sdgp import captured_gradient as gradients  # imports torch
-
         trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:
             return Outcome((self._line("exact zeros, dense", Missing("the dense trial is not done")),))
@@ -102,7 +97,7 @@ class Figure5(Reproduction):
             ),
         )
 
-    def _on_the_scale(self, spec: TrialSpec, captured: Captured, last: float) -> tuple[str, ...]:
+    def _on_the_scale(self, spec: TrialSpec, captured: gradients.Captured, last: float) -> tuple[str, ...]:
         if spec.dtype != "float16":
             return (f"In {spec.dtype} small gradients do not become 0; in the paper's float16 they do.",)
         return (
@@ -112,9 +107,7 @@ class Figure5(Reproduction):
             "a scale, more values become 0.",
         )
 
-    def _lines(self, captured: Captured, pruned: dict[str, Tensor], drawn: np.ndarray) -> list[Comparison]:
-        from reports.papers.sdgp import captured_gradient as gradients
-
+    def _lines(self, captured: gradients.Captured, pruned: dict[str, Tensor], drawn: np.ndarray) -> list[Comparison]:
         dense = pruned["dense"]
         lines = [
             self._line("exact zeros, dense, drawn channels", _percent(float((drawn == 0).mean())), f"{ZEROS}/dense"),

@@ -15,7 +15,10 @@ from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from suite.choices import build_model
+from suite.engine.cost.flops import PRODUCTS as COUNTED
+from suite.engine.cost.flops import count_layers
 from suite.registry import register
+from suite.trials.building import task_of
 from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.estimates import Estimate, Missing
 
@@ -57,8 +60,6 @@ class Figure9(Reproduction):
             return Outcome((self._line("data gradient's share", Missing("the dense trial is not done"), "measured"),))
         spec = data.specs[trials[0].name]
         kind = "cuda" if data.device.startswith("cuda") else "cpu"
-        from suite.trials.building import task_of
-
         task = task_of(spec)
         shared = {"dtype": spec.dtype, "method": METHOD}
         large: dict[str, Any] = {"model": MODEL, "shape": SHAPE, "classes": CLASSES, "batch": BATCH[kind]}
@@ -145,8 +146,5 @@ def part_totals(seconds: Seconds) -> dict[str, float]:
 
 def counted_share() -> float:
     """Return the data gradient's share of the FLOPs of a training step of ResNet-18 at 224 pixels."""
-    from suite.engine.cost.flops import PRODUCTS as COUNTED
-    from suite.engine.cost.flops import count_layers
-
     costs = count_layers(build_model(MODEL, SHAPE, CLASSES), SHAPE).values()
     return sum(cost.flops("dgrad") for cost in costs) / sum(cost.flops(one) for cost in costs for one in COUNTED)

@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from suite import files
-from suite.cli.parser import Parser, program_name
-from suite.trials.folder.results import current_rows
+from rich.console import Console
+from rich.table import Table
 
-LINE_WIDTH = 140  # characters, where the output is not a terminal
+from suite import files
+from suite.cli.parser import LINE_WIDTH, Parser, program_name
+from suite.trials.folder.reader import read
+from suite.trials.folder.results import current_rows
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -28,21 +30,13 @@ def compare(arguments: Sequence[str]) -> int:
     paths = [files.read_path(text, "compare") for text in (typed.first, typed.second)]
     place = files.read_path(typed.out, "--out") if typed.out is not None else None
 
-    from rich.console import Console
-    from rich.table import Table
-
-    from reports import comparison
-    from reports.render import markdown
-    from suite.trials.folder.reader import read
+    from reports import comparison  # numpy and pandas, which wrong words are found without
 
     found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
     tables = comparison.tables(found)
     if place is not None:
-        head = f"# Comparison\n\nFirst: {markdown.code(files.without_home(str(paths[0])))}. "
-        head += f"Second: {markdown.code(files.without_home(str(paths[1])))}.\n"
-        parts = [f"## {markdown.escape(one.caption)}\n\n{markdown.table(one)}" for one in tables]
         with files.errors_of(place.parent):
-            files.write(place, "\n".join([head, *parts]))
+            files.write(place, comparison.as_markdown(tables, *paths))
     if typed.json:
         print(json.dumps(comparison.as_json(found), indent=2, ensure_ascii=False, allow_nan=False))
         return 0

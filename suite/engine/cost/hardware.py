@@ -10,10 +10,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import psutil
 
 CPUINFO = Path("/proc/cpuinfo")
 CORES = "PDT_CORES"
@@ -41,7 +40,6 @@ _KEYS = {
     "stepping": ("stepping", "cpu revision"),
 }
 _FLAGS = ("flags", "features")
-_DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "instruction_set", "cores")
 
 
@@ -144,8 +142,6 @@ def busy_cores(seconds: float = 0.3) -> float:
 
     The load average would include programs that have just ended, such as the installation of this suite.
     """
-    import psutil
-
     return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
 
 
@@ -173,39 +169,6 @@ def busy_advice() -> str:
     return "" if os.environ.get("OMP_NUM_THREADS") == "1" else advice
 
 
-def use_threads_of_environment() -> None:
-    """Set torch's number of threads to OMP_NUM_THREADS. Torch itself reads the variable only when it is imported."""
-    import torch
-
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
-    if threads.isdigit() and int(threads):
-        torch.set_num_threads(int(threads))
-
-
-def hardware_facts(device: torch.device) -> dict[str, Any]:
-    """Return what is known about the CPU, the memory and, if `device` is one, the GPU."""
-    import torch
-
-    found: dict[str, Any] = {
-        "device": device.type,
-        **read_cpu().facts(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": int(os.environ.get(CORES) or available_cores()),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found |= {
-            "gpu": properties.name,
-            "gpu_count": torch.cuda.device_count(),
-            "gpu_memory_bytes": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "driver": program_output(*_DRIVER_QUERY).partition("\n")[0],
-        }
-    return found
-
-
 def hardware_id(hardware: dict[str, Any]) -> str:
     """Return an 8-character name of the hardware that decides speed; different ids mean different kinds of machine.
 
@@ -215,7 +178,7 @@ def hardware_id(hardware: dict[str, Any]) -> str:
     letter, so that no reader takes it for a number.
 
     Args:
-        hardware: The facts that `hardware_facts` returns.
+        hardware: The facts that `torch_hardware.hardware_facts` returns.
     """
     if hardware["device"] == "cuda":
         device = (hardware["gpu"], 1, str(hardware["driver"]).partition(".")[0])

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from suite.engine.cost.clock import NO_CLOCK, NoClock, StepClock
 from suite.engine.cost.flops import count_model
-from suite.engine.cost.hardware import hardware_facts, hardware_id
+from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.memory import StepMemory, measure_step
+from suite.engine.cost.torch_hardware import hardware_facts
 from suite.engine.network.channels import surgery
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan

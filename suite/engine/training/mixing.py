@@ -29,6 +29,7 @@ class BatchMixing:
     def __init__(self, recipe: Recipe, num_classes: int, seed: int) -> None:
         self._seed, self._transforms = seed, []
         if recipe.mixup or recipe.cutmix:
+            # torchvision takes a second to import; training that mixes no images does not wait for it.
             from torchvision.transforms.v2 import CutMix, MixUp
 
             wanted = ((MixUp, recipe.mixup), (CutMix, recipe.cutmix))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.engine.cost.hardware import busy_advice, competition
-from suite.measure.candidates import dense_spec
 from suite.measure.prediction.cluster import Cluster, Communication, communication
 from suite.measure.prediction.estimate import DISTURBED, Prediction, predict, setting
 from suite.measure.prediction.schedule import Job, makespan
+from suite.trials.controls import dense_spec
 from suite.trials.engines.local import environment
 from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.folder.store import RUNNING, Store, read_record

@@ -13,7 +13,7 @@ from rich.table import Table
 from suite.measure.prediction.cluster import Cluster, Communication
 from suite.measure.prediction.estimate import DISTURBED, Prediction, setting
 from suite.measure.prediction.forecast import Forecast
-from suite.trials.groups import BASELINE
+from suite.trials.controls import BASELINE
 from suite.trials.progress import duration
 
 _ALL = 0.995  # of dense's FLOPs

@@ -50,7 +50,7 @@ class TensorBoard:
         """Write the scalars of an epoch's record."""
         step = int(record["epoch"])
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard import SummaryWriter  # needs an optional package
 
             self._writer = SummaryWriter(str(trial.folder / FOLDER), purge_step=step)
         for tag, value in scalars(record):

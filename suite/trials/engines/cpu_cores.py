@@ -129,6 +129,6 @@ def visible_gpus() -> list[str]:
 
 
 def _count_gpus() -> int:
-    import torch
+    import torch  # in a forked process
 
     return torch.cuda.device_count()

@@ -24,9 +24,9 @@ from suite.trials.engines.cpu_cores import Place, places_for
 from suite.trials.engines.exit_with_parent import PARENT
 from suite.trials.folder.columns import REMOVED_NOTHING
 from suite.trials.folder.records import RUNNING, damage, read_record, write_record
+from suite.trials.invocation import command_line
 from suite.trials.listeners import ProgressListener
 from suite.trials.progress import EpochReader, ProgressFile
-from suite.trials.provenance import command_line
 from suite.trials.spec import TrialSpec
 
 

@@ -30,9 +30,9 @@ from suite.trials.engines.exit_with_parent import die_with
 from suite.trials.engines.local import end_unstarted, environment, next_ready, record_end, show, status_of, why_skipped
 from suite.trials.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.trials.folder.records import RUNNING
+from suite.trials.invocation import FLAG_PREFIXES, ROOT
 from suite.trials.listeners import ProgressListener
 from suite.trials.progress import EpochReader
-from suite.trials.provenance import FLAG_PREFIXES, ROOT
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
         # listen. Ray has this on Windows and macOS only, unless this variable says otherwise; it is read at the import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     _keep_password_private(create=address == "local")
-    import ray
+    import ray  # an optional package, which reads these variables as it is imported
 
     if ray.is_initialized():
         return ray
@@ -335,7 +335,7 @@ def write_token(folder: Path) -> Path:
 
 def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, dict[str, bytes]]) -> Ended:
     """Run a trial; this function is the Ray task."""
-    import ray
+    import ray  # an optional package
 
     # A worker whose node was killed would train on, while Ray repeats the trial elsewhere.
     if sys.platform == "linux" and not die_with(os.getppid()):

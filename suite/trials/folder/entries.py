@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from suite import files
 from suite.errors import UsageError, validate
-from suite.subnormals import IEEE
+from suite.recipe import IEEE
 
 LARGEST = 64 * 2**20  # bytes
 

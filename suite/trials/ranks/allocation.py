@@ -24,6 +24,7 @@ from typing import Any, Self
 from suite import files
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import PARENT, die_with
+from suite.trials.engines.local import environment
 from suite.trials.folder.records import read_record
 from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.messages import ExitStatus, RankEnd, Start, receive, send
@@ -114,7 +115,7 @@ class Allocation:
         Raises:
             UsageError: It cannot be reached.
         """
-        import torch.distributed as dist
+        import torch.distributed as dist  # not needed by a command that was started alone
 
         try:
             store = dist.TCPStore(self.address, self.port, is_master=False, wait_for_workers=False)
@@ -230,8 +231,6 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
     Raises:
         UsageError: This command has not planned that trial, or does not see its folder.
     """
-    from suite.trials.engines.local import environment
-
     start = receive(store, f"{TRIALS}/{number}", Start)
     out, trials = plan()
     folder = _checked_folder(out, trials, start.trial)

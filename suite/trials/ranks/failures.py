@@ -42,11 +42,6 @@ class Failure:
         return self.message if named else f"rank {self.rank}: {self.message}"
 
 
-def failure_of(rank: int, status: FailedStatus, message: str, error: Exception) -> Failure:
-    """Return the failure of a rank that an exception has ended."""
-    return Failure(rank, status, message, _lost_others(error))
-
-
 def report(failure: Failure) -> None:
     """Tell the process that started this rank how the rank failed."""
     with contextlib.suppress(OSError):  # the disk may be full; the exit status also says that the rank failed
@@ -63,13 +58,3 @@ def reported(folder: Path, rank: int) -> Failure | None:
 def cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others: that of the lowest rank which has not merely lost a connection."""
     return min(failures, key=lambda one: (one.lost_others, one.rank))
-
-
-def _lost_others(error: Exception) -> bool:
-    """Return whether an error says that a connection to another rank has ended."""
-    import torch.distributed as dist
-
-    if isinstance(error, (dist.DistNetworkError, dist.DistBackendError)):
-        return True
-    signs = ("gloo", "Gloo", "NCCL", "Connection closed by peer", "Connection reset")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -1,31 +1,23 @@
-"""The ranks of a trial as processes: how one is started, connected with the others, and waited for."""
+"""The ranks of a trial as processes: how one is started, numbered and waited for."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from suite.errors import UsageError
 from suite.trials.ranks import failures
 from suite.trials.ranks.failures import Failure
-from suite.trials.spec import TrialSpec
-
-if TYPE_CHECKING:
-    import torch
 
 RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
 """Environment variables of a rank: its number, that on its machine, and the URL at which the ranks find each other."""
 
 POLL_INTERVAL = 0.1
 GRACE_SECONDS = 10.0  # after the first rank has failed: the others notice it, and rank 0 writes what was measured
-WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
 
 
 class RankProcess(Protocol):
@@ -82,73 +74,6 @@ def rank_of_environment() -> int | None:
 def local_rank() -> int:
     """Return the number of this process among the ranks of its trial on this machine; 0 if it is not one of several."""
     return int(os.environ.get(LOCAL_RANK, "0"))
-
-
-def cuda_device(index: int | None = None) -> torch.device:
-    """Return the GPU of this process: the typed one, or that of this rank on its machine.
-
-    Args:
-        index: Number of the GPU that the user has typed, if any.
-
-    Raises:
-        UsageError: There are fewer GPUs than ranks on this machine.
-    """
-    import torch
-
-    own, count = local_rank(), torch.cuda.device_count()
-    if own == 0 or count == 1:  # a scheduler may show each process its own GPU only
-        return torch.device("cuda", index or 0)
-    if own >= count:
-        raise UsageError(f"rank {own} of this machine has no GPU: this process sees {count}, and each rank needs one")
-    return torch.device("cuda", (index or 0) + own)
-
-
-def join_ranks(spec: TrialSpec) -> None:
-    """Connect this rank with the other ranks of its trial; it is the rank of the environment.
-
-    Ranks that find each other through a file are on one machine, and need no interface but the loopback one: whoever
-    reaches a port of gloo or NCCL could take the place of a rank.
-    """
-    import torch
-    import torch.distributed as dist
-
-    rank = rank_of_environment()
-    assert rank is not None
-    if spec.device == "cuda":
-        torch.cuda.set_device(cuda_device())
-    place = os.environ[RENDEZVOUS]
-    found: dict[str, Any] = {"init_method": place}
-    if place.startswith("file://"):
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if loopback := _loopback():
-                os.environ.setdefault(variable, loopback)
-        # As a path: torch would read the name of a folder such as `a#b` as a URL.
-        found = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
-        found["store"].set_timeout(WAIT_FOR_OTHERS)
-    dist.init_process_group(
-        "nccl" if spec.device == "cuda" else "gloo",
-        **found,
-        rank=rank,
-        world_size=spec.processes,
-        timeout=WAIT_FOR_OTHERS,
-    )
-
-
-def _loopback() -> str:
-    """Return the name of the loopback interface; empty if this machine has none."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
-
-
-def leave_ranks() -> None:
-    """Wait until all ranks of the trial have come to its end, and close the connections with them.
-
-    A rank whose process ends with open connections may be aborted by a thread that still uses them. These threads end
-    here only if the wrapped model, which owns the process group, has been released.
-    """
-    import torch.distributed as dist
-
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:

@@ -6,9 +6,12 @@ import io
 import pytest
 
 from suite.choices import build_model
-from suite.cli.describe import describe_model
+from suite.cli.describe_models import describe_model
 from suite.engine.cost.flops import LayerCost, count_layers
+from suite.engine.cost.ledger import Ledger
 from suite.engine.cost.paper_conventions import CONVENTIONS, prunetrain, prunetrain_training, read_intervals
+from suite.method import Method
+from suite.ops import apply
 
 SHAPE = (3, 32, 32)
 
@@ -76,10 +79,6 @@ def test_a_training_costs_what_its_intervals_cost():
 
 
 def test_costs_read_from_a_trials_file_are_those_of_its_layers():
-    from suite.engine.cost.ledger import Ledger
-    from suite.method import Method
-    from suite.ops import apply
-
     model = build_model("resnet32[width=0.25]", SHAPE, 10)
     expected = prunetrain(count_layers(model, SHAPE).values())
     hooks = apply(model, Method(), input_shape=SHAPE, num_classes=10, epochs=1, batch_size=4)

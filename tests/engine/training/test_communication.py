@@ -8,6 +8,7 @@ from small_training import small_net
 
 from suite.engine.cost.communication import KeptGradients
 from suite.errors import UsageError
+from suite.ops import apply
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +88,6 @@ class Masked(Nothing):
 
 
 def kept(masks):
-    from suite.ops import apply
-
     hooks = apply(small_net(), Masked(), input_shape=(3, 8, 8), num_classes=4, epochs=1, batch_size=4)
     hooks.method.masks = masks
     return KeptGradients(hooks.method), hooks.ctx

@@ -16,6 +16,7 @@ from torch import nn
 from suite.engine.training.steps import CompiledStep
 from suite.errors import UsageError
 from suite.method import Method, OpPlan, ReconfigPlan
+from suite.ops import apply
 
 COMPILED = dataclasses.replace(RECIPE, execution="compile")
 
@@ -230,8 +231,6 @@ def test_a_loop_of_ones_own_may_compile_the_planned_model():
     def losses(compiled):
         class Method2(Method):
             plan = RandomChannels.plan
-
-        from suite.ops import apply
 
         torch.manual_seed(0)
         model = small_net()

@@ -18,6 +18,7 @@ from small_methods import (
 from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net, without_times
 from test_trainer import FIVE
 
+from methods.sdgp import SDGP
 from suite.engine.network.random_keys import KeyBuffer
 from suite.engine.training.trainer import Trainer
 from suite.method import EMPTY_PLAN, OpPlan
@@ -151,8 +152,6 @@ def test_peak_memory_of_replayed_steps_has_what_the_graph_keeps():
 
 @pytest.mark.parametrize("mode", ["random", "magnitude", "rescaled"])
 def test_sdgp_is_replayed(mode, deterministic):
-    from methods.sdgp import SDGP
-
     def method():
         return SDGP(mode=mode)
 

@@ -9,6 +9,7 @@ from small_trials import spec, write_export
 from suite.cli import main as cli
 from suite.measure.prediction import forecast as module
 from suite.measure.prediction.forecast import forecast, seconds_here, threads_of
+from suite.measure.prediction.probe import probe
 from suite.measure.prediction.render import KINDS, notes, table, totals
 from suite.trials.engines import local
 from suite.trials.engines.subprocess_call import SubprocessResult
@@ -220,7 +221,6 @@ def test_threads_are_those_of_the_engine(monkeypatch):
 @pytest.fixture
 def probes_here(monkeypatch):
     """Run probes in this process."""
-    from suite.measure.prediction.probe import probe
 
     def call(function, arguments, device, plugins=(), threads=None):
         assert function == module.FUNCTION

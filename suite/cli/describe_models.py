@@ -1,0 +1,68 @@
+"""Descriptions of models: size and cost, from the network itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from suite.choices import ModelChoice, TaskChoice
+from suite.cli.docstrings import first_line, parameter_texts
+from suite.engine.cost.flops import PRODUCTS, LayerCost, count, count_model
+from suite.engine.cost.paper_conventions import CONVENTIONS
+from suite.parameters import type_name
+
+DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
+
+
+def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[str, Any]:
+    """Return size and cost of a network, for the images of a task, or of a folder of its, or for its own default."""
+    choice = ModelChoice.read(text)
+    thing = choice.definition
+    own = {
+        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
+    }
+    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
+    if task:
+        chosen = TaskChoice.read(task)
+        described = chosen.build(chosen.parameters("quick"))
+        recipe = described.recipe("quick")
+        copy = None if data_root is None else described.prepare(data_root, "quick", recipe)
+        shape, classes = described.inputs(recipe, copy)
+    choice.check_size(shape, classes)
+    model = choice.build(shape, classes)
+    counts = count(model, shape)
+    values, texts = choice.parameters(), parameter_texts(thing)
+    return {
+        "name": str(choice.canonical()),
+        "kind": "model",
+        "summary": first_line(thing),
+        **count_model(model, shape),
+        **_training_flops(counts.layers.values()),
+        "not_counted": list(counts.not_counted),
+        "input_shape": list(shape),
+        "classes": classes,
+        "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
+        "parameters": [
+            {
+                "name": name,
+                "type": type_name(parameter.annotation),
+                "value": values[name],
+                "text": texts.get(name, ""),
+            }
+            for name, parameter in choice.declared.items()
+        ],
+    }
+
+
+def _training_flops(costs: Iterable[LayerCost]) -> dict[str, Any]:
+    """Return the FLOPs of one image's training by layer and product, and the share of the data gradient."""
+    layers = {cost.name: {product: cost.flops(product) for product in PRODUCTS} for cost in costs}
+    total = {product: sum(flops[product] for flops in layers.values()) for product in PRODUCTS}
+    everything = sum(total.values())
+    return {
+        "training_flops": everything,
+        "data_gradient_share": total["dgrad"] / everything if everything else 0.0,
+        "layers": layers,
+    }

@@ -1,0 +1,76 @@
+"""What the verb `tune` does before its first trial: hold out images, choose settings, and plan and rehearse trials."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
+from suite.cli.options import RunOptions
+from suite.cli.preparation import default_folder, provenance_of, rehearse_new, resolve
+from suite.errors import UsageError
+from suite.task import DataCopy
+from suite.trials.building import task_of
+from suite.trials.planning import plan, read_choices
+from suite.trials.search import MethodSearch, check_names, settings, space
+from suite.trials.spec import SuiteSpec, TrialSpec
+
+NOT_TESTED: Mapping[str, Any] = {"evaluate_test": False}
+
+
+def prepare(
+    options: RunOptions, only: Sequence[str], budget: int, seed: int
+) -> tuple[SuiteSpec, list[MethodSearch], Path, dict[str, Any]]:
+    """Plan and rehearse all trials; return the suite, the searches, the folder and the provenance.
+
+    Raises:
+        UsageError: The user can correct the command. Nothing has been written.
+    """
+    base = resolve(dataclasses.replace(options, seeds=options.seeds or (0,)))
+    for kind, text in ((TaskChoice, base.tasks), (ModelChoice, base.models)):
+        option = f"--{kind.kind}"
+        if text and len(read_choices(text, kind, option)) > 1:
+            raise UsageError(f"{option} '{text}': tune searches on one {kind.kind}; name one")
+    choices = read_choices(base.methods, MethodChoice, "tune")
+    choices = list({str(choice): choice for choice in [MethodChoice.read("dense"), *choices]}.values())
+    check_names(choices, only)
+
+    # Prepare the data once, and hold out a part of the training images.
+    (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
+    copy = DataCopy(**first.data_copy)
+    recipe = first.make_recipe()
+    if not recipe.validation_images:
+        splits = task_of(first).load(copy, recipe, 0, torch.device("cpu"))
+        recipe = dataclasses.replace(recipe, validation_images=max(1, splits.train.num_samples // 10))
+    held_out = {"validation_images": recipe.validation_images, **NOT_TESTED}
+    suite = dataclasses.replace(
+        base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}
+    )
+    (first, *_) = plan(suite)  # finds what is wrong with the whole command, and that the splits fit
+    copy = DataCopy(**first.data_copy)
+
+    # Plan the settings of each method.
+    searches = []
+    for choice in choices:
+        dimensions = space(choice, recipe, first.task_name, base.preset, only, [*base.overrides])
+        found = settings(choice, dimensions, budget, seed)
+        planned: list[list[TrialSpec]] = []
+        needed: list[TrialSpec] = []
+        for values in found:
+            own = choice.with_typed(values)
+            trials = plan(dataclasses.replace(suite, methods=str(own)), {first.task: copy})
+            planned.append([trial for trial in trials if trial.label == str(own)])
+            needed += [trial for trial in trials if trial.label != str(own)]
+        labels = [
+            str(choice.with_typed({name: value for name, value in values.items() if not name.startswith(RECIPE)}))
+            for values in found
+        ]
+        searches.append(MethodSearch(str(choice), dimensions, found, labels, planned, needed))
+    every = [trial for one in searches for trial in one.in_order]
+    folder = options.out or default_folder(every)
+    rehearse_new(every, folder)
+    return suite, searches, folder, provenance_of(suite)

@@ -1,0 +1,85 @@
+"""What torch does for a rank of a trial: its device, and its connection with the other ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from suite.errors import UsageError
+from suite.trials.ranks.processes import RENDEZVOUS, local_rank, rank_of_environment
+from suite.trials.spec import TrialSpec
+
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
+
+
+def cuda_device(index: int | None = None) -> torch.device:
+    """Return the GPU of this process: the typed one, or that of this rank on its machine.
+
+    Args:
+        index: Number of the GPU that the user has typed, if any.
+
+    Raises:
+        UsageError: There are fewer GPUs than ranks on this machine.
+    """
+    own, count = local_rank(), torch.cuda.device_count()
+    if own == 0 or count == 1:  # a scheduler may show each process its own GPU only
+        return torch.device("cuda", index or 0)
+    if own >= count:
+        raise UsageError(f"rank {own} of this machine has no GPU: this process sees {count}, and each rank needs one")
+    return torch.device("cuda", (index or 0) + own)
+
+
+def join_ranks(spec: TrialSpec) -> None:
+    """Connect this rank with the other ranks of its trial; it is the rank of the environment.
+
+    Ranks that find each other through a file are on one machine, and need no interface but the loopback one: whoever
+    reaches a port of gloo or NCCL could take the place of a rank.
+    """
+    rank = rank_of_environment()
+    assert rank is not None
+    if spec.device == "cuda":
+        torch.cuda.set_device(cuda_device())
+    place = os.environ[RENDEZVOUS]
+    found: dict[str, Any] = {"init_method": place}
+    if place.startswith("file://"):
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if loopback := _loopback():
+                os.environ.setdefault(variable, loopback)
+        # As a path: torch would read the name of a folder such as `a#b` as a URL.
+        found = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
+        found["store"].set_timeout(WAIT_FOR_OTHERS)
+    dist.init_process_group(
+        "nccl" if spec.device == "cuda" else "gloo",
+        **found,
+        rank=rank,
+        world_size=spec.processes,
+        timeout=WAIT_FOR_OTHERS,
+    )
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface; empty if this machine has none."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
+
+
+def leave_ranks() -> None:
+    """Wait until all ranks of the trial have come to its end, and close the connections with them.
+
+    A rank whose process ends with open connections may be aborted by a thread that still uses them. These threads end
+    here only if the wrapped model, which owns the process group, has been released.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def lost_others(error: Exception) -> bool:
+    """Return whether an error says that a connection to another rank has ended."""
+    if isinstance(error, (dist.DistNetworkError, dist.DistBackendError)):
+        return True
+    signs = ("gloo", "Gloo", "NCCL", "Connection closed by peer", "Connection reset")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
