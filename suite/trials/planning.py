@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,11 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     known = declared(Recipe)
     if key not in known:
         hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
-        if tasks := [name for name in registry.names("task") if key in declared(registry.get("task", name))]:
+        # Tasks import torch, which the answer to a misspelt field does not need.
+        close = key in SHORT_NAMES or difflib.get_close_matches(key, known, cutoff=0.8)
+        if not close and (
+            tasks := [name for name in registry.names("task") if key in declared(registry.get("task", name))]
+        ):
             hint = f"; it is a parameter of tasks: --task '{tasks[0]}[{key}={value}]'"
         raise UsageError(f"{option} '{text}': recipe has no field '{key}'{hint}")
     annotation = known[key].annotation
