@@ -1,7 +1,7 @@
 """Schema and reader of the results table: the one place that says which columns `results.csv` has.
 
 The writer (`suite.trials.folder.results`), the reader (`suite.trials.folder.reader`), the heads of the report's tables
-and `docs/results.md` are made from it. `python -m suite.trials.folder.columns` prints the table for the docs.
+and `docs/results.md` are made from it. `python -m suite.trials.folder.columns` prints the list for the docs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -353,12 +354,11 @@ def recipe_column(name: str) -> Column:
 
 
 def markdown() -> Iterator[str]:
-    """Yield the lines of the schema as a Markdown table."""
-    yield "| column | type | unit | kind | meaning |"
-    yield "| --- | --- | --- | --- | --- |"
-    names = {str: "text", int: "integer", float: "number"}
+    """Yield the lines of the schema as a Markdown list."""
     for column in SCHEMA:
-        yield f"| `{column.name}` | {names[column.type]} | {column.unit} | {column.kind} | {column.meaning} |"
+        facts = ", ".join(filter(None, (column.unit, column.kind)))
+        line = f"- `{column.name}` ({facts}): {column.meaning}"
+        yield from textwrap.wrap(line, 130, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def read_table(folder: Path) -> dict[str, dict[str, Any]]:
