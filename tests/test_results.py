@@ -41,7 +41,7 @@ def test_a_reproduction_agrees_with_its_table_and_the_card(folder):
     accuracy = table.pivot(index="seed", columns="variant", values="test_accuracy") * 100
     assert sorted(accuracy.index) == [0, 1, 2]
     lines = pd.read_csv(folder / "reproduce" / "sdgp-table1.csv").set_index("quantity")
-    card = (ROOT / "docs" / "methods" / "sdgp.md").read_text(encoding="utf-8")
+    card = " ".join((ROOT / "docs" / "methods" / "sdgp.md").read_text(encoding="utf-8").split())
     for mode in ("random", "magnitude", "rescaled"):
         differences = accuracy[f"n=2,m=4,mode={mode}"] - accuracy["dense"]
         line = lines.loc[f"{mode} 2:4 minus dense"]
