@@ -14,7 +14,7 @@ REPORT = ROOT / "results" / "cpu-emr-2cores" / "reference" / "report.md"
 def test_results_repeat_the_committed_reports():
     """After a new export, `python tools/readme_tables.py --write` updates the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme_tables.BLOCK.findall(readme)) == 2
+    assert len(readme_tables.BLOCK.findall(readme)) == 1
     assert readme_tables.updated(readme) == readme
 
 
@@ -39,8 +39,20 @@ def test_the_first_screen_shows_the_figure_of_that_report():
     assert Path(figure).parent.parent == REPORT.parent.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("document", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_links_of_the_documentation_lead_to_files(document):
-    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (ROOT / "docs" / target).exists(), f"docs/{document} links to {target}"
+PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md")
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = (heading.replace("`", "").lower() for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page} links to {target}#{anchor}"
