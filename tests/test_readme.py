@@ -39,8 +39,20 @@ def test_the_first_screen_shows_the_figure_of_that_report():
     assert Path(figure).parent.parent == REPORT.parent.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("document", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def heading_anchors(path):
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PAGES = [path for folder in ("docs", "docs/development") for path in sorted((ROOT / folder).glob("*.md"))]
+
+
+@pytest.mark.parametrize("document", [str(path.relative_to(ROOT)) for path in PAGES])
 def test_links_of_the_documentation_lead_to_files(document):
-    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (ROOT / "docs" / target).exists(), f"docs/{document} links to {target}"
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        path = (ROOT / document).parent / target if target else ROOT / document
+        assert path.exists(), f"{document} links to {target}"
+        if anchor:
+            assert anchor in heading_anchors(path), f"{document} links to {target}#{anchor}"

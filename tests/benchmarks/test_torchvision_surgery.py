@@ -9,7 +9,7 @@ pytest.importorskip("torchvision")
 
 from benchmarks.surgery import NOT_YET, builders, examine, examined, line_of
 
-TABLE = (Path(__file__).parents[2] / "docs/torchvision-surgery.md").read_text(encoding="utf-8")
+TABLE = (Path(__file__).parents[2] / "docs/development/torchvision-surgery.md").read_text(encoding="utf-8")
 LIMITS = (1e-4, 1e-6)  # of the differences of outputs and of the next step
 SAMPLE = [name for name in builders() if name in examined(TABLE)][:3]  # the smallest ones
 
