@@ -20,7 +20,7 @@ import copy
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,16 +192,16 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor) ->
 
 
 def line_of(row: Row) -> str:
-    """Return a row as a line of the Markdown table."""
+    """Return a row as a line of the table; columns are separated by two spaces at least."""
     share = f"{row.free:,}/{row.channels:,}" if row.channels else "–"
     reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons if reason != OUTPUT)
     found = ["–" if value is None else f"{value:.0e}" for value in (row.difference, row.step_difference)]
-    return f"| `{row.name}` | {share} | {reasons} | {found[0]} | {found[1]} |"
+    return f"{row.name:<20}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
 
 
-def table(lines: Iterable[str]) -> str:
-    """Return a Markdown table of lines, with the command and the versions at its head."""
-    return "\n".join((_head(), *lines, ""))
+def table(lines: Mapping[str, str]) -> str:
+    """Return the page of all networks with their lines, and with the command and the versions at its head."""
+    return "\n".join((_head(), *(lines.get(name, f"{name:<20}  {NOT_YET}") for name in sorted(builders())), "```", ""))
 
 
 def builders() -> list[str]:
@@ -212,8 +212,8 @@ def builders() -> list[str]:
 
 def examined(text: str) -> dict[str, str]:
     """Return the line of each network that a table has examined."""
-    found = re.finditer(r"^\| `(\w+)` \|.*$", text, re.MULTILINE)
-    return {line[1]: line[0] for line in found if NOT_YET not in line[0]}
+    found = re.finditer(r"^(\w+) {2,}\S.*$", text.partition("```")[2], re.MULTILINE)
+    return {line[1]: line[0] for line in found if line[1] != "network" and NOT_YET not in line[0]}
 
 
 def _head() -> str:
@@ -223,12 +223,13 @@ def _head() -> str:
 Written by `python -m benchmarks.surgery --markdown docs/development/torchvision-surgery.md`, whose `--help` explains
 the columns; with {versions}, on a CPU ({platform.machine()}) and one thread.
 
-The model's output is always frozen; an empty cell means that nothing else is. Channels that only go together, such as a
-group of a convolution, count as one. The command continues with networks that are `{NOT_YET}`. Steps of networks of
-more than {TOO_LARGE_FOR_STEPS / 1e6:.0f} million weights are not compared.
+The model's output is always frozen. Channels that only go together, such as a group of a convolution, count as one.
+`outputs` and `step` are differences between the cut network and the masked one; steps of more than
+{TOO_LARGE_FOR_STEPS / 1e6:.0f} million weights are not compared.
+The command continues with networks that are `{NOT_YET}`.
 
-| network | can be cut/all channels | what freezes others (spaces) | difference of outputs | of next step |
-| --- | ---: | --- | ---: | ---: |"""
+```
+{"network":<20}{"can be cut/all":>16}{"outputs":>9}{"step":>9}  what else freezes channels"""
 
 
 def main() -> None:
@@ -248,9 +249,7 @@ def main() -> None:
             lines[name] = line_of(examine(name))
             print(lines[name], flush=True)
         if options.markdown:
-            write(
-                options.markdown, table(lines.get(one, f"| `{one}` | {NOT_YET} | | | |") for one in sorted(builders()))
-            )
+            write(options.markdown, table(lines))
 
 
 if __name__ == "__main__":
