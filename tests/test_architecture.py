@@ -95,7 +95,7 @@ def test_an_output_gradient_passes_through_the_documented_files():
             out.backward(torch.ones_like(out))
         finally:
             sys.setprofile(None)
-    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/development/architecture.md").read_text(encoding="utf-8")
     section = page.partition("## What an output gradient passes through")[2].partition("\n## ")[0]
     assert [*dict.fromkeys(files)] == re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
 

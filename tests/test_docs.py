@@ -101,7 +101,7 @@ def test_readme_names_only_files_that_exist():
         "README.md",
         "CONTRIBUTING.md",
         "docs/add-a-method.md",
-        "docs/architecture.md",
+        "docs/development/architecture.md",
         "docs/reproduce.md",
     ):
         text = (ROOT / document).read_text(encoding="utf-8")

@@ -174,7 +174,11 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
     columns = (
         Column("Trial", numeric=False),
         Column("Method", numeric=False),
-        Column("Hash", numeric=False, note="Hash of everything that determines the result; see docs/architecture.md."),
+        Column(
+            "Hash",
+            numeric=False,
+            note="Hash of everything that determines the result; see docs/development/architecture.md.",
+        ),
         Column("Status", numeric=False),
         Column("Seed"),
         Column("Test accuracy", "%", "measured"),

@@ -64,7 +64,7 @@ class TensorBoard:
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield tag and value of each number of an epoch's record (`docs/file-formats.md` lists its keys).
+    """Yield tag and value of each number of an epoch's record (`docs/development/file-formats.md` describes it).
 
     Tags are `GROUP/KEY`; `flops_step/VARIANT` and `flops_train/VARIANT`; and, for each layer, `channels_out/LAYER`,
     `channels_in/LAYER`, `density_PRODUCT/LAYER` and `weight_density/LAYER`.
