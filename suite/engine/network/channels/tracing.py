@@ -533,6 +533,8 @@ _OF_SHAPES = {
 }  # fmt: skip
 """Attributes and methods of a tensor that do not depend on its values."""
 
+_SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
+
 
 class _Numbers(fx.Proxy):
     """A value of the graph that a model's code may count, or use as a number."""
@@ -541,7 +543,7 @@ class _Numbers(fx.Proxy):
         return _NumbersAttribute(self, k)
 
     def __len__(self) -> int:
-        return len(self.tracer.known(self))  # type: ignore[attr-defined]
+        return len(self.tracer.known(self, of_shape=True))  # type: ignore[attr-defined]
 
     def __index__(self) -> int:
         return operator.index(self.tracer.known(self))  # type: ignore[attr-defined]
@@ -616,26 +618,35 @@ class LeafTracer(fx.Tracer):
         found: Iterator[Any] = super().iter(obj)
         return found
 
-    def known(self, proxy: fx.Proxy) -> Any:
+    def known(self, proxy: fx.Proxy, of_shape: bool = False) -> Any:
         """Return the value of a proxy.
+
+        Args:
+            proxy: The proxy.
+            of_shape: Whether only the shape of a tensor, or the number of several, is asked for.
 
         Raises:
             fx.proxy.TraceError: It depends on the values of the images.
         """
         value = self._value(proxy.node)
-        if isinstance(value, Tensor) or self._reads_values(proxy.node):
+        if self._reads_values(proxy.node, of_shape):
             raise fx.proxy.TraceError("the code depends on the values of the images, not only on their shape")
         return value
 
-    def _reads_values(self, node: fx.Node) -> bool:
-        """Whether a number, or a tuple of tensors, depends on more of its tensors than their shapes."""
-        if isinstance(self._value(node), (tuple, list)) and any(isinstance(one, Tensor) for one in self._value(node)):
-            return False  # only their number is asked for
-        name = node.args[1] if node.target is getattr else _name(node)
-        inputs = node.all_input_nodes
-        if any(isinstance(self._value(source), Tensor) for source in inputs) and name not in _OF_SHAPES:
-            return True
-        return any(self._reads_values(source) for source in inputs if not isinstance(self._value(source), Tensor))
+    def _reads_values(self, node: fx.Node, of_shape: bool) -> bool:
+        """Whether a node depends on the values of its tensors; `of_shape` if only its own shape is asked for."""
+        left, seen = [(node, of_shape)], set()
+        while left:
+            if (found := left.pop()) in seen:
+                continue
+            seen.add(found)
+            (node, of_shape), value = found, self._values[found[0]]
+            name = node.args[1] if node.target is getattr else _name(node)
+            holds = isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_is_tensor, value)))
+            if (holds and not of_shape) or name in _SHAPED_BY_VALUES:
+                return True
+            left += [(source, holds or name in _OF_SHAPES) for source in node.all_input_nodes]
+        return False
 
     def _value(self, node: fx.Node) -> Any:
         """Run the graph up to a node, as it would run outside of the trace, which replaces two methods of modules."""
@@ -932,6 +943,10 @@ class ChannelLabels(ModuleLabels):
         channel = self.united_channels()
         ours, theirs = (np.unique(channel[one], return_counts=True) for one in (label, counted))
         return np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1] * theirs[1][0], theirs[1] * ours[1][0])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _name(node: fx.Node) -> str:

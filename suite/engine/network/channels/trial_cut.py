@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from suite.engine.network.channels.surgery import apply_plan
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, probing
 from suite.index_spaces import IndexSpaces
 from suite.method import Method, ReconfigPlan
@@ -144,7 +145,7 @@ def _names(alike: Iterable[str]) -> str:
 
 def _drawn(model: nn.Module) -> nn.Module:
     """Return a float32 copy in which no parameter is zero, so that none hides the layers before it."""
-    drawn = copy.deepcopy(model).float()
+    drawn = copied(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, _NORMS):
@@ -166,7 +167,7 @@ def _set_statistics(model: nn.Module, images: Tensor) -> None:
 def _more_exact(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
     """Return model and images in float64, or as they are if the forward is possible in float32 only."""
     try:
-        exact = copy.deepcopy(model).double()
+        exact = copied(model).double()
         _outputs(exact, images.double())
     except Exception as error:  # a forward may raise anything
         log.debug("cuts are compared in float32, because the forward fails in float64: %s", error)
@@ -180,9 +181,9 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     for name in names:
         order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
         kept[name] = [spaces[name].original[place] for place in sorted(order)]
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     _mask(masked, spaces, kept)
-    cut = copy.deepcopy(masked)
+    cut = copied(masked)
     apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
     wanted = _outputs(masked, images)
     try:
