@@ -335,8 +335,9 @@ def parameter_axes(
     return None
 
 
-# Compared by exact class: a subclass may compute anything.
+# Compared by exact class, since planning replaces their forward, and a subclass may compute anything.
 LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
+# A subclass, such as one with an activation, counts as its base class; a trial cut finds those that differ.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm2d, nn.GroupNorm)
 # Each of these processes every entry in the same way.
@@ -398,12 +399,12 @@ class ModuleLabels(ChannelRecord):
         if type(module) is nn.PReLU:
             self._count(name, "num_parameters", label)
             return label if self._claim(name, module, "weight", 0, label) else None
-        if type(module) in BATCH_NORMS or (type(module) is nn.InstanceNorm2d and value.ndim == 4):
+        if isinstance(module, BATCH_NORMS) or (isinstance(module, nn.InstanceNorm2d) and value.ndim == 4):
             self._count(name, "num_features", label)
             tensors = ("weight", "bias", "running_mean", "running_var")
             understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
             return label if all(understood) else None
-        if type(module) is nn.GroupNorm:
+        if isinstance(module, nn.GroupNorm):
             return self._through_group_norm(name, module, label)
         if isinstance(module, (nn.PixelShuffle, nn.PixelUnshuffle)) and value.ndim == 4:
             if isinstance(module, nn.PixelShuffle):
@@ -524,6 +525,7 @@ _ELEMENTWISE_FUNCTIONS = {
 }  # fmt: skip
 # Values of a graph that hold no tensor.
 _PLAIN = (bool, int, float, complex, str, torch.Size, torch.dtype, torch.device, torch.layout, slice, tuple, list)
+_NEW = {"new_empty", "new_zeros", "new_ones", "new_full"}
 _FLATTENED = (("start_dim", 0), ("end_dim", -1))
 
 
@@ -533,13 +535,17 @@ _OF_SHAPES = {
 }  # fmt: skip
 """Attributes and methods of a tensor that do not depend on its values."""
 
+_WITHOUT_NUMBERS = {"dtype", "device", "layout", "ndim", "is_cuda", "is_sparse", "is_quantized", "is_meta"}
+"""Attributes of a tensor that are the same for every image and every number of channels."""
 _SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
 
 
 class _Numbers(fx.Proxy):
     """A value of the graph that a model's code may count, or use as a number."""
 
-    def __getattr__(self, k: str) -> fx.proxy.Attribute:
+    def __getattr__(self, k: str) -> Any:
+        if k in _WITHOUT_NUMBERS and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
+            return getattr(tensor, k)
         return _NumbersAttribute(self, k)
 
     def __len__(self) -> int:
@@ -612,7 +618,7 @@ class LeafTracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Iterate over the parts of a tensor, or over a shape."""
-        value = self._value(obj.node)
+        value = self.value(obj.node)
         if isinstance(value, (tuple, list)):
             return iter([obj[place] for place in range(len(value))])  # type: ignore[index]
         found: Iterator[Any] = super().iter(obj)
@@ -628,7 +634,7 @@ class LeafTracer(fx.Tracer):
         Raises:
             fx.proxy.TraceError: It depends on the values of the images.
         """
-        value = self._value(proxy.node)
+        value = self.value(proxy.node)
         if self._reads_values(proxy.node, of_shape):
             raise fx.proxy.TraceError("the code depends on the values of the images, not only on their shape")
         return value
@@ -648,8 +654,8 @@ class LeafTracer(fx.Tracer):
             left += [(source, holds or name in _OF_SHAPES) for source in node.all_input_nodes]
         return False
 
-    def _value(self, node: fx.Node) -> Any:
-        """Run the graph up to a node, as it would run outside of the trace, which replaces two methods of modules."""
+    def value(self, node: fx.Node) -> Any:
+        """Return the value of a node: run the graph up to it without what tracing replaces in modules."""
         replaced, before = (nn.Module.__call__, nn.Module.__getattr__), len(self._reads)
         nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
         try:
@@ -764,6 +770,10 @@ class ChannelLabels(ModuleLabels):
             return Followed(self.model_input)
         if not inputs or value.ndim < 2:
             return None
+        if node.op == "call_method" and node.target in _NEW:  # only its sizes depend on the tensor
+            return Followed(self._new(value.shape[1]))
+        if node.op == "call_method" and node.target == "bernoulli_" and len(self._labels[inputs[0]]) == 1:
+            return Followed(self._labels[inputs[0]])
         if node.op == "call_module":
             if groups_of(self.module.get_submodule(str(node.target))):
                 return self._through_heads(node, value, inputs)
