@@ -212,3 +212,50 @@ def test_what_cannot_be_copied_is_shared_with_the_copy(held):
     copy(torch.zeros(2, *SHAPE))
     assert (len(model.trace), len(copy.trace)) == (1, 2)
     apply(model, SDGP(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
+
+
+class WithActivation(nn.BatchNorm2d):
+    def forward(self, input):
+        return F.silu(super().forward(input))
+
+
+class OfAllChannels(nn.BatchNorm2d):
+    def forward(self, input):
+        return super().forward(input) / (1 + input.abs().mean(1, keepdim=True))
+
+
+class AlsoInGroups(nn.GroupNorm):
+    def forward(self, input):
+        return F.relu(super().forward(input))
+
+
+@pytest.mark.parametrize("norm", [WithActivation(8), AlsoInGroups(4, 8), type("Own", (nn.InstanceNorm2d,), {})(8)])
+def test_a_subclass_of_a_normalisation_counts_as_its_base_class(norm):
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = norm
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces.not_followed
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {"a", "b", "c"} <= check(model, spaces).keys()
+
+
+def test_a_subclass_that_mixes_channels_is_found_by_a_trial_cut():
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = OfAllChannels(8)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert spaces["b"].frozen_because == CHANGES_OUTPUTS
+    assert {"a", "c"} <= check(model, spaces).keys()
+
+
+def test_random_masks_of_whole_branches_and_types_of_tensors_are_followed():
+    def drop_path(net, x, y):
+        mask = y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(1.0)
+        with torch.autocast(device_type=y.device.type, enabled=False):
+            return x + y.to(x.dtype) * mask
+
+    model = Net(drop_path)
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces.not_followed
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {"a", "c"} <= check(model, spaces).keys()

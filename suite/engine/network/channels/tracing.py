@@ -27,7 +27,7 @@ from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
-from suite.engine.network.layers import PlannedConv2d, PlannedLinear
+from suite.engine.network.layers import base_of
 
 # Tracing replaces both while the model's forward runs.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
@@ -335,8 +335,6 @@ def parameter_axes(
     return None
 
 
-# Compared by exact class, since planning replaces their forward, and a subclass may compute anything.
-LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
 # A subclass, such as one with an activation, counts as its base class; a trial cut finds those that differ.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm2d, nn.GroupNorm)
@@ -361,7 +359,7 @@ class ModuleLabels(ChannelRecord):
         module = self.module.get_submodule(name)
         if isinstance(module, _ENTRYWISE) or (type(module) is nn.PReLU and module.num_parameters == 1):
             return Followed(label, axis) if value.shape == given.shape else None
-        if type(module) in LAYERS:
+        if base_of(module) is not None:
             return self._through_planned(node, module, value, source)
         if isinstance(module, nn.Flatten):
             return self._flattened(given, value, Followed(label, axis), module.start_dim, module.end_dim)
@@ -694,7 +692,7 @@ def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[nn.Modu
         model: The model, which may be run; call this within `probing`.
         blank: Batch of blank images, (N, C, H, W).
     """
-    with recording_reads(model, (*LAYERS, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
+    with recording_reads(model, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
         return LeafTracer(blank, reads).trace(model), reads
 
 
