@@ -7,7 +7,6 @@ named, since they learn nothing that methods could be compared by.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from suite import registry
 from suite.choices import build_method, build_model
+from suite.engine.network.copies import copied
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.trainer import check_names
 from suite.errors import UsageError
@@ -69,7 +69,7 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
             images[data] = splits.train
         longest[data] = max(longest.get(data, trial), trial, key=lambda trial: trial.make_recipe().epochs)
-        _begin(trial, inputs, copy.deepcopy(network[1]), images[data].num_samples)
+        _begin(trial, inputs, copied(network[1]), images[data].num_samples)
     for data, trial in longest.items():
         if name_short and trial.preset != SMOKE and (note := few_steps(trial, images[data])):
             log.warning("%s", note)

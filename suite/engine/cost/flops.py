@@ -16,7 +16,6 @@ those of which it is not known whether they do (`Counts.not_counted`).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import Product, run_blank
 from suite.errors import UsageError
 
@@ -123,10 +123,10 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
     costs, products = _run(model, input_shape, 1)
     # Batch normalisation needs at least two values per channel.
     try:
-        copied = copy.deepcopy(model)
+        own = copied(model)
     except Exception as error:
         raise UsageError(f"the model cannot be copied, as a training needs: {type(error).__name__}: {error}") from error
-    in_training, more = _run(copied, input_shape, 2, training=True)
+    in_training, more = _run(own, input_shape, 2, training=True)
     known = {(product.op, product.module) for product in products}
     products += [product for product in more if (product.op, product.module) not in known]
     # A module may attend with a fused operation in one mode and with matrix products in the other.

@@ -7,7 +7,6 @@ ledger's (`suite.engine.cost.flops`).
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections import defaultdict
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suite.engine.network.arithmetic import attention_of, is_dense, multiply_adds, name_of
+from suite.engine.network.copies import copied
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
 
@@ -226,9 +226,9 @@ def survey(model: nn.Module, input_shape: tuple[int, int, int]) -> Survey:
     shapes: LayerShapes = {}
     passes = []
     for training in (True, False):
-        copied = copy.deepcopy(model)
-        with recording_shapes(copied) as found:
-            passes.append(run_blank(copied, input_shape, 2, training))
+        own = copied(model)
+        with recording_shapes(own) as found:
+            passes.append(run_blank(own, input_shape, 2, training))
         shapes |= found
     readers: dict[str, frozenset[str]] = {}
     for one in passes:

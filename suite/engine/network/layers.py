@@ -9,6 +9,7 @@ output gradient. A backward hook cannot express this.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import torch
@@ -16,10 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from suite.engine.network.copies import copied
 from suite.engine.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
 from suite.engine.network.products import TORCH, is_sampled, planned_op
 from suite.errors import UsageError
 from suite.plan import EMPTY_PLAN, Geometry
+
+log = logging.getLogger(__name__)
 
 
 class PlannedConv2d(PlannedLayer, nn.Conv2d):
@@ -108,11 +112,54 @@ def _product_type(operand: Tensor) -> torch.dtype:
 _PLANNED: dict[type[nn.Module], type[PlannedLayer]] = {nn.Conv2d: PlannedConv2d, nn.Linear: PlannedLinear}
 
 
+def base_of(layer: nn.Module) -> type[nn.Module] | None:
+    """Return `nn.Conv2d` or `nn.Linear` if a layer computes exactly what that class does, otherwise `None`.
+
+    A subclass is compared with its base class: output and gradients for random inputs of an odd and an even number of
+    places, in training and in evaluation, have the same bits. The output projection of `nn.MultiheadAttention` is
+    never called.
+    """
+    base = next((one for one in _PLANNED if isinstance(layer, one)), None)
+    if base is None or type(layer) is base or isinstance(layer, PlannedLayer):
+        return base
+    if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return None
+    try:
+        with torch.random.fork_rng(), torch.enable_grad():
+            return base if all(_computes_as(copied(layer), base, more) for more in (0, 1)) else None
+    except Exception as error:  # the forward of a subclass may raise anything
+        log.debug("%s does not run by itself: %s", type(layer).__name__, error)
+        return None
+
+
+def _computes_as(layer: nn.Module, base: type[nn.Module], more: int) -> bool:
+    assert isinstance(layer.weight, Tensor)
+    if isinstance(layer, nn.Conv2d):
+        sides = [8 + more + size * step for size, step in zip(layer.kernel_size, layer.dilation, strict=True)]
+        shape = [2, layer.in_channels, *sides]
+    else:
+        shape = [2 + more, layer.weight.shape[1]]
+    given = torch.randn(shape, device=layer.weight.device).to(layer.weight.dtype).requires_grad_()
+    wanted = [given, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+    for training in (True, False):
+        layer.train(training)
+        results = []
+        for output in (layer(given), base.forward(layer, given)):  # type: ignore[operator]
+            gradients = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
+            results.append([output, *gradients])
+        if not all(map(_same, *results)):
+            return False
+    return True
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
 def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Find the layers of a model that can be planned, and those that cannot, with the reason.
 
-    Subclasses of `nn.Conv2d` and `nn.Linear` cannot be planned, because their forward may be different. For example,
-    the output projection of `nn.MultiheadAttention` is never called.
+    A subclass of `nn.Conv2d` or `nn.Linear` can be planned if it computes what its base class does (`base_of`).
 
     Args:
         model: The bare model, converted or not.
@@ -133,8 +180,8 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
             raise UsageError(
                 f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
             )
-        if type(layer) not in _PLANNED and not isinstance(layer, PlannedLayer):
-            others[name] = f"it is a {type(layer).__name__}, whose forward may differ from that of its base class"
+        if base_of(layer) is None:
+            others[name] = f"it is a {type(layer).__name__}, whose forward differs from that of its base class"
         elif called is not None and name not in called:
             others[name] = "the model never calls it"
         else:
@@ -163,7 +210,11 @@ def convert(
     state = step_state or StepState()
     planned: dict[str, PlannedLayer] = {}
     for name, layer in plannable(model, called)[0].items():
-        layer.__class__ = _PLANNED.get(type(layer), type(layer))
+        if not isinstance(layer, PlannedLayer):
+            own, base = type(layer), base_of(layer)
+            assert base is not None
+            layer.__class__ = _PLANNED[base]
+            vars(layer)["own_class"] = own
         assert isinstance(layer, PlannedLayer)
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY_PLAN, state, ExecutedMeter()
         layer.handle = new_handle(layer)
@@ -172,19 +223,18 @@ def convert(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Turn planned layers back into torch's own layers, in place.
+    """Turn planned layers back into what they were, in place.
 
     Raises:
         ValueError: if a layer's plan is not empty.
     """
-    plain = {planned: original for original, planned in _PLANNED.items()}
     for name, layer in model.named_modules():
         if isinstance(layer, PlannedLayer):
             if not layer.op_plan.empty:
                 raise ValueError(f"layer '{name}' still has a plan; call `finish` of its hooks first")
-            for attribute in ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle"):
-                delattr(layer, attribute)
-            layer.__class__ = plain[type(layer)]  # type: ignore[assignment]
+            layer.__class__ = layer.own_class  # type: ignore[assignment]
+            for attribute in ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle", "own_class"):
+                del vars(layer)[attribute]
     return model
 
 

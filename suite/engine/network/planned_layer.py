@@ -108,6 +108,7 @@ class PlannedLayer(Layer):
         planned, masked: Whether the plan is not empty, and whether it has a `weight_forward`. A compiled graph depends
             on nothing else of a plan.
         handle: Number by which a compiled graph finds the layer.
+        own_class: Class of the layer before it was planned.
     """
 
     step_state: StepState
@@ -115,6 +116,7 @@ class PlannedLayer(Layer):
     planned: bool
     masked: bool
     handle: int
+    own_class: type[nn.Module]
 
     @property
     def op_plan(self) -> OpPlan:  # type: ignore[override]

@@ -24,6 +24,7 @@ from suite.engine.network.channels import surgery
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.engine.network.planned_layer import PlannedLayer, StepState
@@ -460,7 +461,7 @@ class Estimates:
 
     def _cut_copy(self, plan: ReconfigPlan) -> nn.Module:
         """Return a copy of the model after `plan`."""
-        model, spaces = copy.deepcopy(self._ctx.model), copy.deepcopy(self._ctx.spaces)
+        model, spaces = copied(self._ctx.model), copy.deepcopy(self._ctx.spaces)
         cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
         apply_plan(model, cut, spaces, None)
         return model

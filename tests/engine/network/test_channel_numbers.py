@@ -130,7 +130,6 @@ def test_what_a_size_as_a_number_or_a_weight_that_is_read_reaches_is_frozen(name
         lambda net, x, y: y.reshape(y.shape[0], y.shape[1] + 0, -1)[:, :, :, None],
         lambda net, x, y: y.view(y.size(0), y.size(1) * 64).view(y.size(0), -1, 8, 8),
         lambda net, x, y: y.view(len(y), y.size(1), -1, 8),
-        lambda net, x, y: y.reshape(*y.shape),
     ],
 )
 def test_a_shape_that_is_computed_of_channels_is_not_followed(between):

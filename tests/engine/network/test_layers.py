@@ -10,7 +10,7 @@ from slicing_backend import SLICING
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore
 from suite.engine.network.planned_layer import StepState
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, OpPlan
@@ -200,3 +200,39 @@ def test_what_differentiates_a_planned_layer_in_another_way_is_refused_by_name(t
         TRANSFORMS[transform](planned, inputs)
     planned.op_plan = EMPTY_PLAN
     TRANSFORMS[transform](planned, inputs)
+
+
+class SameLinear(nn.Linear):
+    """As in other libraries, whose subclass only casts."""
+
+    def forward(self, input):
+        return F.linear(input, self.weight, self.bias)
+
+
+class SamePadding(nn.Conv2d):
+    """Pads as much as the size of an input needs."""
+
+    def forward(self, input):
+        return super().forward(F.pad(input, (0, input.shape[-1] % 2, 0, input.shape[-2] % 2)))
+
+
+class StraightThrough(nn.Conv2d):
+    """Has the outputs of its base class and other gradients."""
+
+    def forward(self, input):
+        return super().forward(input * 2 - input.detach())
+
+
+def test_a_subclass_is_planned_if_it_computes_what_its_base_class_does():
+    model = nn.Sequential(SamePadding(3, 4, 2, 2), StraightThrough(4, 4, 3), nn.Flatten(), SameLinear(4, 2))
+    layers, others = plannable(model)
+    assert list(layers) == ["3"]
+    assert others == {
+        name: f"it is a {kind}, whose forward differs from that of its base class"
+        for name, kind in (("0", "SamePadding"), ("1", "StraightThrough"))
+    }
+    convert(model)
+    assert type(model[3]) is PlannedLinear
+    restore(model)
+    assert type(model[3]) is SameLinear
+    assert "own_class" not in vars(model[3])

@@ -32,12 +32,12 @@ Label = NDArray[np.int64]
 
 
 @contextmanager
-def recording_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Iterator[list[tuple[nn.Module, str]]]:
+def recording_reads(model: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[list[tuple[nn.Module, str]]]:
     """Record every read of an attribute in `READ` while a model is traced and the forwards of its layers do not run.
 
     Args:
         model: The model whose modules are watched.
-        types: Exact classes of the modules to watch.
+        types: Classes of the modules to watch.
 
     Yields:
         (module, attribute) of each read, in order; complete when the context ends.
@@ -47,7 +47,7 @@ def recording_reads(model: nn.Module, types: Collection[type[nn.Module]]) -> Ite
     watching: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
         own = type(module)
-        if own in types:
+        if isinstance(module, types):
             watching.setdefault(own, _watching(own, reads))
             watched.append((module, own))
     try:

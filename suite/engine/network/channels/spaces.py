@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from suite.engine.network.channels.surgery import register_branches
 from suite.engine.network.channels.tracing import ChannelLabels, trace
 from suite.engine.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
+
+_NOT_OF_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+"""Folders of code that traces models."""
 
 
 def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
@@ -58,22 +63,33 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
         for training in (False, True):
             mode = "training" if training else "evaluation"
             model.train(training)
-            graph, read = trace(model)
+            graph, read = trace(model, blank)
             graphs.append(graph)
             reads += read
+        mode = "evaluation"
+        # The graph of training is run in evaluation mode too: the shapes are the same, and no statistics change.
+        with recording_shapes(model.eval()) as shapes:
+            labels = ChannelLabels(model, graphs[0])
+            labels.run(blank)
+        mode = "training"
+        with recording_shapes(model) as in_training:
+            if str(graphs[1]) != str(graphs[0]):
+                labels.follow(graphs[1], blank)
     except Exception as error:  # a forward that is given a proxy may raise anything; the reason is kept
         with recording_shapes(model.eval()) as shapes:
             model(blank)
-        return _untraced(model, f"the model cannot be traced in {mode}: {type(error).__name__}: {error}"), shapes
-    # The graph of training is run in evaluation mode too: the shapes are the same, and no statistics change.
-    with recording_shapes(model.eval()) as shapes:
-        labels = ChannelLabels(model, graphs[0])
-        labels.run(blank)
-    with recording_shapes(model) as in_training:
-        if str(graphs[1]) != str(graphs[0]):
-            labels.follow(graphs[1], blank)
+        text = str(error).partition("\n")[0]
+        reason = f"the model cannot be traced in {mode}: {type(error).__name__}: {text}{_place(error)}"
+        return _untraced(model, reason), shapes
     labels.freeze_reads(reads)
     return _gathered(labels), shapes | {name: own for name, own in in_training.items() if name not in shapes}
+
+
+def _place(error: Exception) -> str:
+    """Return the line of a model's own code in which an error was raised, ` (FILE:LINE)`; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _untraced(model: nn.Module, reason: str) -> IndexSpaces:

@@ -18,7 +18,6 @@ would emit beta, because the mean of its batch is zero.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import LayerShapes, first_input, probing
 from suite.errors import nearest
 from suite.index_spaces import GATHER_INDEX, SCATTER_INDEX, Branch, IndexSpace, IndexSpaces, Slice
@@ -182,7 +182,7 @@ def _leaves_a_constant(model: nn.Module, name: str, layers: Sequence[str], given
     """
     with probing(model), torch.no_grad():
         torch.manual_seed(0)
-        branch = copy.deepcopy(model.get_submodule(name)).eval()
+        branch = copied(model.get_submodule(name)).eval()
         for key, tensor in (*branch.named_parameters(), *branch.named_buffers()):
             if tensor.ndim == 1 and tensor.is_floating_point():
                 tensor.uniform_(0.5, 1.5) if key.endswith("running_var") else tensor.normal_(0.5, 0.5)

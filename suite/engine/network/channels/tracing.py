@@ -12,11 +12,14 @@ In order: what labelling records, where channels are in a reshaped tensor, label
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection, Iterable, Sequence
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
@@ -24,8 +27,10 @@ from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
-from suite.engine.network.layers import PlannedConv2d, PlannedLinear
+from suite.engine.network.layers import base_of
 
+# Tracing replaces both while the model's forward runs.
+_CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
 _MULTI_HEAD = "'{}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
 
 
@@ -82,8 +87,9 @@ class ChannelRecord(fx.Interpreter):
         self._labels: dict[fx.Node, Label] = {}
         self._axes: dict[fx.Node, int] = {}  # the axis of the channels of each labelled node
         self._parts: dict[fx.Node, list[Followed]] = {}  # nodes whose value is a list of tensors
-        # Parameters that only element-wise functions may meet: name, and its axis at each axis of the node (or -1).
-        self._parameters: dict[fx.Node, tuple[str, tuple[int, ...]]] = {}
+        # Parameters that only element-wise functions may meet, and what these functions compute of parameters alone:
+        # their names, and their axis at each axis of the node (or -1).
+        self._parameters: dict[fx.Node, tuple[tuple[str, ...], tuple[int, ...]]] = {}
         self._numbers = ChannelNumbers()
 
     def follow(self, graph: fx.Graph, *inputs: Tensor) -> None:
@@ -163,8 +169,7 @@ class ChannelRecord(fx.Interpreter):
     def _freeze_parameters(self, nodes: Iterable[fx.Node], reason: str) -> None:
         """Freeze the channels of parameters that another operation than an element-wise function reads."""
         for node in nodes:
-            if node in self._parameters:
-                name = self._parameters[node][0]
+            for name in self._parameters.get(node, ((), ()))[0]:
                 owner, _, attribute = name.rpartition(".")
                 tensor = getattr(self.module.get_submodule(owner), attribute)
                 for axis in range(tensor.ndim):
@@ -330,8 +335,7 @@ def parameter_axes(
     return None
 
 
-# Compared by exact class: a subclass may compute anything.
-LAYERS = (nn.Conv2d, nn.Linear, PlannedConv2d, PlannedLinear)
+# A subclass, such as one with an activation, counts as its base class; a trial cut finds those that differ.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm2d, nn.GroupNorm)
 # Each of these processes every entry in the same way.
@@ -355,7 +359,7 @@ class ModuleLabels(ChannelRecord):
         module = self.module.get_submodule(name)
         if isinstance(module, _ENTRYWISE) or (type(module) is nn.PReLU and module.num_parameters == 1):
             return Followed(label, axis) if value.shape == given.shape else None
-        if type(module) in LAYERS:
+        if base_of(module) is not None:
             return self._through_planned(node, module, value, source)
         if isinstance(module, nn.Flatten):
             return self._flattened(given, value, Followed(label, axis), module.start_dim, module.end_dim)
@@ -393,12 +397,12 @@ class ModuleLabels(ChannelRecord):
         if type(module) is nn.PReLU:
             self._count(name, "num_parameters", label)
             return label if self._claim(name, module, "weight", 0, label) else None
-        if type(module) in BATCH_NORMS or (type(module) is nn.InstanceNorm2d and value.ndim == 4):
+        if isinstance(module, BATCH_NORMS) or (isinstance(module, nn.InstanceNorm2d) and value.ndim == 4):
             self._count(name, "num_features", label)
             tensors = ("weight", "bias", "running_mean", "running_var")
             understood = [self._claim(name, module, tensor, 0, label) for tensor in tensors]
             return label if all(understood) else None
-        if type(module) is nn.GroupNorm:
+        if isinstance(module, nn.GroupNorm):
             return self._through_group_norm(name, module, label)
         if isinstance(module, (nn.PixelShuffle, nn.PixelUnshuffle)) and value.ndim == 4:
             if isinstance(module, nn.PixelShuffle):
@@ -507,8 +511,8 @@ class ModuleLabels(ChannelRecord):
 # Each of these processes every entry in the same way.
 _ENTRYWISE_FUNCTIONS = {
     "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
-    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "clamp", "dropout", "contiguous",
-    "clone", "stochastic_depth",
+    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "rsqrt", "clamp", "dropout",
+    "contiguous", "clone", "detach", "stochastic_depth", "to", "type", "float", "half", "bfloat16", "double",
 }  # fmt: skip
 # Each of these processes every channel of (N, C, H, W) in the same way and independently.
 _CHANNELWISE_FUNCTIONS = {
@@ -517,11 +521,163 @@ _CHANNELWISE_FUNCTIONS = {
 _ELEMENTWISE_FUNCTIONS = {
     "add", "add_", "iadd", "sub", "sub_", "isub", "mul", "mul_", "imul", "truediv", "div", "div_", "itruediv",
 }  # fmt: skip
+# Values of a graph that hold no tensor.
+_PLAIN = (bool, int, float, complex, str, torch.Size, torch.dtype, torch.device, torch.layout, slice, tuple, list)
+_NEW = {"new_empty", "new_zeros", "new_ones", "new_full"}
 _FLATTENED = (("start_dim", 0), ("end_dim", -1))
 
 
+_OF_SHAPES = {
+    "shape", "ndim", "dtype", "device", "is_cuda", "layout", "requires_grad", "size", "dim", "ndimension", "numel",
+    "nelement", "element_size", "itemsize", "stride", "is_floating_point", "is_contiguous",
+}  # fmt: skip
+"""Attributes and methods of a tensor that do not depend on its values."""
+
+_WITHOUT_NUMBERS = {"dtype", "device", "layout", "ndim", "is_cuda", "is_sparse", "is_quantized", "is_meta"}
+"""Attributes of a tensor that are the same for every image and every number of channels."""
+_SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
+
+
+class _Numbers(fx.Proxy):
+    """A value of the graph that a model's code may count, or use as a number."""
+
+    def __getattr__(self, k: str) -> Any:
+        if k in _WITHOUT_NUMBERS and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
+            return getattr(tensor, k)
+        return _NumbersAttribute(self, k)
+
+    def __len__(self) -> int:
+        return len(self.tracer.known(self, of_shape=True))  # type: ignore[attr-defined]
+
+    def __index__(self) -> int:
+        return operator.index(self.tracer.known(self))  # type: ignore[attr-defined]
+
+    def __float__(self) -> float:
+        return float(self.tracer.known(self))  # type: ignore[attr-defined]
+
+
+class _NumbersAttribute(_Numbers, fx.proxy.Attribute):
+    """An attribute of such a value."""
+
+
 class LeafTracer(fx.Tracer):
-    """Traces a model down to its layers; subclasses of torch's own layers (such as planned ones) are not entered."""
+    """Traces a model down to its layers; subclasses of torch's own layers (such as planned ones) are not entered.
+
+    Arguments of the forward other than the first have their defaults. Where the code needs a number or a truth value
+    (`if x.shape[1] != 3`, `len(parts)`), the graph that was traced so far is run on a blank batch, and the value counts
+    if it depends on shapes only.
+
+    Args:
+        blank: Batch of blank images, (N, C, H, W).
+        reads: Attributes of layers that the model's code read. What running a layer reads is removed from it.
+    """
+
+    proxy_buffer_attributes = True  # they are followed as parameters are
+
+    def __init__(self, blank: Tensor, reads: list[tuple[nn.Module, str]]) -> None:
+        super().__init__()
+        self._blank, self._reads = blank, reads
+        self._values: dict[fx.Node, Any] = {}
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """Return the forward and its arguments: the images, and defaults."""
+        function, given = super().create_args_for_root(root_fn, is_module, concrete_args)
+        first = next(iter(self.graph.nodes))
+        for place, one in enumerate(given):
+            if isinstance(one, fx.Proxy) and one.node is not first:
+                name, default = str(one.node.target), one.node.args
+                if name.startswith("*"):
+                    default = ({},) if name.startswith("**") else ((),)
+                if default:
+                    self.graph.erase_node(one.node)
+                    given[place] = default[0]
+        return function, given
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument or an output of the graph: of an object that holds tensors, what it holds."""
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
+            a = {field.name: getattr(a, field.name) for field in dataclasses.fields(a)}
+        elif isinstance(a, Mapping):
+            a = dict(a.items())
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            if not hasattr(a, "__dict__"):
+                raise
+            return super().create_arg(dict(vars(a)))
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the proxy of a node."""
+        return _Numbers(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return a truth value that depends on shapes only."""
+        return bool(self.known(obj))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Iterate over the parts of a tensor, or over a shape."""
+        value = self.value(obj.node)
+        if isinstance(value, (tuple, list)):
+            return iter([obj[place] for place in range(len(value))])  # type: ignore[index]
+        found: Iterator[Any] = super().iter(obj)
+        return found
+
+    def known(self, proxy: fx.Proxy, of_shape: bool = False) -> Any:
+        """Return the value of a proxy.
+
+        Args:
+            proxy: The proxy.
+            of_shape: Whether only the shape of a tensor, or the number of several, is asked for.
+
+        Raises:
+            fx.proxy.TraceError: It depends on the values of the images.
+        """
+        value = self.value(proxy.node)
+        if self._reads_values(proxy.node, of_shape):
+            raise fx.proxy.TraceError("the code depends on the values of the images, not only on their shape")
+        return value
+
+    def _reads_values(self, node: fx.Node, of_shape: bool) -> bool:
+        """Whether a node depends on the values of its tensors; `of_shape` if only its own shape is asked for."""
+        left, seen = [(node, of_shape)], set()
+        while left:
+            if (found := left.pop()) in seen:
+                continue
+            seen.add(found)
+            (node, of_shape), value = found, self._values[found[0]]
+            name = node.args[1] if node.target is getattr else _name(node)
+            holds = isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_is_tensor, value)))
+            if (holds and not of_shape) or name in _SHAPED_BY_VALUES:
+                return True
+            left += [(source, holds or name in _OF_SHAPES) for source in node.all_input_nodes]
+        return False
+
+    def value(self, node: fx.Node) -> Any:
+        """Return the value of a node: run the graph up to it without what tracing replaces in modules."""
+        replaced, before = (nn.Module.__call__, nn.Module.__getattr__), len(self._reads)
+        nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
+        try:
+            for one in self.graph.nodes:
+                if one not in self._values:
+                    self._values[one] = self._run(one)
+                if one is node:
+                    break
+        finally:
+            nn.Module.__call__, nn.Module.__getattr__ = replaced  # type: ignore[method-assign]
+            del self._reads[before:]
+        return self._values[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        if node.op == "placeholder":
+            return self._blank
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.root)
+        if node.op == "call_module":
+            return self.root.get_submodule(str(node.target))(*args, **kwargs)  # type: ignore[union-attr]
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
@@ -529,10 +685,15 @@ class LeafTracer(fx.Tracer):
         return isinstance(m, leaves) or bool(groups_of(m)) or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(model: nn.Module) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
-    """Return the graph of a model in its current mode, and the attributes of layers that its code read."""
-    with recording_reads(model, (*LAYERS, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
-        return LeafTracer().trace(model), reads
+def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
+    """Return the graph of a model in its current mode, and the attributes of layers that its code read.
+
+    Args:
+        model: The model, which may be run; call this within `probing`.
+        blank: Batch of blank images, (N, C, H, W).
+    """
+    with recording_reads(model, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
+        return LeafTracer(blank, reads).trace(model), reads
 
 
 class ChannelLabels(ModuleLabels):
@@ -547,6 +708,9 @@ class ChannelLabels(ModuleLabels):
         value = super().run_node(n)
         inputs = [node for node in n.all_input_nodes if node in self._labels]
         several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
+        if not (isinstance(value, (Tensor, *_PLAIN)) or several or value is None or n.op == "output"):
+            # An object of the model's own, such as a dataclass: what it holds is not followed.
+            self._not_understood(n, None, inputs)
         if not (isinstance(value, Tensor) or several or value is None or n.op == "output"):
             self._freeze_parameters(n.all_input_nodes, f"'{n.name}' reads it")
             self._numbers.record(n, self._labels, self.env, self._axes)
@@ -576,15 +740,23 @@ class ChannelLabels(ModuleLabels):
             name = str(node.target)
             state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
             if name in state:
-                self._parameters[node] = name, tuple(range(value.ndim))
+                self._parameters[node] = (name,), tuple(range(value.ndim))
             return name in state
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or source not in self._parameters or len(node.all_input_nodes) > 1:
+        sources = node.all_input_nodes
+        if not sources or node.op == "call_module" or not all(source in self._parameters for source in sources):
             return False
-        name, axes = self._parameters[source]
+        names, axes = self._parameters[sources[0]]
+        if _name(node) in _ELEMENTWISE_FUNCTIONS | _ENTRYWISE_FUNCTIONS:
+            if any(self._parameters[source][1] != axes for source in sources) or value.ndim != len(axes):
+                return False
+            names = tuple(dict.fromkeys(name for source in sources for name in self._parameters[source][0]))
+            self._parameters[node] = names, axes
+            return True
+        if len(sources) > 1 or node.args[0] is not sources[0]:
+            return False
         found = parameter_axes(_name(node), node.args[1:], axes, value.shape)
         if found is not None:
-            self._parameters[node] = name, found
+            self._parameters[node] = names, found
         return found is not None
 
     def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
@@ -596,6 +768,10 @@ class ChannelLabels(ModuleLabels):
             return Followed(self.model_input)
         if not inputs or value.ndim < 2:
             return None
+        if node.op == "call_method" and node.target in _NEW:  # only its sizes depend on the tensor
+            return Followed(self._new(value.shape[1]))
+        if node.op == "call_method" and node.target == "bernoulli_" and len(self._labels[inputs[0]]) == 1:
+            return Followed(self._labels[inputs[0]])
         if node.op == "call_module":
             if groups_of(self.module.get_submodule(str(node.target))):
                 return self._through_heads(node, value, inputs)
@@ -647,11 +823,14 @@ class ChannelLabels(ModuleLabels):
         place = axis - value.ndim + given.ndim
         if place < 0 or given.shape[place] == 1:
             return True
-        name, axes = self._parameters.get(source, ("", ()))
-        if not name or axes[place] < 0 or given.shape[place] != len(label):
+        names, axes = self._parameters.get(source, ((), ()))
+        if not names or axes[place] < 0 or given.shape[place] != len(label):
             return False
-        owner, _, attribute = name.rpartition(".")
-        return self._claim(owner, self.module.get_submodule(owner), attribute, axes[place], label)
+        parts = [name.rpartition(".") for name in names]
+        return all(
+            self._claim(owner, self.module.get_submodule(owner), attribute, axes[place], label)
+            for owner, _, attribute in parts
+        )
 
     def _concatenated(self, node: fx.Node, value: Tensor) -> Followed | None:
         """Label a concatenation."""
@@ -772,6 +951,10 @@ class ChannelLabels(ModuleLabels):
         channel = self.united_channels()
         ours, theirs = (np.unique(channel[one], return_counts=True) for one in (label, counted))
         return np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1] * theirs[1][0], theirs[1] * ours[1][0])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _name(node: fx.Node) -> str:

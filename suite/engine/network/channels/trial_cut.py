@@ -7,17 +7,18 @@ Tracing finds only what is in a model's graph. Python code that is not in it, su
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from suite.engine.network.channels.surgery import apply_plan
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, probing
 from suite.index_spaces import IndexSpaces
 from suite.method import Method, ReconfigPlan
@@ -29,6 +30,7 @@ TOLERANCE = 1e-3
 """Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
 
+NO_OUTPUTS = "its outputs have no tensor, so that no cut can be compared"
 MOST_WARNINGS = 5
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUTS = {
@@ -59,7 +61,11 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
         _set_statistics(drawn, images)
-        if not all(torch.isfinite(output).all() for output in _outputs(drawn, images)):
+        outputs = _outputs(drawn, images)
+        if not outputs:
+            _freeze(spaces, free, NO_OUTPUTS)
+            return
+        if not all(torch.isfinite(output).all() for output in outputs):
             log.warning("no cut was tried, because the model's outputs for random images are not finite")
             return
         if _agrees(drawn, spaces, free, images):
@@ -71,12 +77,17 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         left = [name for name in free if name not in wrong]
         if not wrong or not _agrees(drawn, spaces, left, images):
             wrong = free
-    for name in wrong:
-        spaces[name].frozen_because = CHANGES_OUTPUTS
+    _freeze(spaces, wrong, CHANGES_OUTPUTS)
+
+
+def _freeze(spaces: IndexSpaces, names: Collection[str], reason: str) -> None:
+    """Freeze index spaces, and the branches that have one of them."""
+    for name in names:
+        spaces[name].frozen_because = reason
     for name, branch in list(spaces.removable_branches.items()):
-        if set(branch.spaces) & set(wrong):
+        if set(branch.spaces) & set(names):
             del spaces.removable_branches[name]
-            spaces.fixed_branches[name] = CHANGES_OUTPUTS
+            spaces.fixed_branches[name] = reason
             for inner in branch.spaces:
                 spaces[inner].may_be_empty = False
 
@@ -134,7 +145,7 @@ def _names(alike: Iterable[str]) -> str:
 
 def _drawn(model: nn.Module) -> nn.Module:
     """Return a float32 copy in which no parameter is zero, so that none hides the layers before it."""
-    drawn = copy.deepcopy(model).float()
+    drawn = copied(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, _NORMS):
@@ -156,7 +167,7 @@ def _set_statistics(model: nn.Module, images: Tensor) -> None:
 def _more_exact(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
     """Return model and images in float64, or as they are if the forward is possible in float32 only."""
     try:
-        exact = copy.deepcopy(model).double()
+        exact = copied(model).double()
         _outputs(exact, images.double())
     except Exception as error:  # a forward may raise anything
         log.debug("cuts are compared in float32, because the forward fails in float64: %s", error)
@@ -170,9 +181,9 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     for name in names:
         order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
         kept[name] = [spaces[name].original[place] for place in sorted(order)]
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     _mask(masked, spaces, kept)
-    cut = copy.deepcopy(masked)
+    cut = copied(masked)
     apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
     wanted = _outputs(masked, images)
     try:
@@ -208,8 +219,23 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
         torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
         with _WithoutDropout():
             outputs = model(images)
-        found += [leaf.double() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        found += [tensor.double() for tensor in tensors_of(outputs)]
     return found
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """Return the tensors of a model's output: of a tensor, a list, a mapping, or an object with attributes."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        parts: Iterable[Any] = output.values()
+    elif isinstance(output, (tuple, list)):
+        parts = output
+    elif dataclasses.is_dataclass(output):
+        parts = (getattr(output, field.name) for field in dataclasses.fields(output))
+    else:
+        parts = vars(output).values() if hasattr(output, "__dict__") and not isinstance(output, type) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
 
 
 class _WithoutDropout(TorchFunctionMode):

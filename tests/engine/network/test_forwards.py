@@ -1,0 +1,261 @@
+"""Forwards as users write them: options, checks of shapes, lists of parts, outputs of any kind, kept activations."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_channel_numbers import SHAPE, Net, check
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from methods.sdgp import SDGP
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.trial_cut import CHANGES_OUTPUTS, NO_OUTPUTS, freeze_what_fails, tensors_of
+from suite.engine.network.copies import copied
+from suite.ops import apply
+
+
+def raises(net, x, y):
+    if y.shape[-1] != 8 or y.dim() != 4:
+        raise ValueError("eight pixels, please")
+    return y
+
+
+def asserts(net, x, y):
+    assert y.shape[-1] == 8
+    assert y.ndim == 4
+    return y
+
+
+def as_numbers(net, x, y):
+    return y / int(x.shape[0]) / float(x.size(2)) / len(x)
+
+
+def listed(net, x, y):
+    parts = list(y.chunk(2, 1))
+    parts.append(parts[-1] + parts[0])
+    return torch.cat(parts[1:], 1)
+
+
+def starred(net, x, y):
+    return torch.cat([*y.chunk(2, 1)], 1)
+
+
+def in_a_loop(net, x, y):
+    return torch.cat([part * 2 for part in y.split(y.shape[1] // 2, 1)], 1)
+
+
+def by_number(net, x, y):
+    parts = y.chunk(2, 1)
+    return torch.cat([parts[place] for place in range(len(parts))], 1)
+
+
+FOLLOWED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "raise": raises,
+    "assert": asserts,
+    "numbers of images and places": as_numbers,
+    "a list of parts": listed,
+    "parts with a star": starred,
+    "parts in a loop": in_a_loop,
+    "parts by number": by_number,
+    "the own shape": lambda net, x, y: y.reshape(*y.shape),
+    "another type and back": lambda net, x, y: y.double().to(x.dtype).detach() + y,
+    "frozen statistics": lambda net, x, y: net.frozen(y),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_forward_is_followed(name):
+    torch.manual_seed(0)
+    model = Net(FOLLOWED[name])
+    model.frozen = FrozenBatchNorm2d(8)
+    model.frozen.running_var.uniform_(0.5, 2.0)
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces.not_followed
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {"a", "b", "c"} <= check(model, spaces).keys()
+
+
+def test_values_of_images_decide_nothing_and_the_line_is_named():
+    def on_values(net, x, y):
+        if torch.isnan(y).any():
+            raise ValueError("not finite")
+        return y
+
+    line = on_values.__code__.co_firstlineno + 1
+    spaces = find_index_spaces(Net(on_values), SHAPE)
+    assert all(space.frozen for space in spaces.values())
+    (reason,) = spaces.not_followed
+    assert reason.startswith("the model cannot be traced in evaluation: TraceError: the code depends on the values of")
+    assert reason.endswith(f"(test_forwards.py:{line})")
+
+
+@pytest.mark.parametrize(
+    "count",
+    [lambda y: y.sum().item(), lambda y: len(y.nonzero()), lambda y: y.nonzero().shape[0], lambda y: int(y.argmax())],
+)
+def test_numbers_that_are_made_of_values_stop_the_trace(count):
+    spaces = find_index_spaces(Net(lambda net, x, y: y if count(y) > 0 else -y), SHAPE)
+    assert "depends on the values" in spaces.not_followed[0]
+
+
+class Options(nn.Module):
+    """A classifier that can also return a loss, as those of large libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, images, labels=None, return_dict=False, *more, scale=1.0, **others):
+        logits = self.head(F.relu(self.norm(self.conv(images))).mean((2, 3))) * scale
+        if labels is not None:
+            return F.cross_entropy(logits, labels), logits
+        return {"logits": logits} if return_dict else logits
+
+
+def test_options_have_their_defaults():
+    spaces = find_index_spaces(Options(), SHAPE)
+    assert [name for name, space in spaces.items() if not space.frozen] == ["conv"]
+    hooks = apply(Options(), SDGP(layers="all"), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
+    assert hooks.ctx.spaces.model_outputs == {"head"}
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+
+
+class Attributes(OrderedDict):
+    """A dictionary with attributes."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+class Plain:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda logits: logits,
+    "dictionary": lambda logits: {"logits": logits, "loss": None},
+    "tuple": lambda logits: (None, [logits]),
+    "dataclass": Answer,
+    "dictionary with attributes": lambda logits: Attributes(logits=logits),
+    "own class": Plain,
+}
+
+
+class ScaledBySize(nn.Module):
+    """Depends on the number of channels in a way that no trace shows, unless it returns nothing that tells."""
+
+    def __init__(self, output, scaled=True):
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.output, self.scaled = output, scaled
+
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(x)))).mean((2, 3))
+        if self.scaled:
+            x = x * (sum(p.numel() for p in self.parameters()) / 1000) ** 0.5
+        return self.output(self.head(x))
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_outputs_of_every_kind_are_compared_by_a_trial_cut(kind):
+    (logits,) = tensors_of(ScaledBySize(OUTPUTS[kind])(torch.zeros(2, *SHAPE)))
+    assert logits.shape == (2, 4)
+    for scaled in (False, True):
+        model = ScaledBySize(OUTPUTS[kind], scaled)
+        spaces = find_index_spaces(model, SHAPE)
+        assert spaces["head"].frozen_because == "the model's output"
+        freeze_what_fails(model, spaces, SHAPE)
+        assert {spaces[name].frozen_because for name in "ab"} == ({CHANGES_OUTPUTS} if scaled else {""})
+
+
+def test_a_cut_that_nothing_can_be_compared_with_is_not_carried_out():
+    class Keeps(ScaledBySize):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return "done"
+
+    model = Keeps(lambda logits: logits)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {spaces[name].frozen_because for name in "ab"} == {NO_OUTPUTS}
+
+
+def kept_activations(net, x):
+    net.trace.append(x)
+    net.last = x
+
+
+@pytest.mark.parametrize("held", [threading.Lock(), (number for number in range(3)), open("/dev/null", "w")])  # noqa: SIM115
+def test_what_cannot_be_copied_is_shared_with_the_copy(held):
+    model = ScaledBySize(lambda logits: logits)
+    model.held, model.trace, model.names = held, [], ["a"]
+    model.register_forward_hook(lambda net, given, output: kept_activations(net, output))
+    model(torch.zeros(2, *SHAPE))
+    copy = copied(model)
+    assert copy.held is held
+    assert copy.last is model.last
+    assert copy.names is not model.names
+    assert copy.a.weight is not model.a.weight
+    copy(torch.zeros(2, *SHAPE))
+    assert (len(model.trace), len(copy.trace)) == (1, 2)
+    apply(model, SDGP(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=4)
+
+
+class WithActivation(nn.BatchNorm2d):
+    def forward(self, input):
+        return F.silu(super().forward(input))
+
+
+class OfAllChannels(nn.BatchNorm2d):
+    def forward(self, input):
+        return super().forward(input) / (1 + input.abs().mean(1, keepdim=True))
+
+
+class AlsoInGroups(nn.GroupNorm):
+    def forward(self, input):
+        return F.relu(super().forward(input))
+
+
+@pytest.mark.parametrize("norm", [WithActivation(8), AlsoInGroups(4, 8), type("Own", (nn.InstanceNorm2d,), {})(8)])
+def test_a_subclass_of_a_normalisation_counts_as_its_base_class(norm):
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = norm
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces.not_followed
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {"a", "b", "c"} <= check(model, spaces).keys()
+
+
+def test_a_subclass_that_mixes_channels_is_found_by_a_trial_cut():
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = OfAllChannels(8)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert spaces["b"].frozen_because == CHANGES_OUTPUTS
+    assert {"a", "c"} <= check(model, spaces).keys()
+
+
+def test_random_masks_of_whole_branches_and_types_of_tensors_are_followed():
+    def drop_path(net, x, y):
+        mask = y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(1.0)
+        with torch.autocast(device_type=y.device.type, enabled=False):
+            return x + y.to(x.dtype) * mask
+
+    model = Net(drop_path)
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces.not_followed
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {"a", "c"} <= check(model, spaces).keys()
