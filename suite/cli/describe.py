@@ -261,6 +261,12 @@ def as_text(found: dict[str, Any]) -> str:
             lines += _layers_as_text(value)
         elif key == "not_counted":
             lines += [f"not counted: {item}" for item in value]
+        elif key == "channels":
+            lines.append(f"channels that can be followed, and so removed: {value['followed']:,} of {value['all']:,}")
+        elif key == "frozen":
+            lines += [f"  others stay: {item}" for item in value]
+        elif key == "not_planned":
+            lines += [f"  no method plans '{name}': {reason}" for name, reason in value.items()]
         elif key == "parts":
             lines += ["parts:", *parts_as_text(value)]
         elif key == "shrinks_network":

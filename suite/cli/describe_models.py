@@ -7,10 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from suite.choices import ModelChoice, TaskChoice
 from suite.cli.docstrings import first_line, parameter_texts
 from suite.engine.cost.flops import PRODUCTS, LayerCost, count, count_model
 from suite.engine.cost.paper_conventions import CONVENTIONS
+from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.trial_cut import counted_reasons
+from suite.engine.network.layers import plannable
 from suite.parameters import type_name
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
@@ -41,6 +46,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
         **count_model(model, shape),
         **_training_flops(counts.layers.values()),
         "not_counted": list(counts.not_counted),
+        **_channels(model, shape),
         "input_shape": list(shape),
         "classes": classes,
         "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
@@ -53,6 +59,21 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
             }
             for name, parameter in choice.declared.items()
         ],
+    }
+
+
+def _channels(model: nn.Module, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Return how many channels can be followed, why the others stay, and which layers no method plans.
+
+    A trial cut before a training may find that more have to stay.
+    """
+    spaces = find_index_spaces(model, shape)
+    kept = {space.name: space for space in spaces.values() if space.name != spaces.model_input}
+    free = sum(space.size for space in kept.values() if not space.frozen)
+    return {
+        "channels": {"followed": free, "all": sum(space.size for space in kept.values())},
+        "frozen": counted_reasons(space.frozen_because for space in kept.values() if space.frozen),
+        "not_planned": plannable(model)[1],
     }
 
 

@@ -114,7 +114,7 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
         log.warning(
             "%s: channels can be removed from the outputs of %d layers; %d other sets of channels, each shared by the "
             "layers that write and read them, have to stay%s: %s",
-            name, len(layers), len(frozen), several, "; ".join(_counted(reasons)),
+            name, len(layers), len(frozen), several, "; ".join(counted_reasons(reasons)),
         )  # fmt: skip
         return
     for space in frozen:
@@ -128,7 +128,7 @@ def removes_channels(method: Method) -> bool:
     return kind.shrinks_network or reconfigures or (kind.begin is not Method.begin and bool(method.depends_on()))
 
 
-def _counted(reasons: Iterable[str]) -> list[str]:
+def counted_reasons(reasons: Iterable[str]) -> list[str]:
     """Return the most frequent kinds of reasons with their numbers. Reasons of one kind differ in names only."""
     kinds: dict[str, list[str]] = {}
     for reason in (one for several in reasons for one in several.split("; ")):
