@@ -181,6 +181,13 @@ def test_outputs_of_every_kind_are_compared_by_a_trial_cut(kind):
         assert {spaces[name].frozen_because for name in "ab"} == ({CHANGES_OUTPUTS} if scaled else {""})
 
 
+def test_an_output_may_hold_itself_and_its_network():
+    output = Plain(torch.ones(2))
+    output.itself, output.network = output, nn.Linear(2, 2)
+    (tensor,) = tensors_of(output)
+    assert tensor is output.logits
+
+
 def test_a_cut_that_nothing_can_be_compared_with_is_not_carried_out():
     class Keeps(ScaledBySize):
         def forward(self, x):

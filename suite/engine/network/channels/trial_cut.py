@@ -7,7 +7,6 @@ Tracing finds only what is in a model's graph. Python code that is not in it, su
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -225,17 +224,21 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Return the tensors of a model's output: of a tensor, a list, a mapping, or an object with attributes."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        parts: Iterable[Any] = output.values()
-    elif isinstance(output, (tuple, list)):
-        parts = output
-    elif dataclasses.is_dataclass(output):
-        parts = (getattr(output, field.name) for field in dataclasses.fields(output))
-    else:
-        parts = vars(output).values() if hasattr(output, "__dict__") and not isinstance(output, type) else ()
-    return [tensor for part in parts for tensor in tensors_of(part)]
+    found: list[Tensor] = []
+    left, seen = [output], set()
+    while left:
+        part = left.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif id(part) not in seen and not isinstance(part, (nn.Module, type)):
+            seen.add(id(part))
+            if isinstance(part, Mapping):
+                left += part.values()
+            elif isinstance(part, (tuple, list)):
+                left += part
+            else:
+                left += getattr(part, "__dict__", {}).values()
+    return found
 
 
 class _WithoutDropout(TorchFunctionMode):
