@@ -158,8 +158,7 @@ TEXTS = (
 )
 
 EXAMPLES = """\
-examples:
-  {program} --methods dense,sdgp,prunetrain --task cifar10 --preset smoke
+example:
   {program} --methods "dense,sdgp[mode=random|magnitude|rescaled]" --seeds 3 --set recipe.epochs=20
 
 exit status: 0 all trials are done; 1 a trial failed (the report is still written); 2 wrong usage or missing data
@@ -191,126 +190,52 @@ def run_parser() -> Parser:
     return parser
 
 
-def add_run_options(parser: Parser) -> None:
-    """Add the options of `run` to the parser of a verb that runs trials."""
+def add_run_options(parser: Parser, shown: bool = True) -> None:
+    """Add the options of `run` to the parser of a verb that plans trials, and to its help if `shown`."""
     parser.lists = LISTS
-    _add_trials(parser.add_argument_group("trials"))
-    _add_recipe(parser.add_argument_group("recipe"))
-    _add_execution(parser.add_argument_group("execution"))
+    for title, options in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for name, (metavar, text) in options.items():
+            more: dict[str, Any] = {"action": "append"} if name in ("plugin", "set") else {}
+            if name == "controls":
+                more = {"nargs": "?", "const": "true"}
+            group.add_argument(f"--{name}", metavar=metavar, help=text if shown else argparse.SUPPRESS, **more)
 
 
-def _add_trials(what: argparse._ArgumentGroup) -> None:
-    what.add_argument(
-        "--methods", metavar="LIST", help=f"methods with parameters or grids in brackets ({_default('methods')})"
-    )
-    what.add_argument("--task", metavar="LIST", help=f"tasks ({_default('task')})")
-    what.add_argument(
-        "--model",
-        metavar="LIST",
-        help="models, such as resnet9[width=0.25] or torchvision/vgg11 (default: the task's own)",
-    )
-    what.add_argument(
-        "--preset", metavar="NAME", help="smoke, quick or paper (default: paper on CUDA, otherwise quick)"
-    )
-    what.add_argument(
-        "--seeds",
-        metavar="N|LIST",
-        help="count (3), list (0,1,7) or single seed (7,) (default: 3 for paper, otherwise 1)",
-    )
-    what.add_argument(
-        "--controls",
-        metavar="true|false",
-        nargs="?",
-        const="true",
-        help="add control trials: dense with fewer epochs, dense twice, dense as narrow as each pruned network, and "
-        "random selection; a verdict needs them and --seeds 3",
-    )
-    what.add_argument(
-        "--margin",
-        metavar="POINTS",
-        help="smallest difference in accuracy that matters for the report's verdict, in percentage points; declare "
-        f"it before the first trial (default: {DEFAULTS['margin']})",
-    )
-    what.add_argument(
-        "--target",
-        metavar="PERCENT",
-        help="accuracies to which the report gives time, FLOPs and energy: 90 or 88,90 (default: dense's mean "
-        "accuracy minus the margin)",
-    )
-    what.add_argument(
-        "--plugin",
-        metavar="FILE",
-        action="append",
-        help="Python file that registers methods, tasks, models or callbacks; may be repeated",
-    )
-
-
-def _add_recipe(recipe: argparse._ArgumentGroup) -> None:
-    recipe.add_argument(
-        "--recipe", metavar="NAME", help="another recipe of the preset, mostly of a paper (listed by describe TASK)"
-    )
-    recipe.add_argument("--epochs", metavar="N", help="short for --set recipe.epochs=N")
-    recipe.add_argument("--batch-size", metavar="N", help="short for --set recipe.batch_size=N")
-    recipe.add_argument(
-        "--set",
-        metavar="recipe.KEY=VALUE",
-        action="append",
-        help="set a field of the recipe (listed by describe TASK); may be repeated",
-    )
-
-
-def _add_execution(where: argparse._ArgumentGroup) -> None:
-    where.add_argument("--device", metavar="DEVICE", help=f"auto, cpu, cuda or cuda:N ({_default('device')})")
-    where.add_argument(
-        "--dtype",
-        metavar="TYPE",
-        help="float32, bfloat16, float16 (CUDA only, with a loss scale) or auto: bfloat16 if the hardware multiplies "
-        "matrices of it, otherwise float32 (default: auto)",
-    )
-    where.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help=f"folder of the data sets (default: $PDT_DATA, otherwise {DEFAULTS['data-root']})",
-    )
-    where.add_argument(
-        "--out", metavar="DIR", help="output folder (default: runs/TASK-HASH, where the hash depends on the trials)"
-    )
-    where.add_argument(
-        "--only",
-        metavar="WHICH",
-        help=f"which trials to run: missing (not done yet), failed or all ({_default('only')})",
-    )
-    where.add_argument("--jobs", metavar="N", help=f"number of trials to run at the same time ({_default('jobs')})")
-    where.add_argument(
-        "--nproc-per-trial",
-        metavar="N",
-        help=f"number of processes that train a model together, each with its share of a batch "
-        f"({_default('nproc-per-trial')})",
-    )
-    where.add_argument(
-        "--engine",
-        metavar="NAME",
-        help=f"how trials are run: {', '.join(registry.names('engine'))} ({_default('engine')})",
-    )
-    where.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="with --engine ray: auto (the running cluster), local (a new one on this machine) or HOST:PORT "
-        "(default: auto)",
-    )
-    where.add_argument(
-        "--log",
-        metavar="LIST",
-        help=f"callbacks of every trial: {', '.join(registry.names('callback'))}, or those of a plugin (default: none)",
-    )
-    where.add_argument("--timeout", metavar="SECONDS", help="kill a trial that takes longer (default: no limit)")
-    where.add_argument(
-        "--config", metavar="FILE", help="TOML file with these options as keys; the command line takes precedence"
-    )
-
-
-def _default(option: str) -> str:
-    return f"default: {DEFAULTS[option]}"
+# Each fits on a line of 80 characters; pages of docs/ say more.
+_OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "trials": {
+        "methods": ("LIST", f"methods (default: {DEFAULTS['methods']})"),
+        "task": ("LIST", f"tasks (default: {DEFAULTS['task']})"),
+        "model": ("LIST", "models (default: the task's own)"),
+        "preset": ("NAME", "smoke, quick or paper (default: quick, on CUDA paper)"),
+        "seeds": ("N|LIST", "3, or a list: 0,1,7 or 7, (default: 1, for paper 3)"),
+        "controls": ("true|false", "add the dense and random trials that a verdict needs"),
+        "margin": ("POINTS", f"difference in accuracy that matters (default: {DEFAULTS['margin']})"),
+        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense's - margin)"),
+        "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated"),
+    },
+    "recipe": {
+        "recipe": ("NAME", "another recipe of the preset (see describe TASK)"),
+        "epochs": ("N", "short for --set recipe.epochs=N"),
+        "batch-size": ("N", "short for --set recipe.batch_size=N"),
+        "set": ("recipe.KEY=VALUE", "set a field (see describe TASK); may be repeated"),
+    },
+    "execution": {
+        "device": ("DEVICE", f"auto, cpu, cuda or cuda:N (default: {DEFAULTS['device']})"),
+        "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: auto)"),
+        "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DEFAULTS['data-root']})"),
+        "out": ("DIR", "output folder (default: runs/TASK-HASH)"),
+        "only": ("WHICH", f"missing, failed or all trials (default: {DEFAULTS['only']})"),
+        "jobs": ("N", f"trials at the same time (default: {DEFAULTS['jobs']})"),
+        "nproc-per-trial": ("N", f"processes that train a model together (default: {DEFAULTS['nproc-per-trial']})"),
+        "engine": ("NAME", f"{' or '.join(registry.names('engine'))} (default: {DEFAULTS['engine']})"),
+        "ray-address": ("ADDRESS", "auto, local or HOST:PORT (default: auto)"),
+        "log": ("LIST", f"{', '.join(registry.names('callback'))}, or a plugin's (default: none)"),
+        "timeout": ("SECONDS", "kill a trial that takes longer (default: no limit)"),
+        "config": ("FILE", "TOML file with these options; typed ones come first"),
+    },
+}
 
 
 @dataclass(frozen=True)

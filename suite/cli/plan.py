@@ -28,9 +28,13 @@ from suite.measure.prediction.render import as_json, cluster_line, notes, table,
 log = logging.getLogger(__name__)
 
 EPILOG = """\
-The options are those of run; nothing is trained, and the output folder is not touched. A probe trains a few steps of
-each setting with the learning rate 0, in a process with the threads of a trial. Autotuning and compiled kernels are
-stored for the trials. docs/scaling.md says what is measured, counted and modelled.
+All options of run apply too (run --help). Nothing is trained, and the output folder is not touched.
+A probe trains a few steps of each setting with the learning rate 0, in a process with the threads
+of a trial. Autotuning and compiled kernels are stored for the trials. docs/scaling.md says what is
+measured, counted and modelled.
+
+example:
+  {program} plan --methods dense,sdgp --task cifar10 --seeds 3
 
 exit status: 0 all trials are predicted; 1 a trial could not be probed; 2 wrong usage or missing data
 """
@@ -49,9 +53,9 @@ def plan(arguments: Sequence[str]) -> int:
         prog=f"{program_name()} plan",
         usage="%(prog)s [OPTION ...]",
         description="Predict time, FLOPs and memory of a command's trials before anything is trained.",
-        epilog=EPILOG,
+        epilog=EPILOG.format(program=program_name()),
     )
-    add_run_options(parser)
+    add_run_options(parser, shown=False)
     more = parser.add_argument_group("plan")
     more.add_argument("--json", action="store_true", help="print JSON in place of the table")
     more.add_argument("--probe-steps", metavar="N", help="timed steps of a probe, at least 2 (default: 8)")

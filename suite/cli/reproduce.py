@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
 EPILOG = """\
-The trials are stored in the folder of a suite; the same command continues where it stopped. The comparison with the
-published numbers is written to reproduce/NAME.md, .csv and .svg in that folder.
+Most options of run apply too (run --help), not those that the reproduction decides: --methods,
+--task, --recipe and --config. The trials are stored in the folder of a suite; the same command
+continues where it stopped. The comparison with the published numbers is written to
+reproduce/NAME.md, .csv and .svg in that folder.
 
 reproductions:
 {listing}
+
+example:
+  {program} reproduce sdgp-table1 --preset quick
 
 exit status: as for run
 """
@@ -86,20 +91,11 @@ def parser() -> Parser:
         prog=f"{program_name()} reproduce",
         usage="%(prog)s NAME [OPTION ...]",
         description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
-        epilog=EPILOG.format(listing=listing()),
+        epilog=EPILOG.format(listing=listing(), program=program_name()),
     )
     found.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
     found.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
-    add_run_options(found)
-    for action in found._actions:
-        if action.dest in (*DECIDED, "controls"):
-            action.help = argparse.SUPPRESS
-        elif action.dest == "seeds":
-            action.help = "count (3), list (0,1,7) or single seed (7,) (default: set by the reproduction)"
-        elif action.dest == "model":
-            action.help = "one model, such as resnet9[width=0.5] (default: set by the reproduction)"
-        elif action.dest == "out":
-            action.help = "output folder (default: runs/NAME-HASH, where the hash depends on the options)"
+    add_run_options(found, shown=False)
     return found
 
 

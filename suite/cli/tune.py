@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -29,11 +28,16 @@ HIDDEN = ("methods", "controls", "margin", "target", "config")  # options of `ru
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
-Searched are the recipe's learning rate and the parameters that a method declares for it (describe METHOD); dense is
-always among the methods. The first setting is the default one; the others follow from --search-seed. No trial touches
-test images: a tenth of the training images (--set recipe.validation_images=N), stratified by class, decides. The same
-command continues where it stopped, and a larger budget adds settings. The result is DIR/tune.json, and the command of
-the final comparison, which uses the test images once.
+The options of run apply too (run --help), but --methods, --controls, --margin, --target and
+--config; --task and --model name one. Searched are the recipe's learning rate and the parameters
+that a method declares for it (describe METHOD); dense is always among the methods. The first
+setting is the default one; the others follow from --search-seed. No trial touches test images: a
+tenth of the training images (--set recipe.validation_images=N), stratified by class, decides. The
+same command continues where it stopped, and a larger budget adds settings. The result is
+DIR/tune.json, and the command of the final comparison, which uses the test images once.
+
+example:
+  {program} tune sdgp,prunetrain --budget 8 --task cifar10
 
 exit status: 0 every method has a choice; 1 a method has none, or a trial failed; 2 wrong usage or missing data
 """
@@ -83,23 +87,13 @@ def _parser() -> Parser:
         prog=f"{program_name()} tune",
         usage="%(prog)s LIST --budget N [OPTION ...]",
         description="Choose parameters on validation images, with the same number of trials for each method.",
-        epilog=EPILOG,
+        epilog=EPILOG.format(program=program_name()),
     )
     found.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
     found.add_argument("--budget", metavar="N", help="number of settings of each method, the default one included")
     found.add_argument("--search", metavar="LIST", help="what to search (default: all that is declared)")
     found.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
-    add_run_options(found)
-    for action in found._actions:
-        if action.dest in HIDDEN:
-            action.help = argparse.SUPPRESS
-        elif action.dest in ("task", "model"):
-            action.metavar = "NAME"
-            action.help = {"task": "one task (default: cifar10)", "model": "one model (default: the task's own)"}[
-                action.dest
-            ]
-        elif action.dest == "seeds":
-            action.help = "count (3), list (0,1,7) or single seed (7,) of the trials of a setting (default: 1)"
+    add_run_options(found, shown=False)
     return found
 
 

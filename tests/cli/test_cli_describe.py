@@ -44,7 +44,7 @@ def test_help_names_every_option_and_verb():
         "describe NAME",
         "reproduce NAME",
         "exit status",
-        "examples",
+        "example",
         "runs/TASK-HASH",
         "--nproc-per-trial",
     ):

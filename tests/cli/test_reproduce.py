@@ -94,7 +94,7 @@ def test_list_and_help_show_them(capsys):
     text = capsys.readouterr().out
     assert "--parts" in text
     assert "sdgp-fig8" in text
-    assert "--methods" not in text
+    assert "--epochs" not in text  # the options of run, to which it points
 
 
 def spec(**changed):
