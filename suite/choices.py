@@ -118,10 +118,15 @@ class Choice:
             layers: Defaults by parameter that override the declared ones, the last one first.
         """
         defaults = {key: normal(value, self.declared[key].annotation) for key, value in self._values(*layers).items()}
-        return replace(self, typed={key: value for key, value in self.typed.items() if value != defaults.get(key)})
+        return replace(self, typed={key: one for key, one in self.typed.items() if not _is_default(key, one, defaults)})
 
     def _values(self, *layers: Mapping[str, Any]) -> dict[str, Any]:
         return resolve(self.definition, *layers)
+
+
+def _is_default(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether a value is the default one; 1 is not `true`, and a parameter without a default has none."""
+    return key in defaults and type(value) is type(defaults[key]) and value == defaults[key]
 
 
 class MethodChoice(Choice):

@@ -106,14 +106,12 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
     """
     if not isinstance(annotation, str):
         return annotation
-    namespace = getattr(thing, "__globals__", None)
-    for parent in inspect.getmro(thing) if inspect.isclass(thing) else ():
-        if name in inspect.get_annotations(parent):
-            namespace = vars(sys.modules[parent.__module__])
-            break
+    if dataclasses.is_dataclass(thing):
+        kinds = inspect.getmro(thing)  # type: ignore[arg-type]
+        declaring = next(parent for parent in kinds if name in inspect.get_annotations(parent))
+        namespace = vars(sys.modules[declaring.__module__])
     else:
-        if inspect.isclass(thing):
-            namespace = thing.__init__.__globals__
+        namespace = (thing.__init__ if inspect.isclass(thing) else thing).__globals__
     try:
         return eval(annotation, namespace)  # the file that contains the annotation has been imported already
     except NameError as error:

@@ -188,7 +188,8 @@ class Task:
         paper_recipes: Recipes by name, mostly those of papers; `--recipe NAME` selects one in its preset. If the name
             is that of a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
-        settings: Values of the task's parameters by preset, or by the name of a recipe in `paper_recipes`.
+        settings: Values of the task's parameters by preset, or by the name of a recipe in
+            `paper_recipes`, which otherwise has those of its preset.
         detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.
     """
 
@@ -209,7 +210,7 @@ class Task:
     @classmethod
     def defaults(cls, preset: str, recipe: str = "") -> Mapping[str, Any]:
         """Return default values of the task's parameters in a preset, or with a recipe by its name."""
-        return cls.settings.get(recipe or preset, {})
+        return cls.settings.get(recipe, cls.settings.get(preset, {}))
 
     def default_model(self, preset: str) -> str:
         """Return the model of `models` that a trial uses if `--model` is not given.

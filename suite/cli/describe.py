@@ -156,7 +156,8 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
     choice = MethodChoice.read(text)
     thing = choice.definition
     choice.build()  # refuses the values that `run` would refuse
-    presets = {preset: choice.parameters(task or "cifar10", preset) for preset in PRESETS}
+    task = TaskChoice.read(task or "cifar10").name
+    presets = {preset: choice.parameters(task, preset) for preset in PRESETS}
     return {
         "name": str(choice),
         "kind": "method",
@@ -167,7 +168,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "random_twin": dict(thing.random_twin),
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "parameters": _parameters(choice, presets),
-        "presets_of_task": task or "cifar10",
+        "presets_of_task": task,
     }
 
 

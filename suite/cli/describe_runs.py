@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite import registry
 from suite.brackets import read_list
+from suite.choices import TaskChoice
 from suite.cli.parser import program_name
 from suite.errors import UsageError
 from suite.trials.folder.columns import COLUMNS
@@ -35,11 +36,14 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
         task: Name of the task to describe; empty for all tasks, with the parameters for `cifar10`.
     """
     recipes = {}
-    for known in [task] if task else registry.names("task"):
-        thing = registry.get("task", known)()
-        values = {"model": thing.default_model(name), **thing.defaults(name)}
-        recipes[known] = {**values, **dataclasses.asdict(thing.recipe(name))}
-    for_methods = task or "cifar10"
+    names = registry.names("task")
+    chosen = [TaskChoice.read(task)] if task else [TaskChoice(one, {}, registry.get("task", one)) for one in names]
+    for choice in chosen:
+        thing = choice.definition
+        if name in thing.recipes:
+            values = {"model": thing.models[name], **choice.parameters(name)}
+            recipes[str(choice)] = {**values, **dataclasses.asdict(thing.recipes[name])}
+    for_methods = chosen[0].name if task else "cifar10"
     changed = {
         method: registry.get("method", method).defaults(for_methods, name) for method in registry.names("method")
     }

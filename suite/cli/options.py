@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from suite import registry
+from suite.choices import TaskChoice
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
 from suite.trials.callbacks.calls import read_callbacks
 from suite.trials.folder.store import ONLY, Store
 from suite.trials.folder.targets import read_targets
-from suite.trials.planning import read_names, read_override
+from suite.trials.planning import read_choices, read_names, read_override
 from suite.trials.spec import read_device, read_dtype, read_preset, read_seeds
 
 MAX_JOBS = 1000
@@ -356,8 +357,9 @@ def check_data_root(options: RunOptions, preset: str) -> None:
     """
     if options.data_root_typed or os.environ.get("PDT_DATA"):
         return
-    for name in (request.name for request in read_names(options.task, "task", "--task")):
-        if registry.get("task", name)().needs_data_root(preset) and not (options.data_root / name).is_dir():
+    for choice in read_choices(options.task, TaskChoice, "--task"):
+        name, task = choice.name, choice.build(choice.parameters(preset, options.recipe))
+        if task.needs_data_root(preset) and not (options.data_root / name).is_dir():
             raise UsageError(f"task {name} needs --data-root DIR, your folder of data; --preset smoke needs no data")
 
 

@@ -101,8 +101,12 @@ def test_members_of_a_collection_are_typed_with_its_name_and_not_listed(tmp_path
         ("model", "zoo/lino", "^no model is called 'zoo/lino'; did you mean 'zoo/lion'\\?$"),
         ("model", "zoo/zebra", "^no model is called 'zoo/zebra'; known: zoo/lion, zoo/vgg11$"),
         ("model", "zoo/", "^no model is called 'zoo/'; known: zoo/lion, zoo/vgg11$"),
-        ("model", "zoo", "^no model is called 'zoo'; names with '/' are torchvision/NAME or zoo/NAME$"),
-        ("model", "zo/lion", "^no model is called 'zo/lion'; names with '/' are torchvision/NAME or zoo/NAME$"),
+        ("model", "zoo", "^no model is called 'zoo'; names with '/' are timm/NAME or torchvision/NAME or zoo/NAME$"),
+        (
+            "model",
+            "zo/lion",
+            "^no model is called 'zo/lion'; names with '/' are timm/NAME or torchvision/NAME or zoo/NAME$",
+        ),
         ("engine", "zoo/lion", "^no engine is called 'zoo/lion'; known: local, ray$"),
     ],
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.errors import in_words
+from suite.errors import UsageError, in_words
 from suite.trials.folder import packed
 from suite.trials.folder.columns import COLUMNS
 from suite.trials.spec import LARGEST_SEED, TrialSpec
@@ -31,7 +31,8 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 FORMAT = 2
-"""Version of the records that this version of the suite writes. Those without one are older, and are read too."""
+"""Version of the records that this version of the suite writes. Those without one have format 1."""
+CONVERT = "python tools/rename_trials.py OLD NEW writes a copy of the folder in it"
 # What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
 _KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "is not a string"),
@@ -151,6 +152,23 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     except OSError as error:
         return f"its files cannot be read: {in_words(error)}"
     return ""
+
+
+def refuse_earlier(folder: Path) -> None:
+    """Refuse a trial whose record has an earlier format, and is not damaged.
+
+    Raises:
+        UsageError: It has, with the command that converts its suite.
+    """
+    try:
+        record = json.loads(packed.read(folder / "trial.json"))
+        is_earlier = record["sha256"] == packed.digest(record) and record.get("format", 1) < FORMAT
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # a damaged record, which is named where it is read
+    if is_earlier:
+        raise UsageError(
+            f"{folder}: its record has an earlier format than {FORMAT}, which this version reads; {CONVERT}"
+        )
 
 
 def is_export(folder: Path) -> bool:

@@ -37,6 +37,7 @@ from suite.trials.folder.records import (
     export_damage,
     is_export,
     read_record,
+    refuse_earlier,
     write_json,
     write_record,
 )
@@ -244,8 +245,15 @@ class Store:
         return self.folder / "trials" / trial_id
 
     def trial_folders(self) -> list[Path]:
-        """Return the folders of all trials that were ever started, by name."""
-        return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+        """Return the folders of all trials that were ever started, by name.
+
+        Raises:
+            UsageError: The suite was written by an earlier version, whose records have another format.
+        """
+        found = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+        if found:
+            refuse_earlier(found[0])
+        return found
 
     def status(self, trial_id: str, in_use: bool = False) -> str:
         """Return one of `ENDED`, or `""` for a trial that was never started.
