@@ -31,6 +31,11 @@ KERNELS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
 
 
 def compiled(name: str, flags: Sequence[str]) -> ctypes.CDLL:
+    """Compile a source, or find it in the cache, and open it."""
+    return ctypes.CDLL(str(library_of(name, flags)))
+
+
+def library_of(name: str, flags: Sequence[str]) -> Path:
     """Compile a source, or find it in the cache, under a name that contains a hash of everything that determines it."""
     includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
     command = [*find_compiler(), *BASE_FLAGS, *flags, *includes, str(SOURCES / f"{name}.cpp")]
@@ -43,7 +48,7 @@ def compiled(name: str, flags: Sequence[str]) -> ctypes.CDLL:
         with cache.building(library) as built:
             subprocess.run([*command, "-o", str(built)], check=True)
             cache.store(built, library)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 def rules(numbers: Callable[[int], set[int]]) -> Iterator[PruneRule]:

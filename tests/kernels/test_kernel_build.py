@@ -1,7 +1,8 @@
-"""Compilation of the CPU kernel, and the fallback to plain torch, each in a separate process."""
+"""Compilation of the CPU kernel, and the fallback to plain torch."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from instruction_sets import library_of
 
+import kernels
 from kernels import cache as cache_module
 from kernels.cpu import build, library
-from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES, BuildError
+from kernels.cpu.build import BuildError
+from kernels.prune import cpu, dispatch, proof
 
 PRUNE = """
 import logging, sys
@@ -41,15 +45,9 @@ def native(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def single_threaded_library(tmp_path_factory) -> Path:
-    """A library compiled without OpenMP and without optimization, which takes seconds instead of half a minute."""
-    library = tmp_path_factory.mktemp("library") / "whole.so"
-    includes = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
-    flags = [*BASE_FLAGS, "-march=native", "-O0"]
-    subprocess.run(
-        [*build.find_compiler(), *flags, *includes, str(SOURCES / "prune_nm.cpp"), "-o", str(library)], check=True
-    )
-    return library
+def single_threaded_library() -> Path:
+    """A library compiled without OpenMP and without optimization, kept for the next run of the tests."""
+    return library_of("prune_nm", ("-O0",))
 
 
 def compiler_script(folder: Path, body: str) -> str:
@@ -61,51 +59,84 @@ def compiler_script(folder: Path, body: str) -> str:
     return str(script)
 
 
-def slow_path_line(process: subprocess.Popen[str]) -> str:
-    """Check that the slow path ran and was reported exactly once; return that line."""
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    backend, report = output.splitlines()
-    lines = [line for line in errors.splitlines() if "pdt.kernels" in line]
-    assert backend == "reference"
-    assert lines == [f"WARNING pdt.kernels {report}"]
-    assert "times slower" in report
-    return report
+@pytest.fixture
+def slow_path_line(monkeypatch, caplog):
+    """Let this process load the kernel as a new one does; check that plain torch runs and is reported exactly once.
+
+    What is returned does so, and returns the reported line.
+    """
+    monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
+    monkeypatch.setattr(dispatch, "_replayed", {})
+
+    def line() -> str:
+        monkeypatch.setattr(cpu, "load", functools.cache(cpu.load.__wrapped__))
+        caplog.clear()
+        grad = torch.tensor([[1.0, 7, -3, 2]])
+        with caplog.at_level(logging.WARNING, "pdt.kernels"):
+            assert kernels.prune_nm(grad, kernels.PruneRule(2, 4)).tolist() == [[0, 7, -3, 0]]
+            kernels.prune_nm(grad, kernels.PruneRule(2, 4, "random", "channel"))
+            assert kernels.backend_of(grad) == "reference"
+            report = kernels.backend_report()
+        records = [record for record in caplog.records if record.name == "pdt.kernels"]
+        assert [(record.levelname, record.message) for record in records] == [("WARNING", report)]
+        assert "times slower" in report
+        return report
+
+    return line
 
 
 def test_without_a_compiler_plain_torch_runs_and_says_so_once(start_python, tmp_path):
-    result = start_python(PRUNE, PATH=str(tmp_path), CXX=None, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
-    assert "no C++ compiler was found ($CXX, c++, g++, clang++)" in slow_path_line(result)
+    process = start_python(PRUNE, PATH=str(tmp_path), CXX=None, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    backend, report = output.splitlines()
+    assert backend == "reference"
+    assert [line for line in errors.splitlines() if "pdt.kernels" in line] == [f"WARNING pdt.kernels {report}"]
+    assert "times slower" in report
+    assert "no C++ compiler was found ($CXX, c++, g++, clang++)" in report
 
 
-def test_a_compiler_that_does_not_exist_is_named(start_python, tmp_path):
-    result = start_python(PRUNE, CXX="no-such-compiler", PDT_CACHE=str(tmp_path), PDT_CPU_KERNEL=None)
-    assert "'no-such-compiler'" in slow_path_line(result)
+def test_a_compiler_that_does_not_exist_is_named(slow_path_line, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path))
+    assert "'no-such-compiler'" in slow_path_line()
 
 
-def test_a_failing_compile_gives_the_first_line_of_its_error(start_python, tmp_path):
+def test_a_failing_compile_gives_the_first_line_of_its_error(slow_path_line, tmp_path, monkeypatch):
     script = compiler_script(
         tmp_path, '[ "$1" = --version ] && exec $real --version\necho "x.h:1: error: bad" >&2\nexit 1'
     )
-    result = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
-    assert "x.h:1: error: bad" in slow_path_line(result)
+    monkeypatch.setenv("CXX", script)
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    assert "x.h:1: error: bad" in slow_path_line()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_named(start_python, tmp_path):
+def test_a_cache_that_cannot_be_written_is_named(slow_path_line, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    script = compiler_script(tmp_path, "exec $real --version")
-    result = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "file" / "cache"), PDT_CPU_KERNEL=None)
-    assert "cannot be written" in slow_path_line(result)
+    monkeypatch.setenv("CXX", compiler_script(tmp_path, "exec $real --version"))
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "file" / "cache"))
+    assert "cannot be written" in slow_path_line()
 
 
-def test_the_kernel_can_be_turned_off(start_python):
-    assert "turned off by PDT_CPU_KERNEL=0" in slow_path_line(start_python(PRUNE, PDT_CPU_KERNEL="0"))
+def test_the_kernel_can_be_turned_off(slow_path_line, monkeypatch):
+    monkeypatch.setenv("PDT_CPU_KERNEL", "0")
+    assert "turned off by PDT_CPU_KERNEL=0" in slow_path_line()
+
+
+# The definition is compared in a few cases: what is tested here is where a library comes from.
+SHORT_PROOF = """
+import itertools
+from kernels.prune import proof
+every = proof.cases
+proof.cases = lambda: itertools.islice(every(), 0, None, 50)
+proof._streamed = lambda: ()
+"""
 
 
 @needs_compiler
 def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_built_again(
-    start_python, single_threaded_library, tmp_path
+    start_python, single_threaded_library, tmp_path, monkeypatch
 ):
     # Refusing -fopenmp makes the build fall back to one thread. The compilation is a copy.
     script = compiler_script(
@@ -115,29 +146,30 @@ def test_two_processes_build_at_once_without_openmp_and_a_damaged_library_is_bui
         'exec $real "$@"',
     )
     cache = tmp_path / "cache"
-    for process in [start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None) for _ in range(2)]:
+    variables = {"CXX": script, "PDT_CACHE": str(cache), "PDT_CPU_KERNEL": None}
+    for process in [start_python(SHORT_PROOF + PRUNE, **variables) for _ in range(2)]:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         backend, report = output.splitlines()
         assert backend == "cpu"
         assert "one thread: the compiler has no OpenMP" in report
     assert "-march=native, which is slower, because error: no OpenMP" in errors
-    library, note = sorted(cache.iterdir())
-    assert note.name == f"{library.name}.json"
+    path, note = sorted(cache.iterdir())
+    assert note.name == f"{path.name}.json"
 
-    whole = library.read_bytes()
-    damages = (
-        lambda: library.write_bytes(whole[:4000]),  # reading the mapped file would kill the process with SIGBUS
-        # The note matches, but the file is not a library, which shows when it is opened.
-        lambda: cache_module.store(write(tmp_path / "built", b"x" * 5000), library),
-    )
-    for damage in damages:
-        damage()
-        process = start_python(PRUNE, CXX=script, PDT_CACHE=str(cache), PDT_CPU_KERNEL=None)
-        output, errors = process.communicate(timeout=120)
-        assert (process.returncode, output.split()[:1]) == (0, ["cpu"]), errors
-        assert library.read_bytes() == whole
-        assert sorted(cache.iterdir()) == [library, note]
+    monkeypatch.setenv("CXX", script)
+    monkeypatch.setenv("PDT_CACHE", str(cache))
+    whole = path.read_bytes()
+    # The note matches, but the file is not a library, which shows when it is opened.
+    cache_module.store(write(tmp_path / "built", b"x" * 5000), path)
+    library.open_library("prune_nm", Kernels, agrees)
+    assert path.read_bytes() == whole
+    # Reading the mapped file would kill the process with SIGBUS. The one that this process has opened stays whole.
+    path.unlink()
+    path.write_bytes(whole[:4000])
+    library.open_library("prune_nm", Kernels, agrees)
+    assert path.read_bytes() == whole
+    assert sorted(cache.iterdir()) == [path, note]
 
 
 def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
@@ -243,10 +275,9 @@ def test_a_library_that_differs_is_not_used_and_is_named_with_the_case(copied_li
 
 
 @needs_compiler
-def test_the_slow_path_takes_the_place_of_a_kernel_that_differs(start_python, copied_library):
-    code = f"from kernels.prune import proof\nproof.prunes = lambda kernel, case: case.rule.m != 32\n{PRUNE}"
-    line = slow_path_line(start_python(code))
-    assert "differs from its definition: prune_nm, magnitude 1:32 of float32 (2, 96, 3, 5)" in line
+def test_the_slow_path_takes_the_place_of_a_kernel_that_differs(slow_path_line, copied_library, monkeypatch):
+    monkeypatch.setattr(proof, "prunes", lambda kernel, case: case.rule.m != 32)
+    assert "differs from its definition: prune_nm, magnitude 1:32 of float32 (2, 96, 3, 5)" in slow_path_line()
 
 
 @needs_compiler
@@ -379,24 +410,24 @@ struct Runs { Runs() { std::ofstream(std::getenv("PLANTED")) << "ran"; } } runs;
 
 
 @needs_compiler
-def test_a_library_planted_in_a_cache_that_others_can_write_does_not_run(start_python, copied_library, tmp_path):
-    environment = {"PLANTED": str(tmp_path / "ran"), "PDT_CPU_KERNEL": None}
-    start_python(PRUNE, **environment).communicate(timeout=120)
-    (path,) = copied_library.glob("*.so")
-    facts = cache_module.find(path)
+def test_a_library_planted_in_a_cache_that_others_can_write_does_not_run(
+    slow_path_line, copied_library, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PLANTED", str(tmp_path / "ran"))
+    path = build.build("prune_nm").library
     planted = tmp_path / "planted.so"
     (tmp_path / "planted.cpp").write_text(PLANTED)
     subprocess.run(
         [shutil.which("g++") or "c++", "-shared", "-fPIC", tmp_path / "planted.cpp", "-o", planted], check=True
     )
-    cache_module.store(planted, path, **facts)
+    cache_module.store(planted, path)
     copied_library.chmod(0o777)
-    line = slow_path_line(start_python(PRUNE, **environment))
+    line = slow_path_line()
     assert f"because the cache {copied_library} is not used: others can write to it (mode 0777)" in line
     assert not (tmp_path / "ran").exists()
     # The library would have run in a folder that nobody else can write.
     copied_library.chmod(0o755)
-    start_python(PRUNE, **environment).communicate(timeout=120)
+    library.open_library("prune_nm", Kernels, agrees)
     assert (tmp_path / "ran").read_text() == "ran"
 
 
@@ -471,45 +502,39 @@ def test_a_compiler_that_hangs_is_stopped_with_all_it_started_and_not_tried_agai
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
-def test_a_compiler_ends_with_the_process_that_started_it(tmp_path, start_python):
-    script = compiler_script(tmp_path, HANGS.replace("runs", f"{tmp_path}/runs").replace("pids", f"{tmp_path}/pids"))
-    process = start_python(PRUNE, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
-    pids = tmp_path / "pids"
-    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
-    process.kill()
-    process.communicate()
-    assert ended(pids.read_text().strip())
-
-
 # The process ends later than the interrupt, since its end would stop the compiler too.
 LIVES_ON = """
-import time
-from kernels.cpu import build, library
-from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES, BuildError
+from kernels.cpu import build
 try:
     build.build("prune_nm")
 except KeyboardInterrupt:
     print("caught", flush=True)
-    time.sleep(60)
+    build.build("prune_nm")
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
-def test_ctrl_c_stops_a_compiler_with_all_it_started(tmp_path, start_python):
+def test_a_compiler_ends_with_all_it_started_at_ctrl_c_and_with_the_process_that_started_it(tmp_path, start_python):
     script = compiler_script(tmp_path, HANGS.replace("runs", f"{tmp_path}/runs").replace("pids", f"{tmp_path}/pids"))
     process = start_python(LIVES_ON, CXX=script, PDT_CACHE=str(tmp_path / "cache"), PDT_CPU_KERNEL=None)
-    try:
+
+    def started(number: int) -> str:
         pids = tmp_path / "pids"
-        wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        assert wait_for(lambda: pids.exists() and pids.read_text().count("\n") == number)
+        return pids.read_text().split()[-1]
+
+    try:
+        first = started(1)
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "caught\n"
-        assert ended(pids.read_text().strip())
-        assert list((tmp_path / "cache").iterdir()) == []
+        assert ended(first)
+        second = started(2)
+        assert len(list((tmp_path / "cache").iterdir())) == 1  # the second one is being built
         assert process.poll() is None
     finally:
         process.kill()
         process.communicate()
+    assert ended(second)
 
 
 def ended(pid: str) -> bool:
@@ -527,18 +552,19 @@ def wait_for(condition) -> bool:
 
 
 @needs_compiler
-def test_a_compiler_may_have_arguments(start_python, single_threaded_library, tmp_path):
+def test_a_compiler_may_have_arguments(slow_path_line, single_threaded_library, tmp_path, monkeypatch):
     script = compiler_script(
         tmp_path,
         '[ "$1" = -O0 ] || { echo "error: the argument is missing" >&2; exit 1; }\nshift\n'
         f'[ $# -gt 1 ] && {{ for to; do :; done; exec cp {single_threaded_library} "$to"; }}\nexec $real "$@"',
     )
-    cache = tmp_path / "cache"
-    output, errors = start_python(PRUNE, CXX=f"{script} -O0", PDT_CACHE=str(cache), PDT_CPU_KERNEL=None).communicate(
-        timeout=120
-    )
-    assert output.splitlines()[0] == "cpu", errors
-    assert "cannot be parsed" in slow_path_line(start_python(PRUNE, CXX='"', PDT_CACHE=str(cache), PDT_CPU_KERNEL=None))
+    monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", f"{script} -O0")
+    built = build.build("prune_nm")
+    assert not built.refused
+    assert built.library.read_bytes() == single_threaded_library.read_bytes()
+    monkeypatch.setenv("CXX", '"')
+    assert "cannot be parsed" in slow_path_line()
 
 
 def test_several_sources_are_compiled_at_the_same_time(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from suite import registry
 from suite.engine.network.products import TorchBackend
 from suite.engine.training.conformance import CONTRACTS, Broken, Subject, check
+from suite.engine.training.conformance import subject as sizes
 from suite.engine.training.conformance.check import _examine as examine
 from suite.engine.training.conformance.contracts import density_is_true
 from suite.method import Density, Method, OpPlan
@@ -44,9 +45,9 @@ CASES = [
 
 
 def small(name, parameters=None, epochs=4):
-    """A subject with as many steps per epoch as in `check`, and a quarter of the images in each."""
+    """A subject with as many steps per epoch as in `check`, and an eighth of the images in each."""
     subject = Subject(name, parameters)
-    sizes = {"epochs": epochs, "batch_size": 16, "train_images": 128, "test_images": 50}
+    sizes = {"epochs": epochs, "batch_size": 8, "train_images": 64, "test_images": 50}
     subject.recipe = dataclasses.replace(subject.recipe, **sizes)
     return subject
 
@@ -239,6 +240,8 @@ def test_a_contract_finds_the_method_that_breaks_it(contract, monkeypatch):
 
 def test_check_says_which_contract_a_faulty_method_breaks(monkeypatch):
     monkeypatch.setitem(registry._objects, ("method", "faulty"), FAULTS["transforms_are_pure"])
+    for size, number in (("BATCH_SIZE", 8), ("TRAIN_IMAGES", 64), ("TEST_IMAGES", 50)):
+        monkeypatch.setattr(sizes, size, number)
     results = {result.name: result for result in check("faulty")}
     assert results.keys() == CONTRACT.keys()
     assert not results["transforms_are_pure"].passed

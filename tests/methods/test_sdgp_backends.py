@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import functools
 import re
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_training import RECIPE, Checkpoints, small_net, small_trainer
+from small_training import RECIPE, Checkpoints, plain_net, small_net, small_trainer
 from torch import nn
 
 import kernels
@@ -22,6 +23,13 @@ from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
 
 CPU = torch.device("cpu")
+compile_once = functools.cache(pruned_gradients.compile_together)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(monkeypatch):
+    """Look for the compiled kernels once, and not again for each of some hundred methods: that starts the compiler."""
+    monkeypatch.setattr(pruned_gradients, "compile_together", compile_once)
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +181,7 @@ def test_masked_is_what_sdgp_was_before_there_were_backends(skipping):
 def subject(**parameters):
     """A training on digits: 3 epochs of 8 steps by a narrow ResNet-9."""
     found = Subject("sdgp", parameters)
-    sizes = {"epochs": 3, "batch_size": 32, "train_images": 256, "test_images": 100}
+    sizes = {"epochs": 3, "batch_size": 8, "train_images": 64, "test_images": 50}
     found.recipe = dataclasses.replace(found.recipe, **sizes)
     return found
 
@@ -222,7 +230,7 @@ def test_a_compiled_graph_skips_as_an_eager_step_does(skipping, products):
     for execution in ("eager", "compile"):
         method = SDGP(backend="skip", products=products, layers="all")
         recipe = dataclasses.replace(RECIPE, epochs=1, execution=execution)
-        trainer = small_trainer(method, recipe, compile_backend="aot_eager")
+        trainer = small_trainer(method, recipe, plain_net(), compile_backend="aot_eager")
         trainer.fit()
         ends.append(trainer)
     for name, tensor in ends[0].model.state_dict().items():

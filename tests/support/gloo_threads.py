@@ -1,9 +1,20 @@
-"""Threads of gloo, one of which may abort a process that ends while they run."""
+"""Processes of gloo, one of whose threads may abort a process that ends while they run."""
 
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+
+
+def found_by_ranks(start, folder, ranks):
+    """Run `start(rank, folder)` in a process for each rank on the CPU; return what each wrote to `{rank}.pt`.
+
+    The processes are forks, which have imported torch. A process that has a GPU cannot fork.
+    """
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    torch.multiprocessing.start_processes(start, args=(str(folder),), nprocs=ranks, start_method=method)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 def leave():

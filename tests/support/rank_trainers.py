@@ -93,7 +93,7 @@ def start(rank, folder):
     small = dataclasses.replace(UNEVEN, epochs=2)
     found = {
         "pruned": trained(pruning()),
-        "micro": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2)),
+        "micro": trained(pruning(), dataclasses.replace(UNEVEN, epochs=3, micro_batches=2)),
         "mixed": trained(Method(), dataclasses.replace(small, mixup=0.4, ema=0.9)),
         "looked": trained(Method(), dataclasses.replace(small, lookahead_steps=2)),
         "grown": trained(Grows(), small),

@@ -46,6 +46,14 @@ def small_net():
     )
 
 
+def plain_net():
+    """A network that compiles in half of the time of the small one, for methods that need no residual branch."""
+    torch.manual_seed(0)
+    model = small_net()
+    model[3] = nn.Identity()
+    return model
+
+
 class SmallBatches:
     """Images whose class is their bright quadrant, shuffled in each epoch."""
 

@@ -11,6 +11,7 @@ from torch import nn
 from torchvision.models import get_model, get_model_weights, list_models
 from torchvision.models.resnet import ResNet
 from torchvision.models.vgg import VGG
+from trials_here import run_here
 
 from benchmarks.surgery import examine, line_of, table
 from suite import registry
@@ -18,6 +19,7 @@ from suite.checkpoint import load_model
 from suite.choices import ModelChoice, build_model
 from suite.cli import main as cli
 from suite.errors import UsageError
+from suite.trials.engines.local import LocalEngine
 from tasks.models.imagenet_resnet import Blurred, blur_strided
 
 THEIRS = list_models(module=torchvision.models)
@@ -89,8 +91,10 @@ def test_blurred_networks_with_the_prefix_equal_those_of_the_plain_name():
 
 def test_a_trial_has_a_folder_a_report_and_a_model_that_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LocalEngine, "run", run_here)
     (tmp_path / "suite.toml").write_text('model = ["torchvision/shufflenet_v2_x0_5"]\ntask = "cifar10"\n')
     options = ["--methods", "dense", "--preset", "smoke", "--epochs", "1", "--device", "cpu", "--out", "out"]
+    options += ["--set", "recipe.train_images=128", "--set", "recipe.test_images=50"]
     assert cli.main(["--config", "suite.toml", *options]) == 0
     assert "torchvision/shufflenet_v2_x0_5" in capsys.readouterr().out
     (folder,) = (tmp_path / "out" / "trials").iterdir()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from communicating import METHODS, RANKS, STEPS, start
+from gloo_threads import found_by_ranks
 from small_methods import Nothing
 from small_training import small_net
 
@@ -15,8 +16,7 @@ from suite.ops import apply
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("communication")
-    torch.multiprocessing.spawn(start, args=(str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return found_by_ranks(start, folder, RANKS)
 
 
 @pytest.mark.parametrize("method", METHODS)

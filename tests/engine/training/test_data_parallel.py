@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from gloo_threads import found_by_ranks
 from rank_trainers import RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
 from small_training import SmallBatches, small_trainer
 from stopwatches import FakeTime
@@ -16,8 +17,7 @@ from suite.method import Method
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("data_parallel")
-    torch.multiprocessing.spawn(start, args=(str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return found_by_ranks(start, folder, RANKS)
 
 
 def assert_equal_training(several, one):
@@ -43,7 +43,8 @@ def test_two_processes_equal_one_through_a_reconfiguration_and_uneven_batches(fo
 
 
 def test_two_processes_with_micro_batches_equal_one(found):
-    one = trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=4))
+    one = trained(pruning(), dataclasses.replace(UNEVEN, epochs=3, micro_batches=4))
+    assert one["cut"] >= 1
     assert_equal_training(found[0]["micro"], one)
 
 

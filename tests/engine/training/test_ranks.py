@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from gloo_threads import found_by_ranks
 from small_methods import RandomChannels
 from small_training import SmallBatches
 from two_ranks import BATCH, RANKS, planned, start
@@ -14,8 +15,7 @@ from suite.engine.training.ranks import Ranks
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(start, args=(str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return found_by_ranks(start, folder, RANKS)
 
 
 def test_two_ranks_draw_the_masks_of_two_micro_batches(found):
