@@ -205,7 +205,10 @@ def find(kind: str, name: str) -> Entry | None:
 
 
 def unknown(kind: str, name: str) -> str:
-    """Say that a name is not registered, and which name is nearest to it."""
+    """Say that a name is not registered, and which name is nearest to it, or which example of the docs defines it."""
+    example = Path(__file__).parents[1] / "docs" / "examples" / f"{name}.py"
+    if kind == "method" and name.isidentifier() and example.is_file():
+        return f"no method is called '{name}'; an example defines it: --plugin {example}"
     known = collections(kind)
     if known and ("/" in name or find(kind, f"{name}/")):
         return f"no {kind} is called '{name}'; names with '/' are {' or '.join(entry.typed for entry in known)}"
