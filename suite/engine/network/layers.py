@@ -111,6 +111,9 @@ def _product_type(operand: Tensor) -> torch.dtype:
 
 _PLANNED: dict[type[nn.Module], type[PlannedLayer]] = {nn.Conv2d: PlannedConv2d, nn.Linear: PlannedLinear}
 
+_OF_PLANS = ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle", "own_class")
+"""Attributes of a planned layer."""
+
 
 def base_of(layer: nn.Module) -> type[nn.Module] | None:
     """Return `nn.Conv2d` or `nn.Linear` if a layer computes exactly what that class does, otherwise `None`.
@@ -205,7 +208,7 @@ def convert(
         The planned layers by name, in the model's order.
 
     Raises:
-        UsageError: as `plannable` does.
+        UsageError: as `plannable` does; or a layer has an attribute of the same name as one of a planned layer.
     """
     state = step_state or StepState()
     planned: dict[str, PlannedLayer] = {}
@@ -213,6 +216,8 @@ def convert(
         if not isinstance(layer, PlannedLayer):
             own, base = type(layer), base_of(layer)
             assert base is not None
+            if taken := next((attribute for attribute in _OF_PLANS if attribute in vars(layer)), None):
+                raise UsageError(f"layer '{name}' has an attribute '{taken}', which a planned layer needs; rename it")
             layer.__class__ = _PLANNED[base]
             vars(layer)["own_class"] = own
         assert isinstance(layer, PlannedLayer)
@@ -233,7 +238,7 @@ def restore(model: nn.Module) -> nn.Module:
             if not layer.op_plan.empty:
                 raise ValueError(f"layer '{name}' still has a plan; call `finish` of its hooks first")
             layer.__class__ = layer.own_class  # type: ignore[assignment]
-            for attribute in ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle", "own_class"):
+            for attribute in _OF_PLANS:
                 del vars(layer)[attribute]
     return model
 

@@ -236,3 +236,12 @@ def test_a_subclass_is_planned_if_it_computes_what_its_base_class_does():
     restore(model)
     assert type(model[3]) is SameLinear
     assert "own_class" not in vars(model[3])
+
+
+@pytest.mark.parametrize("attribute", ["name", "meter", "handle"])
+def test_an_attribute_of_the_user_is_not_overwritten(attribute):
+    model = nn.Sequential(nn.Linear(2, 2))
+    setattr(model[0], attribute, "own")
+    with pytest.raises(UsageError, match=rf"layer '0' has an attribute '{attribute}', which a planned layer needs"):
+        convert(model)
+    assert getattr(model[0], attribute) == "own"
