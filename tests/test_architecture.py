@@ -152,7 +152,7 @@ def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path)
     done = subprocess.run(
         [
             *(environment / "bin" / "pdt", "--methods", "sdgp", "--task", "digits", "--preset", "smoke"),
-            *("--epochs", "1", "--set", "recipe.train_images=64", "--out", "out"),
+            *("--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50", "--out", "out"),
         ],
         cwd=user, env=clean, capture_output=True, text=True, timeout=280,
     )  # fmt: skip

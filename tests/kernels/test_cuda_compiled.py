@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import nvrtc_binding as binding
 import pytest
@@ -38,9 +40,23 @@ def kernels_of(n: int, m: int) -> list[str]:
     return list(found)
 
 
-def compiled_cubin(kernels: list[str], target: str, file: str = plans.SOURCE, options=OPTIONS) -> bytes:
+def compiled_cubin(kernels: list[str], target: str) -> bytes:
     """Compile kernels as a launch does."""
-    return compile_cubin(binding, file, kernels, target, options)[0]
+    return compile_cubin(binding, plans.SOURCE, kernels, target, OPTIONS)[0]
+
+
+@functools.cache
+def assembled(kernels: tuple[str, ...], target: str, file: str = plans.SOURCE) -> tuple[bytes, str]:
+    """Compile kernels as a launch does, once for all tests; return the cubin and the PTX from which it was made."""
+    texts: list[str] = []
+
+    def get_cubin(program):
+        texts.append(binding.getPTX(program))
+        return binding.getCUBIN(program)
+
+    both = SimpleNamespace(**(vars(binding) | {"getCUBIN": get_cubin}))
+    content = compile_cubin(both, file, kernels, target, OPTIONS)[0]
+    return content, texts[0]
 
 
 def tool(name: str) -> str:
@@ -80,6 +96,9 @@ SLOW = [("sm_90a", (1, 2)), ("sm_90a", (2, 16)), ("sm_80", (2, 4))]
 LONG = [one for one in itertools.product(("sm_80", "sm_90a"), GROUPS) if one not in (*FAST, *SLOW)]
 
 
+STEPS = (0, 1, 2)  # distances of input columns, for which convolutions that skip weights have kernels
+
+
 @dataclass(frozen=True)
 class Compiled:
     """Kernels for n:m in one cubin, and the instructions of each function."""
@@ -100,7 +119,7 @@ class Compiled:
 def compiled(request, tmp_path_factory):
     architecture, (n, m) = request.param
     path = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
-    path.write_bytes(compiled_cubin(kernels_of(n, m), architecture))
+    path.write_bytes(assembled((*kernels_of(n, m),), architecture)[0])
     return Compiled(m, path, instructions(path))
 
 
@@ -115,14 +134,16 @@ def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
 
 @pytest.mark.parametrize("file", [plans.SOURCE, tap_plan.SOURCE])
 def test_no_kernel_flushes_subnormal_numbers(file):
-    kernels = {
-        plans.SOURCE: lambda: kernels_of(2, 4) + kernels_of(3, 7),
-        tap_plan.SOURCE: lambda: [
-            name for dtype in plans.FORMATS for name in sparse_conv_kernels.kernels_of(dtype, (1,))
-        ],
-    }[file]()
-    text = ptx(file, kernels)
-    assert re.search(r"\b(add|fma)\.\S*f32", text)
+    """The kernels that other tests assemble for sm_90a, and those for float16, which only slow tests assemble."""
+    if file == plans.SOURCE:
+        kernels = kernels_of(2, 4)
+        texts = [assembled((*kernels_of(*group),), "sm_90a")[1] for group in ((2, 4), (5, 7))]
+    else:
+        kernels = sparse_conv_kernels.kernels_of("float16", (1,))
+        others = (sparse_conv_kernels.kernels_of(dtype, STEPS) for dtype in ("float32", "bfloat16"))
+        texts = [*(assembled((*names,), "sm_90a", file)[1] for names in others), ptx(file, kernels)]
+    assert all(re.search(r"\b(add|fma)\.\S*f32", text) for text in texts)
+    text = "".join(texts)
     assert re.findall(r"\S+\.ftz\S*", text) == []
     assert re.findall(r"\S+\.approx\S*", text) == []
     # The option that CuPy adds to whatever it compiles.
@@ -244,7 +265,7 @@ def test_memory_and_not_arithmetic_bounds_the_kernels_that_select(compiled):
     ("n", "m"), [(2, 3), (5, 7), *(pytest.param(*group, marks=pytest.mark.slow) for group in ((5, 24), (31, 32)))]
 )
 def test_other_group_sizes_compile(n, m):
-    assert compiled_cubin(kernels_of(n, m), "sm_90a")
+    assert assembled((*kernels_of(n, m),), "sm_90a")[0]
 
 
 @pytest.mark.parametrize(
@@ -258,10 +279,9 @@ def test_other_group_sizes_compile(n, m):
     ],
 )
 def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):
-    steps = (0, 1, 2) if architecture == "sm_90a" else (1,)
-    kernels = sparse_conv_kernels.kernels_of(dtype, steps)
+    kernels = sparse_conv_kernels.kernels_of(dtype, STEPS if architecture == "sm_90a" else (1,))
     path = tmp_path / "kernels.cubin"
-    path.write_bytes(compiled_cubin(kernels, architecture, tap_plan.SOURCE))
+    path.write_bytes(assembled((*kernels,), architecture, tap_plan.SOURCE)[0])
     used = resources(path)
     assert len(used) == len(kernels)
     for name, usage in used.items():

@@ -1,4 +1,4 @@
-"""Train resnet32 by PruneTrain with few channels in every shortcut; run as a separate process, which may crash.
+"""Train a short resnet32 by PruneTrain with few channels in every shortcut, in a process of its own, which may crash.
 
 python cut_shortcuts.py COUNT... DTYPE
 
@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from small_training import CLASSES, SmallBatches
 
 from methods.prunetrain import PruneTrain
-from suite.choices import build_model
 from suite.engine.training.trainer import Trainer
 from suite.recipe import Recipe
 from suite.task import Splits
+from tasks.models.cifar_resnet import CifarResNet
+from tasks.models.residual import BasicBlock
 
 SHAPE = (3, 32, 32)
 RECIPE = Recipe(epochs=3, batch_size=32, eval_batch_size=32, learning_rate=0.05, schedule="linear", lr_end=0.1)
@@ -69,7 +70,8 @@ def watch(name, layer, dtype, errors):
 
 def train(count, dtype):
     torch.manual_seed(0)
-    model = build_model("resnet32[width=1.125]", SHAPE, CLASSES).to(memory_format=torch.channels_last)
+    stages = [(18, 2), (36, 2), (72, 2)]  # of resnet32[width=1.125], which has five blocks in each
+    model = CifarResNet(BasicBlock, stages, SHAPE[0], CLASSES).to(memory_format=torch.channels_last)
     method = CutShortcuts(update="proximal", interval=1)
     method.count = count
     splits = Splits(train=LargerBatches(64, seed=1), test=LargerBatches(32, seed=2, shuffle=False))
