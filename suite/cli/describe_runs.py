@@ -39,10 +39,11 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
     names = registry.names("task")
     chosen = [TaskChoice.read(task)] if task else [TaskChoice(one, {}, registry.get("task", one)) for one in names]
     for choice in chosen:
-        thing = choice.definition
-        if name in thing.recipes:
-            values = {"model": thing.models[name], **choice.parameters(name)}
-            recipes[str(choice)] = {**values, **dataclasses.asdict(thing.recipes[name])}
+        parameters = choice.parameters(name)
+        if parameters.keys() == choice.declared.keys():  # a task may need one that only a user can type
+            thing = choice.build(parameters)
+            values = {"model": thing.default_model(name), **parameters}
+            recipes[str(choice)] = {**values, **dataclasses.asdict(thing.recipe(name))}
     for_methods = chosen[0].name if task else "cifar10"
     changed = {
         method: registry.get("method", method).defaults(for_methods, name) for method in registry.names("method")

@@ -132,7 +132,7 @@ def test_a_cut_network_computes_what_the_masked_one_does(name):
     assert row.step_difference is not None
     assert row.step_difference < 1e-6
     assert row.free > 0.3 * row.channels
-    assert f"| `{name}` |" in table([line_of(row)])
+    assert f"\n{line_of(row)}\n" in table({name: line_of(row)})
 
 
 def test_a_network_of_one_output_in_training():
