@@ -51,10 +51,11 @@ def test_only_a_run_of_all_tests_gets_workers(tmp_path, arguments, workers):
     # Stand-ins for the slow imports of that file; what it does with workers needs neither.
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "toy_fixtures.py").write_text("")
-    (tmp_path / "methods" / "backends").mkdir(parents=True)
-    (tmp_path / "methods" / "backends" / "autotune.py").write_text(
-        "FEWEST_ROUNDS = MOST_ROUNDS = SHORTEST_SAMPLE_S = 1"
-    )
+    backends = tmp_path / "methods" / "backends"
+    backends.mkdir(parents=True)
+    for package in (backends.parent, backends):
+        (package / "__init__.py").touch()
+    (backends / "autotune.py").write_text("FEWEST_ROUNDS = MOST_ROUNDS = SHORTEST_SAMPLE_S = 1")
     for name in ("one", "other"):
         (tests / f"test_{name}.py").write_text(
             "import os\n\ndef test_one():\n    open(f'{os.getpid()}', 'w').close()\n"
