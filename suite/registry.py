@@ -206,9 +206,9 @@ def find(kind: str, name: str) -> Entry | None:
 
 def unknown(kind: str, name: str) -> str:
     """Say that a name is not registered, and which name is nearest to it, or which example of the docs defines it."""
-    example = Path(__file__).parents[1] / "docs" / "examples" / f"{name}.py"
-    if kind == "method" and name.isidentifier() and example.is_file():
-        return f"no method is called '{name}'; an example defines it: --plugin {example}"
+    examples = {path.stem: path for path in (Path(__file__).parents[1] / "docs" / "examples").glob("*.py")}
+    if kind == "method" and name in examples:
+        return f"no method is called '{name}'; an example defines it: --plugin {examples[name]}"
     known = collections(kind)
     if known and ("/" in name or find(kind, f"{name}/")):
         return f"no {kind} is called '{name}'; names with '/' are {' or '.join(entry.typed for entry in known)}"
