@@ -1,6 +1,7 @@
 """The time pass with clocks that the tests move: what it measures, and what it refuses."""
 
 import dataclasses
+import gc
 import json
 import shutil
 from functools import partial
@@ -13,6 +14,7 @@ from small_trials import flushed as spec
 from small_trials import train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
+from tiny_net import TINY
 
 from reports.content.build import build
 from suite.choices import MethodChoice
@@ -38,11 +40,9 @@ from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
 from tasks.digits import Digits
 
-SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 4}
-
-
-TRIAL = spec("prunetrain")
-NARROW = "resnet9[width=0.0625]"  # whose steps are short
+SMALL = {"model": TINY, "train_images": 64, "test_images": 16, "batch_size": 16, "epochs": 4}
+METHOD = "prunetrain[threshold=0.3]"  # which cuts this network after its first epoch
+TRIAL = spec(METHOD, **SMALL)
 
 
 @register("method", "sleeps_in_steps")
@@ -79,7 +79,9 @@ def idle(monkeypatch):
     monkeypatch.setattr(steps, "collect", lambda device: {"busy_cores": 0.1})
     monkeypatch.setattr(steps, "busy_cores", lambda: 0.2)
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.05)
+    gc.freeze()  # what the other tests of this process left is not searched again before each state that is measured
     yield
+    gc.unfreeze()
     torch.set_flush_denormal(False)
 
 
@@ -152,7 +154,7 @@ def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkey
         monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
         found.append(measured(out))
     assert recorded[1]["train_time_s"] > 5 * recorded[0]["train_time_s"]
-    count = 4 * 96 // 16
+    count = 4 * 64 // 16
     reconfigurations = [result["reconfigure_time_s"] / count for result in recorded]
     assert [time.ratio for time in found] == pytest.approx([1.5 + share for share in reconfigurations])
     for time in found:
@@ -171,14 +173,14 @@ def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seco
     assert time.ratio == pytest.approx(expected, rel=1e-3)
     assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
     assert (time.trial, time.load) == (TRIAL.trial_id, 0.2)
-    assert lines[0].startswith(f"pass 1, prunetrain: {time.ratio:.3f} of the training time of dense; dense twice 1.000")
+    assert lines[0].startswith(f"pass 1, {METHOD}: {time.ratio:.3f} of the training time of dense; dense twice 1.000")
     assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
 
 
 def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_flops, measured):
     """The sizes have different numbers of FLOPs, and pruning begins after the smaller ones."""
-    growing = {"epochs": 6, "train_sizes": (16, 32), "size_milestones": (0.5,)}
-    trial = spec("prunetrain[interval=4,threshold=0.5]", task="imagenette", model=NARROW, **growing)
+    growing = {"train_sizes": (16, 32), "size_milestones": (0.5,)}
+    trial = spec("prunetrain[interval=3,threshold=0.5]", task="imagenette", **SMALL | growing)
     folder = train_in_suite(tmp_path, trial)
     result = json.loads((folder / "trial.json").read_text())["result"]
     assert result["train_flops_executed"] < 0.99 * result["train_flops_dense"], "the test needs a network that shrinks"
@@ -197,8 +199,8 @@ def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_
 
 
 def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_path, seconds_are_flops, measured):
-    recipe = {"epochs": 2.5, "train_images": 64, "batch_size": 16, "freeze": ("prep.norm.bias",), "freeze_after": 1}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **recipe))
+    recipe = {"epochs": 2.5, "freeze": ("1.bias",), "freeze_after": 1}  # of the first normalisation
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **SMALL | recipe))
     time = measured(tmp_path)
     assert [(one.frozen, one.steps) for one in time.stages] == [(False, 4), (True, 6)]
     assert [(one.frozen, one.steps) for one in time.dense] == [(False, 4), (True, 6)]
@@ -207,9 +209,8 @@ def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_pa
 
 
 def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
-    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 3}
-    growing |= {"train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", model=NARROW, **growing))
+    growing = {"batch_size": 32, "epochs": 3, "train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **SMALL | growing))
     time = measured(tmp_path)
     assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
     small, large, _ = (time.relative_step(one.phase) for one in time.dense)
@@ -306,7 +307,7 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
         return in_this_process(candidate, arguments, threads)
 
     assert not time_pass.run(shrinking, pairs=3, measure=other, show=lines.append)
-    assert "prunetrain: not measured: a step executes" in lines[0]
+    assert f"{METHOD}: not measured: a step executes" in lines[0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("hardware_id", "h0000000"), ("torch", "1.13")])
@@ -398,7 +399,7 @@ def test_a_seed_whose_states_are_not_here_is_trained_once(
 
     for passes in (2, 3):
         assert time_pass.run(out, measure=measure, show=lines.append, passes=passes)
-    assert lines[0].startswith(f"prunetrain: {reason}")
+    assert lines[0].startswith(f"{METHOD}: {reason}")
     assert lines[0].endswith(f"; {TRIAL.trial_id} is trained here first, into {out / 'timed'}")
     assert here == [TRIAL.trial_id]
     assert measured_in == [str(out / "timed" / "trials")] * 3
@@ -491,7 +492,7 @@ def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), passes=2)
     first, second = TIMES.read(shrinking)
     assert first.methods["other"].passes == (time,)
-    assert [one.stages[0].ratio for one in first.methods["prunetrain"].passes] == pytest.approx([0.75, 0.5])
+    assert [one.stages[0].ratio for one in first.methods[METHOD].passes] == pytest.approx([0.75, 0.5])
     assert second.key == {"task": "other", "arithmetic": "ieee"}
 
 
@@ -549,7 +550,7 @@ def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, l
         return in_this_process(candidate, arguments | {"choose_again": again}, threads)
 
     assert not time_pass.run(shrinking, pairs=3, measure=partial(other, again=False), show=lines.append, passes=1)
-    assert "prunetrain: not measured: layers have other backends than in the trial" in lines[0]
+    assert f"{METHOD}: not measured: layers have other backends than in the trial" in lines[0]
     called = []
     monkeypatch.setattr(MethodRunner, "choose_again", lambda self: called.append(self))
     time = measured(shrinking, pairs=3, measure=partial(other, again=True))
@@ -581,7 +582,7 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
         return invented(candidate, arguments, threads, load=5.0 if candidate.number == disturbed else 0.1)
 
     assert not time_pass.run(shrinking, measure=partial(measure, disturbed=1), threads=1, show=lines.append)
-    assert lines[-1] == "time: prunetrain has 2 undisturbed of 3 passes; the same command measures the others"
+    assert lines[-1] == f"time: {METHOD} has 2 undisturbed of 3 passes; the same command measures the others"
     assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
         (0, False), (1, True), (2, False)
     ]  # fmt: skip
@@ -628,7 +629,7 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
     monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
     assert lines[1] == f"{TRIAL.trial_id}: not trained: "
-    assert "prunetrain: not measured: no stages: " in lines[2]
+    assert f"{METHOD}: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
 
 
