@@ -7,6 +7,7 @@ from pathlib import Path
 import image_trials
 import pytest
 from small_trials import train
+from tiny_net import TINY
 
 from suite.measure.prediction import forecast as module
 from suite.measure.prediction.estimate import predict
@@ -30,7 +31,7 @@ class RestartsOnce(Method):
 def spec(folder: Path, method: str, **changes) -> TrialSpec:
     if not folder.is_dir():
         image_trials.write_images(folder, count=12)
-    return image_trials.spec(folder, method, "resnet32", **{"epochs": 4, **GROWING, **changes})
+    return image_trials.spec(folder, method, TINY, **{"epochs": 4, **GROWING, **changes})
 
 
 def probed(trial: TrialSpec, folder: Path, monkeypatch, epochs: int):
@@ -39,18 +40,24 @@ def probed(trial: TrialSpec, folder: Path, monkeypatch, epochs: int):
     return Probe(trial, folder, 2, 600.0).run()
 
 
+@pytest.fixture(scope="module")
+def dense_flops(tmp_path_factory):
+    """The FLOPs that a trial of dense counts in its training."""
+    folder = tmp_path_factory.mktemp("dense")
+    return train(folder / "trial", spec(folder / "pets", "dense"))[-1]["train_flops"]
+
+
 @pytest.mark.parametrize("method", ["dense", "sdgp[backend=masked]", "prunetrain"])
 @pytest.mark.parametrize("reached", [1, 4])
-def test_dense_flops_are_those_of_each_epochs_size(tmp_path, monkeypatch, method, reached):
+def test_dense_flops_are_those_of_each_epochs_size(tmp_path, monkeypatch, dense_flops, method, reached):
     trial = spec(tmp_path / "pets", method)
     found = probed(trial, tmp_path, monkeypatch, reached)
     known = predict(trial, found)
-    record = train(tmp_path / "trial", spec(tmp_path / "pets", "dense"))[-1]["train_flops"]
     small, large = found["dense_per_image"][::3]
     assert found["dense_per_image"] == [small, small, large, large]
     assert 3.5 * small < large < 4 * small + 1
-    assert known.flops_dense == pytest.approx(record["dense"], rel=1e-12)
-    assert known.flops_executed == pytest.approx(record["executed"], rel=1e-12)
+    assert known.flops_dense == pytest.approx(dense_flops["dense"], rel=1e-12)
+    assert known.flops_executed == pytest.approx(dense_flops["executed"], rel=1e-12)
     assert any("in 2 of 4 epochs a dense step has other FLOPs" in note for note in known.notes) == (reached == 1)
     assert any("the memory is that of" in note for note in known.notes) == (reached == 1)
 
