@@ -14,6 +14,7 @@ from trials_here import run_here
 
 import reports
 from reports.papers import published
+from reports.papers.prunetrain import timed_networks
 from suite.cli import main as cli
 from suite.engine.cost import clock
 from suite.trials.engines.local import LocalEngine
@@ -36,7 +37,8 @@ def reproduce():
     """Function that runs the verb `reproduce` in this process, without the report of the suite.
 
     With `processes`, what has to be timed in a process of its own is; without, it is timed here. The setup of each
-    method runs in its trial, so that it is not rehearsed; and the speed of inference is that of a single pass.
+    method runs in its trial, so that it is not rehearsed; the speed of inference is that of a single pass, and what is
+    timed here is timed a few times.
     """
 
     def run(folder: Path, *arguments: str, status: int = 0, engine=run_here, processes: bool = False) -> None:
@@ -46,6 +48,7 @@ def reproduce():
             patch.setattr("suite.cli.preparation.rehearse_new", lambda trials, folder: None)
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
                 patch.setattr(clock, name, 1)
+            patch.setattr(timed_networks, "REPETITIONS", 3)
             if not processes:
                 patch.setattr("reports.papers.prunetrain.final_networks.call_in_subprocess", call_here)
                 patch.setattr("reports.papers.clicktrain.convolution_time.call_in_subprocess", call_here)

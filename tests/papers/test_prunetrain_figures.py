@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 from reproduced_files import ours, rows, trials_of
-from test_prunetrain_runs import SHORT
+from test_prunetrain_runs import SHORT as OF_TABLES
 
 from reports.papers.prunetrain.over_epochs import Figure2, Figure4
 from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
@@ -29,6 +29,12 @@ NAMES = tuple(f"prunetrain-{which}" for which in ("table2", "table1", *FIGURES, 
 pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)
 MODEL = "resnet9[width=0.25]"  # of which the thresholds of `smoke` cut something
+SMALLER = {
+    "recipe.train_images=64": "recipe.train_images=32",
+    "recipe.test_images=50": "recipe.test_images=20",
+    "32": "16",
+}
+SHORT = tuple(SMALLER.get(word, word) for word in OF_TABLES)
 
 
 @pytest.fixture(scope="module")
