@@ -210,10 +210,10 @@ _OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "task": ("LIST", f"tasks (default: {DEFAULTS['task']})"),
         "model": ("LIST", "models (default: the task's own)"),
         "preset": ("NAME", "smoke, quick or paper (default: quick, on CUDA paper)"),
-        "seeds": ("N|LIST", "3, or a list: 0,1,7 or 7, (default: 1, for paper 3)"),
+        "seeds": ("N|LIST", "count (3) or list (0,1 or 7,) (default: 1, for paper 3)"),
         "controls": ("true|false", "add the dense and random trials that a verdict needs"),
         "margin": ("POINTS", f"difference in accuracy that matters (default: {DEFAULTS['margin']})"),
-        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense's - margin)"),
+        "target": ("PERCENT", "accuracies to reach: 88,90 (default: margin below dense)"),
         "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated"),
     },
     "recipe": {

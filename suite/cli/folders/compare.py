@@ -30,7 +30,7 @@ def compare(arguments: Sequence[str]) -> int:
     paths = [files.read_path(text, "compare") for text in (typed.first, typed.second)]
     place = files.read_path(typed.out, "--out") if typed.out is not None else None
 
-    from reports import comparison  # numpy and pandas, which wrong words are found without
+    from reports import comparison  # imports numpy and pandas, which wrong options need not wait for
 
     found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
     tables = comparison.tables(found)
