@@ -92,7 +92,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": IMAGENETTE_SETTINGS["smoke"],
     "quick": {"image_size": 96, "eval_resize": 110},
     "paper": AT_224,
-    **dict.fromkeys(("prunetrain", "prunetrain_vgg16", "clicktrain"), AT_224),
     **dict.fromkeys(("sdgp", "sdgp_regnet", "sdgp_resnet50"), AT_256),
 }
 

@@ -22,10 +22,11 @@ READ = frozenset({
 })  # fmt: skip
 """Attributes of layers and normalisations that change when channels are removed."""
 
-_WITHOUT_CHANNELS = {
+WITHOUT_CHANNELS = {
     "dim", "ndim", "ndimension", "dtype", "device", "layout", "element_size", "itemsize", "is_floating_point",
     "is_cuda", "requires_grad", "is_contiguous",
 }  # fmt: skip
+"""Attributes and methods of a tensor that are the same for every image and every number of channels."""
 
 Label = NDArray[np.int64]
 """The channel number of each entry of an activation's channel axis."""
@@ -139,7 +140,7 @@ class ChannelNumbers:
         if isinstance(given, Tensor):
             name = others[0] if node.target is getattr else getattr(node.target, "__name__", node.target)
             axis = others[0] if others and node.target is not getattr else node.kwargs.get("dim")
-            if name in _WITHOUT_CHANNELS:
+            if name in WITHOUT_CHANNELS:
                 return True
             if name == "size" and isinstance(axis, int):
                 return axis % max(given.ndim, 1) != axes.get(source, 1)

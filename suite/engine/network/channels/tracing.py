@@ -25,7 +25,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
-from suite.engine.network.channels.numbers import ChannelNumbers, Label, groups_of, recording_reads
+from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
 from suite.engine.network.layers import base_of
 
@@ -527,14 +527,9 @@ _NEW = {"new_empty", "new_zeros", "new_ones", "new_full"}
 _FLATTENED = (("start_dim", 0), ("end_dim", -1))
 
 
-_OF_SHAPES = {
-    "shape", "ndim", "dtype", "device", "is_cuda", "layout", "requires_grad", "size", "dim", "ndimension", "numel",
-    "nelement", "element_size", "itemsize", "stride", "is_floating_point", "is_contiguous",
-}  # fmt: skip
+_OF_SHAPES = WITHOUT_CHANNELS | {"shape", "size", "numel", "nelement", "stride"}
 """Attributes and methods of a tensor that do not depend on its values."""
-
-_WITHOUT_NUMBERS = {"dtype", "device", "layout", "ndim", "is_cuda", "is_sparse", "is_quantized", "is_meta"}
-"""Attributes of a tensor that are the same for every image and every number of channels."""
+_PROPERTIES = {name for name in WITHOUT_CHANNELS if not callable(getattr(Tensor, name))}
 _SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
 
 
@@ -542,7 +537,7 @@ class _Numbers(fx.Proxy):
     """A value of the graph that a model's code may count, or use as a number."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _WITHOUT_NUMBERS and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
+        if k in _PROPERTIES and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
             return getattr(tensor, k)
         return _NumbersAttribute(self, k)
 
