@@ -28,10 +28,10 @@ from suite.measure.prediction.render import as_json, cluster_line, notes, table,
 log = logging.getLogger(__name__)
 
 EPILOG = """\
-All options of run apply too (run --help). Nothing is trained, and the output folder is not touched.
-A probe trains a few steps of each setting with the learning rate 0, in a process with the threads
-of a trial. Autotuning and compiled kernels are stored for the trials. docs/scaling.md says what is
-measured, counted and modelled.
+All options of run apply too (run --help). Nothing is trained, and the output folder is not touched;
+decoded images are cached. A probe trains a few steps of each setting with the learning rate 0, in a
+process with the threads of a trial. Autotuning and compiled kernels are stored for the trials.
+docs/scaling.md says what is measured, counted and modelled.
 
 example:
   {program} plan --methods dense,sdgp --task cifar10 --seeds 3
