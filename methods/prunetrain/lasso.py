@@ -44,10 +44,10 @@ class LassoHeads(NamedTuple):
 
 
 def lasso_heads(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> list[LassoHeads]:
-    """Return the heads over which the penalty sums: those that can be removed, with the weights of these layers."""
+    """Return the heads over which the penalty sums: trained ones that can be removed, with these layers' weights."""
     own = [space for space in spaces.values() if not space.frozen and spaces.consists_of_heads(space)]
     found = [LassoHeads(space.name, tuple(spaces.weights(space, layers))) for space in own]
-    return [heads for heads in found if heads.parts]
+    return [heads for heads in found if heads.parts and all(part.weight.requires_grad for part in heads.parts)]
 
 
 def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[str, LassoLayer]:
