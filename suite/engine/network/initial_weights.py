@@ -7,12 +7,16 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 
 def digest(model: nn.Module) -> str:
-    """Return 16 hex digits that depend on names and values of a model's parameters; empty if it has none."""
+    """Return 16 hex digits that depend on names and values of a model's parameters; empty if it has none yet.
+
+    Parameters of lazy modules get their values in the first forward and do not count.
+    """
     found = hashlib.blake2b(digest_size=8)
-    parameters = dict(model.named_parameters())
+    parameters = {name: one for name, one in model.named_parameters() if not is_lazy(one)}
     for name, parameter in parameters.items():
         found.update(name.encode())
         found.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
