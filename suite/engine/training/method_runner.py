@@ -192,6 +192,7 @@ class MethodRunner:
                 )
         if not optimizers:
             raise UsageError("attach needs at least one optimizer: hooks.attach(optimizer)")
+        refuse_wrapped(self.model)  # it may have been sharded since
         optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
         if self._cuts:
             for one in optimizers:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 import pickle
 import random
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from suite.engine.training.averages import bare
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError, in_words, nearest
 from suite.method import Context, Method, ReconfigPlan
+
+log = logging.getLogger(__name__)
 
 KIND = "training loop"
 FORMAT = 1
@@ -50,6 +53,7 @@ class OwnLoop(MethodRunner):
         self._parts = ctx.micro_batches  # into which the running step is divided
         self._term_of: int | None = None  # the step whose term was returned last
         self._term_waits = False  # whether that term had no backward yet
+        self._warned_of_term = False
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
         self._parts = micro_batches
@@ -121,6 +125,16 @@ class OwnLoop(MethodRunner):
     def end_step(self) -> None:
         super().end_step()
         self._parts, self._term_waits = self.ctx.micro_batches, False
+
+    def plan_epoch_end(self) -> ReconfigPlan | None:
+        if self._term_of is None and not self._warned_of_term and self.ctx.step:
+            self._warned_of_term = True
+            if type(self.method).regularization is not Method.regularization:
+                log.warning(
+                    f"hooks.regularization was not called in epoch {self.ctx.epochs_done + 1}: "
+                    f"{type(self.method).__name__} has a term, whose gradient is missing"
+                )
+        return super().plan_epoch_end()
 
     def save(self, path: str | Path, **others: Any) -> None:
         """Write all that the training needs to go on with equal bits to a file; every rank calls it.

@@ -172,7 +172,10 @@ def refuse_wrapped(model: nn.Module) -> None:
         )
     # By name: importing torch's classes takes a fifth of a second.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    # Parameters of a model inside FSDP become one flat parameter outside.
+    flat = [layer for layer in layers if isinstance(vars(layer).get("weight"), Tensor)]
+    if flat or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise UsageError(
             "sharded models (FSDP) are not supported, because no process has whole weights; use DistributedDataParallel"
         )

@@ -82,6 +82,18 @@ def test_a_loss_of_a_part_is_refused():
         hooks(Nothing(), micro_batches=4).add_regularization(torch.tensor(1.0))
 
 
+def test_a_loop_without_the_term_of_its_method_is_warned_once(caplog):
+    for name, said in (("prunetrain", 1), ("dense", 0)):
+        own = hooks(METHODS[name]())
+        own.attach(sgd(*own.model.parameters()))
+        caplog.clear()
+        for _ in range(2):
+            F.cross_entropy(own.model(IMAGES), LABELS).backward()
+            own.optimizer_step()
+            own.end_epoch()
+        assert caplog.text.count("hooks.regularization was not called in epoch 1: PruneTrain has a term") == said
+
+
 # Optimizers
 
 
@@ -175,6 +187,16 @@ def test_wrapped_and_compiled_models_are_refused():
     ):
         with pytest.raises(UsageError, match=said):
             hooks(Nothing(), wrapped)
+
+
+def test_a_model_that_was_sharded_after_the_method_is_refused():
+    own = hooks(Nothing())
+    optimizer = sgd(*own.model.parameters())
+    weight = own.model[0].weight
+    del own.model[0].weight  # as FSDP does, which keeps a view of its flat parameter in its place
+    own.model[0].weight = weight.detach()
+    with pytest.raises(UsageError, match="sharded models"):
+        own.attach(optimizer)
 
 
 # Files
