@@ -142,8 +142,8 @@ def _shared_in_cache(tree: ImageTree, path: Path) -> list[tuple[str, str]]:
         offset, height, width = (int(records[number][name]) for name in ("offset", "height", "width"))
         return np.asarray(content[offset : offset + 3 * height * width])
 
-    # In arrays, since a data set may have millions of images. Sides are below 2**16: the longer one is at most 200 times
-    # the shorter one, which the cache reduces.
+    # In arrays, since a data set may have millions of images. Sides are below 2**16: the cache reduces the shorter one,
+    # and the longer one is at most 200 times as long.
     keys = records["crc"].astype(np.uint64)
     for name, shift in (("height", 32), ("width", 48)):
         keys |= records[name].astype(np.uint64) << np.uint64(shift)

@@ -182,7 +182,8 @@ class MethodRunner:
 
         Raises:
             UsageError: if the method reconfigures the network and the state of an optimizer cannot be cut with it, or a
-                trained parameter that can be cut is in none of them; or if an average is no copy of the model.
+                trained parameter that can be cut is in none of them; if a parameter of an earlier call is in none of
+                them; or if an average is no copy of the model.
         """
         for one in optimizers:
             if not isinstance(one, torch.optim.Optimizer):
@@ -197,7 +198,7 @@ class MethodRunner:
         if self._cuts:
             for one in optimizers:
                 refuse_uncut_state(self.method, one)
-            self._refuse_missing_parameters(optimizer)
+        self._refuse_missing_parameters(optimizer)
         self.ctx.optimizer = optimizer  # type: ignore[assignment]  # it acts like one
         self.method.on_attached(self.ctx)
         for average in averages:
@@ -206,20 +207,27 @@ class MethodRunner:
         self._share_plans()
 
     def _refuse_missing_parameters(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
-        """Refuse optimizers without a trained parameter that can be cut, whose own optimizer would keep its old shape.
+        """Refuse optimizers without a parameter that another optimizer of the loop has.
 
         Raises:
-            UsageError: a parameter is in none of them.
+            UsageError: a trained parameter that can be cut, or one of the optimizers attached before, is in none.
         """
-        spaces = self.ctx.spaces
+        spaces = self.ctx.spaces if self._cuts else {}
         cuttable = {one.tensor for space in spaces.values() if not space.frozen for one in space.slices}
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        held = _parameters_of(optimizer)
+        before = set() if self.ctx.optimizer is None else _parameters_of(self.ctx.optimizer)
+        remedy = "attach all optimizers of the model in one call, as in hooks.attach(first, second)"
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if parameter.requires_grad and name in cuttable and id(parameter) not in held:
+            if id(parameter) in held or not parameter.requires_grad:
+                continue
+            if id(parameter) in before:
                 raise UsageError(
-                    f"{type(self.method).__name__} may cut parameter '{name}', which no attached optimizer has: attach "
-                    "all optimizers of the model in one call, as in hooks.attach(first, second), or freeze the "
-                    "parameter (requires_grad_(False)) before"
+                    f"attach was called again, without the optimizer that has parameter '{name}': {remedy}"
+                )
+            if name in cuttable:
+                raise UsageError(
+                    f"{type(self.method).__name__} may cut parameter '{name}', which no attached optimizer has: "
+                    f"{remedy}, or freeze the parameter (requires_grad_(False)) before"
                 )
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,6 +422,11 @@ class MethodRunner:
         """Let the averages follow the plans of the model's layers, so that a forward of theirs is masked alike."""
         for average in self.averages:
             share_plans(bare(average, self.model), self.ctx.layers)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer | Optimizers) -> set[int]:
+    """Return the ids of an optimizer's parameters."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:

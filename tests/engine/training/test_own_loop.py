@@ -108,6 +108,17 @@ def test_a_parameter_that_can_be_cut_and_is_in_no_optimizer_is_named():
     hooks(Nothing()).attach(sgd(nn.Parameter(torch.ones(1))))  # a method that cuts nothing
 
 
+def test_a_second_call_may_not_leave_out_parameters_of_the_first():
+    own = hooks(METHODS["masked"]())
+    first, *others = own.model.parameters()
+    own.attach(sgd(first))
+    with pytest.raises(
+        UsageError, match=r"attach was called again, without the optimizer that has parameter '0\.weight'"
+    ):
+        own.attach(sgd(*others))
+    own.attach(sgd(first, *others))  # another optimizer of all parameters, as after a restart
+
+
 def test_what_is_no_optimizer_is_refused():
     own = hooks(Nothing())
     for wrong in ([sgd(*own.model.parameters())], own.model.parameters()):
