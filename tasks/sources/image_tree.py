@@ -214,7 +214,8 @@ def _refuse_hidden_splits(root: Path, folders: Sequence[str]) -> None:
     """
     above: dict[str, str] = {}
     for name in folders:
-        if any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(root / name)):
+        visible = [entry.name for entry in os.scandir(root / name) if not entry.name.startswith(".")]
+        if any(one.lower().endswith(SUFFIXES) for one in visible):
             continue
         for inside in _folders(root / name):
             if (other := above.setdefault(inside, name)) != name:

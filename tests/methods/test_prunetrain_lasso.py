@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_prunetrain import SHAPE, start, train
 from torch import nn
-from toy_suite import pdt
+from trials_here import run_here
 
 from methods.prunetrain import PruneTrain
 from methods.prunetrain.lasso import (
@@ -20,7 +20,9 @@ from methods.prunetrain.lasso import (
     soft_threshold_arithmetic,
 )
 from methods.prunetrain.step_sizes import StepSize, holders, step_size
+from suite.cli import main as cli
 from suite.engine.network.channels.spaces import find_index_spaces
+from suite.trials.engines.local import LocalEngine
 from tasks.models.resnet9 import resnet9
 
 
@@ -229,7 +231,7 @@ def test_a_dead_channel_does_not_take_the_groups_that_cross_it():
 
 
 @pytest.mark.slow
-def test_channels_leave_with_adamw(tmp_path):
+def test_channels_leave_with_adamw(tmp_path, monkeypatch):
     """On digits, for three seeds: a part of the network goes, at the accuracy of dense training."""
     setting = "prunetrain[update=proximal,ratio=0.6,threshold=1e-2]"
     recipe = ("optimizer=adamw", "learning_rate=0.002", "weight_decay=0.05")
@@ -238,8 +240,8 @@ def test_channels_leave_with_adamw(tmp_path):
         *("--device", "cpu", "--dtype", "float32", "--out", str(tmp_path / "out")),
         *(word for one in recipe for word in ("--set", f"recipe.{one}")),
     ]
-    answer = pdt(*command)
-    assert answer.returncode == 0, answer.stderr
+    monkeypatch.setattr(LocalEngine, "run", run_here)
+    assert cli.main(command) == 0
     with (tmp_path / "out/results.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
