@@ -12,7 +12,6 @@ from reports.content.provenance import flatten, out_option, problem_section, pro
 from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
-    equal_starts,
     headlines,
     machine_remarks,
     missing_file_notes,
@@ -157,7 +156,6 @@ def _group(
             *time_pass_remarks(rows),
             *machine_remarks(group),
             *repeated_seeds(group),
-            *equal_starts(group),
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),

@@ -284,16 +284,6 @@ def repeated_seeds(group: TrialGroup) -> list[str]:
     ]
 
 
-def equal_starts(group: TrialGroup) -> list[str]:
-    """Return one line if trials of different seeds began with the same weights."""
-    seeds: dict[str, set[int]] = {}
-    for trial in group.trials:
-        if trial.done and (weights := trial.provenance.get("initial_weights")):
-            seeds.setdefault(str(weights), set()).add(seed_of(trial))
-    found = max(seeds.values(), key=len, default=set())
-    return [say("remarks.equal_starts", seeds=[*map(str, sorted(found))])] if len(found) > 1 else []
-
-
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line with the gradients that data-parallel trials communicated; none if each trial had one process."""
     found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.engine.network.copies import copied
-from suite.engine.network.initial_weights import caution, ignores_the_seed
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.trainer import check_names
@@ -49,8 +47,6 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
     """
     distinct: dict[str, TrialSpec] = {}
-    trials = [*trials]
-    several = len({trial.seed for trial in trials}) > 1
     for trial in trials:
         recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
@@ -68,8 +64,6 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
                 hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
                 _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
             network = (trial.task, trial.model, inputs, sizes), model
-            if several and ignores_the_seed(partial(build_model, trial.model, *inputs)):
-                log.warning("%s", caution(trial.model))
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:

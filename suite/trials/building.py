@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from kernels import cache
 from suite.choices import build_method, build_model, build_task
 from suite.engine.network import model_files
-from suite.engine.network.initial_weights import digest
 from suite.engine.training.data_parallel import check_batches
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
@@ -146,11 +145,10 @@ def build_trainer(
     device, inputs = device_of(spec), inputs_of(spec)
     torch.manual_seed(spec.seed)  # the same weights for every method of a seed
     model = build_model(spec.model, *inputs)
-    begun_with = digest(model)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if from_images:
         initialize(model, splits, spec.seed)
-    trainer = Trainer(
+    return Trainer(
         model,
         build_method(spec.method, spec.parameters, spec.label),
         recipe,
@@ -166,8 +164,6 @@ def build_trainer(
         others=_others(spec, trials),
         **callbacks,
     )
-    trainer.initial_weights = begun_with
-    return trainer
 
 
 def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:

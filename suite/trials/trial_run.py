@@ -93,7 +93,6 @@ class TrialRun:
             from_images=not (self.folder / "checkpoint.pt").is_file(),
             **(callbacks if self.writes else {}),
         )
-        provenance["initial_weights"] = trainer.initial_weights
         provenance["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
         if trainer.not_counted:
             provenance["not_counted"] = list(trainer.not_counted)

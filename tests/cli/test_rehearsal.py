@@ -12,12 +12,10 @@ import kernels
 from suite.cli import main as cli
 from suite.cli.preparation import rehearse_new
 from suite.cli.rehearsal import few_steps, rehearse
-from suite.engine.training.conformance import caution_of_seeds
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
 from suite.method import Method
 from suite.ops import apply
-from suite.registry import load_plugin
 from suite.task import PaperRecipe, Splits
 from suite.trials.building import load_splits
 from suite.trials.planning import plan
@@ -76,12 +74,6 @@ NETWORKS = textwrap.dedent(
     def toy_large(*, num_classes: int):
         "Its kernels are larger than the images."
         return Net(num_classes, kernel=30)
-
-    @register("model", "toy_seeded")
-    def toy_seeded(*, num_classes: int):
-        "It seeds torch."
-        torch.manual_seed(42)
-        return Net(num_classes)
 
     @register("model", "toy_none")
     def toy_none():
@@ -154,33 +146,6 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
     assert captured.out == ""
     assert_one_line(captured.err, expected)
     assert listing(networks) == before
-
-
-def test_an_optimizer_that_a_method_does_not_work_with_is_refused_before_anything_is_written(folder, capsys):
-    line = ["--methods", "dense,prunetrain", "--task", "digits", "--preset", "quick", "--device", "cpu", "--out", "out"]
-    # The recipe of digits has Nesterov momentum, which AdamW has not.
-    assert cli.main([*line, "--set", "recipe.optimizer=adamw"]) == 2
-    assert_one_line(
-        capsys.readouterr().err, "task digits: update=subgradient removes no channel with AdamW, which divid"
-    )
-    assert not (folder / "out").exists()
-
-
-def test_a_model_that_ignores_the_seed_is_named_where_seeds_matter(networks, capsys, caplog):
-    said = "toy_seeded begins with the same weights for every seed: intervals over seeds miss the part of the spread"
-    load_plugin(networks / "networks.py")
-    rehearse(planned(methods="dense", models="toy_1x1"))
-    rehearse(planned(methods="dense", models="toy_seeded", seeds=(0,)))
-    assert said not in caplog.text
-    rehearse(planned(methods="dense", models="toy_seeded"))
-    assert caplog.text.count(said) == 1
-    check = ["check", "dense", "--plugin", "networks.py", "--task", "digits", "--model"]
-    state = torch.get_rng_state()
-    assert caution_of_seeds("dense", {}, "digits", "toy_seeded").startswith(said)
-    assert caution_of_seeds("dense", {}, "digits", "toy_1x1") == ""
-    assert torch.equal(torch.get_rng_state(), state)
-    assert cli.main([*check, "toy_seeded"]) in (0, 1)
-    assert f"caution {said}" in capsys.readouterr().out
 
 
 def planned(**changes):

@@ -233,7 +233,7 @@ def test_a_dead_channel_does_not_take_the_groups_that_cross_it():
 @pytest.mark.slow
 def test_channels_leave_with_adamw(tmp_path, monkeypatch):
     """On digits, for three seeds: a part of the network goes, at the accuracy of dense training."""
-    setting = "prunetrain[update=proximal,ratio=0.6,threshold=1e-2]"
+    setting = "prunetrain[update=proximal,ratio=0.5,threshold=1e-2]"
     recipe = ("optimizer=adamw", "learning_rate=0.002", "weight_decay=0.05")
     command = [
         *("--methods", f"dense,{setting}", "--task", "digits", "--preset", "quick", "--seeds", "3"),

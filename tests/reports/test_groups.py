@@ -204,25 +204,6 @@ def test_numbers_that_a_processor_has_no_arithmetic_for_are_said_where_times_are
     assert remark.startswith("1 of 2 trials used bfloat16, for which their processor has no arithmetic: float32 is")
 
 
-def test_seeds_that_begin_with_the_same_weights_are_named(suite: Any) -> None:
-    for seed in range(3):
-        suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)
-        suite.add("sdgp", seed, accuracy=70.0 + seed, time=370.0)
-    folder = suite.write()
-
-    def remarks(weights: str) -> tuple[str, ...]:
-        """Return the remarks if seeds have the initial weights that the letters of `weights` stand for."""
-        for path in folder.glob("trials/*/trial.json"):
-            record = json.loads(path.read_text())
-            record["provenance"]["initial_weights"] = weights[record["spec"]["seed"]]
-            path.write_text(json.dumps({name: value for name, value in record.items() if name != "sha256"}))
-        return build(read(folder)).groups[0].remarks
-
-    assert remarks("abc") == ()
-    (remark,) = remarks("aba")
-    assert remark.startswith("Seeds 0 and 2 began with the same weights, because the model sets torch's seed itself")
-
-
 def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
     for seed in range(3):
         suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)

@@ -57,14 +57,9 @@ class Trainer:
         on_step: Function that receives the share of the training that is done, in [0, 1].
         compile_backend: Backend of `torch.compile`, if the recipe's execution is `compile`.
 
-    Attributes:
-        initial_weights: Digest of the parameters of the model as it was built; set by what built it, for the record.
-
     Raises:
         UsageError: if the recipe's execution is not possible on this device or for this method.
     """
-
-    initial_weights = ""
 
     def __init__(
         self,

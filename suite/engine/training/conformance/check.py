@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.engine.network.initial_weights import caution, ignores_the_seed
 from suite.engine.training.conformance.contracts import CONTRACTS
 from suite.engine.training.conformance.subject import MODEL, TASK, Broken, Subject
 from suite.method import Method
@@ -71,16 +70,6 @@ def check(
             first_with[result.place + result.message] = result.name
         results.append(result)
     return results
-
-
-def caution_of_seeds(*subject: Any) -> str:
-    """Return one line if the model begins with the same weights for every seed; otherwise an empty text.
-
-    Args:
-        subject: The first arguments of `check`.
-    """
-    of = Subject(*subject)
-    return caution(of.model_text) if ignores_the_seed(of.built) else ""
 
 
 def _examine(contract: Callable[[Subject], str], subject: Subject) -> Result:

@@ -59,7 +59,6 @@ class Subject:
         dtype: Number format to train in: `float32` or `bfloat16`.
 
     Attributes:
-        model_text: The model, written as on the command line.
         density: Comparison of stated and observed densities in the undisturbed training.
     """
 
@@ -78,7 +77,7 @@ class Subject:
         self._dtype: torch.dtype = getattr(torch, dtype)
         choice = TaskChoice.read(task)
         self._task = choice.build(choice.parameters(PRESET))
-        self._task_name, self.model_text = choice.name, model or self._task.default_model(PRESET)
+        self._task_name, self._model_text = choice.name, model or self._task.default_model(PRESET)
         thing = registry.get("method", name)
         self.parameters = resolve(thing, thing.defaults(choice.name, PRESET), parameters or {})
         self._data = self._task.prepare(data_root, PRESET)
@@ -115,12 +114,8 @@ class Subject:
     def model(self) -> nn.Module:
         """Return the initialised model; it has the same weights each time."""
         torch.manual_seed(0)
-        return self.built().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def built(self) -> nn.Module:
-        """Return the model as it is built, with the present state of torch's generator."""
-        model: nn.Module = build_model(self.model_text, *self._inputs)
-        return model
+        model = build_model(self._model_text, *self._inputs)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def trainer(self, **callbacks: Any) -> Trainer:
         """Return a trainer before its first step."""
@@ -139,7 +134,7 @@ class Subject:
             device=torch.device("cpu"),
             dtype=self._dtype,
             task=self._task_name,
-            network=self.model_text.partition("[")[0],
+            network=self._model_text.partition("[")[0],
             preset=PRESET,
             others=dict.fromkeys(self.method().depends_on(), self._other),
             **callbacks,
@@ -216,4 +211,4 @@ class Subject:
     @property
     def architecture(self) -> dict[str, Any]:
         """What `model_files.save_model` stores of the model: name, classes and input shape."""
-        return {"name": self.model_text, "num_classes": self._inputs.classes, "input_shape": self._inputs.shape}
+        return {"name": self._model_text, "num_classes": self._inputs.classes, "input_shape": self._inputs.shape}
