@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.options import RunOptions, read_run_options
 from suite.cli.parser import LINE_WIDTH
-from suite.engine.cost.hardware import available_cores, competition, too_many_threads
+from suite.engine.cost.hardware import available_cores, competition
 from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
@@ -36,9 +35,6 @@ from suite.trials.ranks.allocation import Allocation, follow, lead
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
-
-SMOKE = "smoke"  # the preset whose times are of no use
-IN_USE = "; wait until it has ended, or use another folder, --out DIR, and join both afterwards with merge"
 
 
 def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
@@ -146,12 +142,8 @@ def run_trials(
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     address = {"address": options.ray_address} if options.engine == "ray" else {}
-    busy = competition(provenance["busy_cores"], available_cores())
-    # Threads wait for each other, and for other programs; the times of `smoke` have no use.
-    alone = bool(busy) and suite.preset == SMOKE and options.engine == "local" and "OMP_NUM_THREADS" not in os.environ
-    one_thread = {"variables": {"OMP_NUM_THREADS": "1"}} if alone else {}
-    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address, **one_thread)
-    with files.errors_of(folder), store.lock(IN_USE):
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address)
+    with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
@@ -162,12 +154,8 @@ def run_trials(
         if chosen:
             where = f"on {suite.device} in {suite.dtype}, into {folder}"
             log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
-            if suite.device == "cpu" and (warning := too_many_threads(available_cores() // options.jobs)):
+            if warning := competition(provenance["busy_cores"], available_cores()):
                 log.warning("%s", warning)
-            if alone:
-                log.warning("other programs are running; each trial uses one thread, which is much faster then")
-            elif busy:
-                log.warning("%s", busy)
             wanted, cores = options.jobs * options.processes, available_cores()
             if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
                 log.warning(

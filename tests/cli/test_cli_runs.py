@@ -12,10 +12,8 @@ import pytest
 from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
 from suite.cli import main as cli
-from suite.cli import run
 from suite.cli.run import summary
 from suite.trials import planning
-from suite.trials.engines.local import LocalEngine
 
 
 def test_a_run_from_command_to_report(suite, folder, capsys):
@@ -77,9 +75,7 @@ def test_a_folder_in_use_is_refused(suite, folder, capsys):
     try:
         before = listing(folder)
         assert suite("--out", "out") == 2
-        message = capsys.readouterr().err
-        assert f"is in use by process {holder.pid}; wait until it has ended, or use another folder, --out" in message
-        assert message.endswith("join both afterwards with merge\n")
+        assert f"is in use by process {holder.pid}" in capsys.readouterr().err
         assert listing(folder) == before
     finally:
         holder.kill()
@@ -182,21 +178,3 @@ def test_the_summary_marks_disturbed_times():
     for disturbed, expected in (((), "2.0 s"), (("a",), "2.0 s (disturbed)")):
         (cell,) = summary([row], disturbed).columns[5].cells
         assert cell == expected
-
-
-def test_smoke_uses_one_thread_where_other_programs_hold_the_cores(suite, folder, monkeypatch, caplog):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    given = []
-
-    monkeypatch.setattr(LocalEngine, "run", lambda engine, trials, progress: given.append(engine.variables))
-    for busy, typed, expected in ((0.0, None, {}), (99.0, None, {"OMP_NUM_THREADS": "1"}), (99.0, "1", {})):
-        monkeypatch.setattr(run, "competition", lambda load, cores, busy=busy: "busy" if busy else "")
-        if typed:
-            monkeypatch.setenv("OMP_NUM_THREADS", typed)
-        caplog.clear()
-        suite("--out", "out", "--only", "all")
-        assert dict(given[-1]) == expected
-        assert ("each trial uses one thread" in caplog.text) == bool(expected)
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    suite("--out", "out", "--only", "all")
-    assert "OMP_NUM_THREADS is 64, and a trial may use " in caplog.text

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu, too_many_threads
+from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.trials.devices import resolve_device, resolve_dtype
@@ -242,17 +242,6 @@ def test_a_processor_without_bfloat16_arithmetic_is_named(tmp_path, name):
 def test_a_busy_machine_is_named():
     assert competition(0.9, 2) == ""
     assert "do not rely on measured times" in competition(5.5, 2)
-
-
-def test_more_threads_than_cores_are_named(monkeypatch):
-    for typed, cores, named in (("4", 4, False), ("5", 4, True), ("2,1", 1, True), ("", 1, False), ("x", 1, False)):
-        monkeypatch.setenv("OMP_NUM_THREADS", typed)
-        assert bool(too_many_threads(cores)) == named, typed
-    monkeypatch.setenv("OMP_NUM_THREADS", "16")
-    assert too_many_threads(2) == (
-        "OMP_NUM_THREADS is 16, and a trial may use 2 cores: threads wait for each other, which makes trials many "
-        "times slower; set OMP_NUM_THREADS to 2, or leave it out"
-    )
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):

@@ -163,22 +163,6 @@ def competition(load: float, cores: int) -> str:
     )
 
 
-def too_many_threads(cores: int) -> str:
-    """Return a warning if OMP_NUM_THREADS asks for more threads than there are cores; otherwise an empty text.
-
-    Args:
-        cores: Number of cores that a trial may use.
-    """
-    typed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    most = max(cores, 1)
-    if not typed.isdecimal() or int(typed) <= most:
-        return ""
-    return (
-        f"OMP_NUM_THREADS is {typed}, and a trial may use {most} core{'s' if most > 1 else ''}: threads wait for each "
-        f"other, which makes trials many times slower; set OMP_NUM_THREADS to {most}, or leave it out"
-    )
-
-
 def busy_advice() -> str:
     """Return the end of a line about a busy machine: what helps there; empty if the user has set it."""
     advice = "; with OMP_NUM_THREADS=1, no thread waits for another one, which is much faster on a busy machine"
