@@ -6,6 +6,7 @@ process that waits for the trials then does without torch's memory, and torch is
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,13 @@ from suite.cli.options import RunOptions, check_data_root
 from suite.cli.rehearsal import rehearse
 from suite.engine.cost.hardware import emulated_dtype
 from suite.errors import UsageError
+from suite.measure.number_format import faster_format
 from suite.trials.devices import check_processes, resolve_device, resolve_dtype
+from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.planning import plan
 from suite.trials.provenance import collect
+from suite.trials.ranks.allocation import in_allocation
 from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,8 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     """
     suite, trials, folder = planned(options, trained_here)
     rehearse_new(trials, folder)
+    if may_measure_format(options, suite, trained_here) and not _format_in(folder, suite.device):
+        suite, trials = _in_format(suite, trials, faster_format(trials, options.jobs))
     return suite, trials, folder, provenance_of(suite)
 
 
@@ -49,7 +55,29 @@ def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
             f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
             f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
         )
-    return suite, trials, options.out or default_folder(trials)
+    folder = options.out or default_folder(trials, options.dtype)
+    if options.dtype == "auto" and (dtype := _format_in(folder, suite.device)):
+        suite, trials = _in_format(suite, trials, dtype)
+    return suite, trials, folder
+
+
+def _format_in(folder: Path, device: str) -> str:
+    """Return the number format of a folder's first trial on a device; empty if there is none."""
+    specs = ((read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders())
+    return next((str(spec["dtype"]) for spec in specs if spec.get("device") == device), "")
+
+
+def _in_format(suite: SuiteSpec, trials: list[TrialSpec], dtype: str) -> tuple[SuiteSpec, list[TrialSpec]]:
+    if dtype == suite.dtype:
+        return suite, trials
+    suite = dataclasses.replace(suite, dtype=dtype)
+    return suite, plan(suite)
+
+
+def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:
+    """Return whether `--dtype auto` is decided by a measurement: not for `smoke`, which is over sooner."""
+    here = trained_here and options.engine == "local" and not in_allocation()
+    return options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke" and here
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
@@ -111,7 +139,13 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     )
 
 
-def default_folder(trials: Sequence[TrialSpec]) -> Path:
-    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
+def default_folder(trials: Sequence[TrialSpec], dtype: str) -> Path:
+    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command.
+
+    Args:
+        trials: The trials.
+        dtype: The number format as typed; what `auto` chooses does not change the folder.
+    """
+    trials = [dataclasses.replace(trial, dtype=dtype) for trial in trials]
     tasks = "-".join(dict.fromkeys(trial.task_name for trial in trials))
     return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()
