@@ -17,11 +17,11 @@ from suite.cli.options import RunOptions, check_data_root
 from suite.cli.rehearsal import rehearse
 from suite.engine.cost.hardware import emulated_dtype
 from suite.errors import UsageError
-from suite.measure.number_format import faster_format
+from suite.measure.number_format import faster_formats
 from suite.trials.devices import check_processes, resolve_device, resolve_dtype
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
-from suite.trials.planning import plan
+from suite.trials.planning import Formats, plan
 from suite.trials.provenance import collect
 from suite.trials.ranks.allocation import in_allocation
 from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
@@ -41,8 +41,10 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     """
     suite, trials, folder = planned(options, trained_here)
     rehearse_new(trials, folder)
-    if may_measure_format(options, suite, trained_here) and not _format_in(folder, suite.device):
-        suite, trials = _in_format(suite, trials, faster_format(trials, options.jobs))
+    if may_measure_format(options, suite, trained_here):
+        formats = _formats_in(folder, suite.device)
+        new = [trial for trial in trials if (trial.task, trial.model) not in formats]
+        trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
     return suite, trials, folder, provenance_of(suite)
 
 
@@ -56,22 +58,21 @@ def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
             f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
         )
     folder = options.out or default_folder(trials, options.dtype)
-    if options.dtype == "auto" and (dtype := _format_in(folder, suite.device)):
-        suite, trials = _in_format(suite, trials, dtype)
+    if options.dtype == "auto":
+        trials = _in_formats(suite, trials, _formats_in(folder, suite.device))
     return suite, trials, folder
 
 
-def _format_in(folder: Path, device: str) -> str:
-    """Return the number format of a folder's first trial on a device; empty if there is none."""
-    specs = ((read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders())
-    return next((str(spec["dtype"]) for spec in specs if spec.get("device") == device), "")
+def _formats_in(folder: Path, device: str) -> Formats:
+    """Return the number format of the first trial of each network in a folder, on a device."""
+    specs = [(read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders()]
+    read = [(spec.get("task"), spec.get("model"), spec.get("dtype")) for spec in specs if spec.get("device") == device]
+    return {(task, model): dtype for task, model, dtype in reversed(read) if task and model and dtype}
 
 
-def _in_format(suite: SuiteSpec, trials: list[TrialSpec], dtype: str) -> tuple[SuiteSpec, list[TrialSpec]]:
-    if dtype == suite.dtype:
-        return suite, trials
-    suite = dataclasses.replace(suite, dtype=dtype)
-    return suite, plan(suite)
+def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> list[TrialSpec]:
+    same = all(formats.get((trial.task, trial.model), trial.dtype) == trial.dtype for trial in trials)
+    return trials if same else plan(suite, formats=formats)
 
 
 def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:

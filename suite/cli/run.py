@@ -152,7 +152,8 @@ def run_trials(
         for line in recipe_lines(trials):
             log.info("%s", line)
         if chosen:
-            where = f"on {suite.device} in {suite.dtype}, into {folder}"
+            formats = " and ".join(dict.fromkeys(trial.dtype for trial, _ in chosen))
+            where = f"on {suite.device} in {formats}, into {folder}"
             log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
             if warning := competition(provenance["busy_cores"], available_cores()):
                 log.warning("%s", warning)

@@ -13,7 +13,7 @@ from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import RunOptions
 from suite.cli.preparation import default_folder, may_measure_format, provenance_of, rehearse_new, resolve
 from suite.errors import UsageError
-from suite.measure.number_format import faster_format
+from suite.measure.number_format import faster_formats
 from suite.task import DataCopy
 from suite.trials.building import task_of
 from suite.trials.planning import plan, read_choices
@@ -43,7 +43,8 @@ def prepare(
     # Prepare the data once, and hold out a part of the training images.
     (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
     if may_measure_format(options, base, trained_here=True):
-        base = dataclasses.replace(base, dtype=faster_format([first], options.jobs))
+        (dtype,) = faster_formats([first], options.jobs).values()
+        base = dataclasses.replace(base, dtype=dtype)
     copy = DataCopy(**first.data_copy)
     recipe = first.make_recipe()
     if not recipe.validation_images:

@@ -42,35 +42,43 @@ LONGEST_S = 30.0  # of the pairs, if the fewest take less
 FORMAT = 1  # of the stored answers; increase it when the measurement changes
 
 
-def faster_format(trials: Sequence[TrialSpec], jobs: int) -> str:
-    """Return `float32` if it is at least 10 % faster than `bfloat16` for every network of the trials.
+def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, str], str]:
+    """Return for each task and model `float32` if its steps are at least 10 % faster than in `bfloat16`.
 
     Args:
-        trials: Trials of this machine in `bfloat16`; one of each network is measured.
+        trials: Trials of this machine in `bfloat16`; the first of each task and model is measured.
         jobs: Number of trials that run at the same time.
+
+    Raises:
+        UsageError: A measurement failed.
     """
     threads = int(environment(jobs)["OMP_NUM_THREADS"].partition(",")[0])
-    networks = {canonical_json(_question(trial, threads)): trial for trial in trials}
-    faster = []
-    for question, trial in networks.items():
-        ratio = _stored(question)
-        if ratio is None:
-            log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)
-            arguments = {"spec": trial.to_json()}
-            try:
-                called = call_in_subprocess(
-                    f"{__name__}:measure", arguments, trial.device, trial.plugins, threads, trial.arithmetic
-                )
-            except RuntimeError as error:
-                raise UsageError(f"--dtype auto: {error}; type --dtype float32 or bfloat16") from error
-            ratio = called.value
-            _store(question, ratio)
-        faster.append(ratio["high"] <= 1 - MARGIN)
-        log.info(
-            "%s, %s: a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
-            trial.task, trial.model, ratio["median"], ratio["low"], ratio["high"],
-        )  # fmt: skip
-    return "float32" if all(faster) else "bfloat16"
+    found: dict[tuple[str, str], str] = {}
+    for trial in trials:
+        if (trial.task, trial.model) not in found:
+            ratio = _ratio(trial, threads)
+            found[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
+            log.info(
+                "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
+                trial.task, trial.model, found[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
+            )  # fmt: skip
+    return found
+
+
+def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:
+    """Return the stored result of `measure`, or measure in a process of its own and store the result."""
+    question = canonical_json(_question(trial, threads))
+    if (stored := _stored(question)) is not None:
+        return stored
+    log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)
+    try:
+        ratio: dict[str, float] = call_in_subprocess(
+            f"{__name__}:measure", {"spec": trial.to_json()}, trial.device, trial.plugins, threads, trial.arithmetic
+        ).value
+    except RuntimeError as error:
+        raise UsageError(f"--dtype auto: {error}; type --dtype float32 or bfloat16") from error
+    _store(question, ratio)
+    return ratio
 
 
 def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
