@@ -115,6 +115,7 @@ class TrialRun:
             result.update(self._result(trainer))
             if device.type == "cpu":
                 provenance["onednn_fallbacks"] = self._fallbacks(trainer)
+                provenance["products"] = trainer.products.by_implementation()
         model_files.save_model(
             self.folder / "model.pt",
             trainer.model,
