@@ -358,7 +358,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
                 gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
-    return "; ".join(found)
+    return ". ".join(found)
 
 
 def word(judged: Judged, margin: float) -> str:
