@@ -40,7 +40,7 @@ _INFERENCE = "Of the final model, for one image. Zero weights count, unless the 
 _RATIOS = (
     "Geometric mean of the ratios, paired by seed. The 95 % interval in brackets is computed from their logarithms."
 )
-_ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
+_ONE_SEED = "One seed: no interval, so chance cannot be excluded. --seeds 3 gives an interval."
 _COUNTS = (
     *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
     *("inference_flops", "inference_flops_effective", "params", "nonzero_params"),
@@ -178,7 +178,9 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     disturbed_pass = any(row.time.is_disturbed for row in rows if row.time.passes)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
-    realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
+    realised = "One minus the training time relative to dense."
+    if not several:
+        realised += f" {_ONE_SEED}"
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
@@ -192,7 +194,12 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         ),
         Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_TIMED if passes else _RATIOS}{ratio_warning}"),
         Column("Realised saving of time", "%", "measured", realised + ratio_warning),
-        Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
+        Column(
+            "Theoretical saving of FLOPs",
+            "%",
+            _SKIPPING,
+            f"One minus the effective training FLOPs relative to dense. {_SKIPS}",
+        ),
     )
     by = "their measured trade-off" if times_rank(rows) else "accuracy alone, because times are disturbed"
     caption = (
