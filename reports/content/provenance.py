@@ -102,9 +102,11 @@ def _shell_path(word: str) -> str:
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
 
 
-# Entries of a record that the table of the environment leaves out: they name the trial or are shown elsewhere.
-_SHOWN_ELSEWHERE = (
+# Entries of a record that the table of the environment leaves out: they name the trial, are shown elsewhere, or differ
+# in most trials.
+_LEFT_OUT = (
     *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
+    *("initial_weights", "products"),
 )
 MEANING = (
     "Measured: by a clock or counter on this hardware, in these runs. Training time is the wall time of the training "
@@ -224,7 +226,7 @@ def _text(value: Any) -> str:
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the facts of a specification, a provenance or a suite's record, without empty ones."""
-    facts = flatten({key: value for key, value in record.items() if key not in _SHOWN_ELSEWHERE})
+    facts = flatten({key: value for key, value in record.items() if key not in _LEFT_OUT})
     return {
         key: without_home(value)
         for key, value in facts.items()

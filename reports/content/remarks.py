@@ -285,6 +285,16 @@ def repeated_seeds(group: TrialGroup) -> list[str]:
     ]
 
 
+def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line that names the methods of which several seeds began with the same weights."""
+    names = []
+    for row in rows:
+        starts = {(seed_of(trial), start) for trial in row.done if (start := trial.provenance.get("initial_weights"))}
+        if len({start for _, start in starts}) < len({seed for seed, _ in starts}):
+            names.append(clean(row.label))
+    return [say("remarks.equal_starts", names=names)] if names else []
+
+
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line with the gradients that data-parallel trials communicated; none if each trial had one process."""
     found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]

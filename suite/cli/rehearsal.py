@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.engine.network.copies import copied
+from suite.engine.network.model_files import EQUAL_STARTS, starts_alike
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.trainer import check_names
 from suite.errors import UsageError
@@ -35,7 +37,7 @@ FEWEST_STEPS = 200
 """Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
 
 
-def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
+def rehearse(trials: Sequence[TrialSpec], name_short: bool = True) -> None:
     """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
 
     Args:
@@ -46,7 +48,9 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
     """
     distinct: dict[str, TrialSpec] = {}
+    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)  # by task and model
     for trial in trials:
+        seeds[trial.task, trial.model].add(trial.seed)
         recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
         distinct.setdefault(canonical_json([*what, trial.device]), trial)
@@ -63,6 +67,8 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
                 hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
                 _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
             network = (trial.task, trial.model, inputs, sizes), model
+            if len(seeds[trial.task, trial.model]) > 1 and starts_alike(trial.model, inputs):
+                log.warning("%s: %s", trial.model, EQUAL_STARTS)
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:

@@ -205,6 +205,19 @@ def test_numbers_that_a_processor_has_no_arithmetic_for_are_said_where_times_are
     assert remark.startswith("1 of 2 trials used bfloat16, for which their processor has no arithmetic: float32 is")
 
 
+def test_seeds_that_began_with_the_same_weights_are_named(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=3)
+    folder = suite.write()
+    for path in folder.glob("trials/*/trial.json"):
+        record = json.loads(path.read_text())
+        seed = record["spec"]["seed"]
+        start = "a" if record["spec"]["method"] == "prunetrain" and seed else f"{seed}"
+        record["provenance"]["initial_weights"] = start
+        path.write_text(json.dumps({name: value for name, value in record.items() if name != "sha256"}))
+    (remark,) = build(read(folder)).groups[0].remarks
+    assert remark.startswith("Several seeds of prunetrain[ratio=0.2] began with the same weights.")
+
+
 def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
     for seed in range(3):
         suite.add("dense", seed, accuracy=71.0 + seed, time=370.0)

@@ -20,6 +20,7 @@ from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.errors import UsageError
 from suite.reconfiguration import ReconfigPlan
+from suite.task import Inputs
 
 MODEL_FORMAT = 1
 LARGEST_SIZE = 2**20
@@ -190,6 +191,31 @@ def _read_model(path: Path) -> dict[str, Any]:
     ):
         raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
     return state
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return the SHA-256, in hex, of a model's parameters."""
+    return _checksum({name: parameter.detach().cpu() for name, parameter in model.named_parameters()})
+
+
+EQUAL_STARTS = (
+    "all seeds begin with the same weights, because the network seeds torch itself or loads its weights; intervals "
+    "over seeds then miss a part of the spread"
+)
+
+
+def starts_alike(model: str, inputs: Inputs) -> bool:
+    """Return whether a model has the same initial weights for two seeds of torch's generator.
+
+    Args:
+        model: The model, written as on the command line.
+        inputs: What it is built for.
+    """
+    found = set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        found.add(weights_checksum(build_model(model, *inputs)))
+    return len(found) == 1
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
