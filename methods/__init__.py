@@ -1,1 +1,1 @@
-"""The methods, one file each; what they share is in `shared`, implementations of masked products in `backends`."""
+"""The methods: a module or a package for each. `masks`, `gradients` and `backends` have what several of them share."""

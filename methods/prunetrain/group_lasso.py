@@ -42,19 +42,19 @@ class GroupLasso(Method, ABC):
     Attributes:
         ratio: Share of the penalty in the whole loss at the first step (the penalty ratio); it fixes the coefficient.
         threshold: A channel of a tensor is dead if all its |w| are below this value.
-        coefficient: `global`: the same for all groups; `size`: multiplied by the square root of the number of weights
-            in the group.
-        update: `subgradient`: the penalty is part of the loss; `proximal`: after each step, groups are shrunk by the
-            learning rate times the coefficient instead.
+        coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
+            square root of the number of weights in the group (`size`).
+        update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
+            learning rate times the coefficient instead (`proximal`).
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
             ones. 8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
         gating: Whether the layers of a residual stage are cut individually, with gates that gather and scatter their
             channels; otherwise a channel is removed only if it is dead in all of them (channel union).
-        selection: Which channels are removed. `lasso`: dead ones; `random`: the random twin, whose channels are drawn
-            from the seed, as many of each space and after the same epochs as in the trial with `lasso` and otherwise
-            equal parameters. That trial runs first.
+        selection: Which channels are removed. `lasso` removes dead ones. `random`, the random twin, draws channels from
+            the seed: as many of each space, and after the same epochs, as the trial with `lasso` and otherwise equal
+            parameters has removed. That trial runs first.
         watch: Whether `epochs.jsonl` stores, for every epoch, the largest |w| of each output channel before anything is
             set to zero: about 13 bytes per channel and epoch. It changes nothing else.
     """

@@ -105,11 +105,13 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     """
     started = f"torchrun has started {allocation.size} processes"
     if options.processes not in (1, allocation.size):
-        raise UsageError(f"--nproc-per-trial {options.processes}: {started}, all of which train each trial")
+        raise UsageError(
+            f"--nproc-per-trial {options.processes}: {started}, all of which train each trial; leave the option out"
+        )
     if options.engine != "local":
-        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time")
+        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time; leave the option out")
     if options.jobs > 1:
-        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time")
+        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time; leave the option out")
     return dataclasses.replace(options, processes=allocation.size)
 
 
