@@ -173,7 +173,7 @@ def run_parser() -> Parser:
         usage="%(prog)s [run] [OPTION ...]",
         description="Train with several pruning methods and compare accuracy, FLOPs and time.\n\n"
         f"other verbs ({program_name()} VERB --help):\n"
-        "  plan             predict time, FLOPs and memory of the trials from a few steps of each\n"
+        "  plan             predict time, FLOPs and memory of the trials from a few steps\n"
         "  list [KIND]      list methods, tasks, models, engines, callbacks, ...\n"
         "  describe NAME    show a method's parameters, a model's size, a task's recipes, ...\n"
         "  check METHOD     check that a method of your own keeps the rules for methods\n"
