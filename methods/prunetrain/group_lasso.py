@@ -27,6 +27,7 @@ from methods.prunetrain.lasso import (
     soft_threshold_heads,
     total_penalty,
 )
+from methods.prunetrain.step_sizes import adaptive, holders, step_size
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search, declared, show
@@ -45,7 +46,8 @@ class GroupLasso(Method, ABC):
         coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
             square root of the number of weights in the group (`size`).
         update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
-            learning rate times the coefficient instead (`proximal`).
+            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then divides
+            by the size of a group's gradients as they do.
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
@@ -121,6 +123,21 @@ class GroupLasso(Method, ABC):
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
 
+    def on_attached(self, ctx: Context) -> None:
+        """Refuse the subgradient for optimizers under which it drives no group to zero."""
+        if self.update == "proximal":
+            return
+        layers, heads = lasso_layers(ctx.layers, ctx.spaces).values(), lasso_heads(ctx.layers, ctx.spaces)
+        weights = [layer.weight for layer in layers] + [part.weight for one in heads for part in one.parts]
+        held = holders(ctx.optimizer)
+        for optimizer in (held[id(weight)][0] for weight in weights if id(weight) in held):
+            if adaptive(optimizer):
+                raise ValueError(
+                    f"update=subgradient removes no channel with {type(optimizer).__name__}, which divides the penalty "
+                    "by the size of the gradients, so that weights move around zero by the learning rate and stay "
+                    "above the threshold; use update=proximal, or SGD"
+                )
+
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:
             return None
@@ -137,14 +154,14 @@ class GroupLasso(Method, ABC):
     def after_optimizer_step(self, ctx: Context) -> None:
         if self.update == "subgradient" or self._penalty_coefficient is None:
             return
-        assert ctx.optimizer is not None
-        rates = {id(weight): group["lr"] for group in ctx.optimizer.param_groups for weight in group["params"]}
+        held = holders(ctx.optimizer)
         for layer in lasso_layers(ctx.layers, ctx.spaces).values():
-            rate = rates.get(id(layer.weight), 0.0)  # weights outside the optimizer are not changed
-            soft_threshold(layer, rate * self._penalty_coefficient, self._by_size)
+            # Weights outside the optimizer are not changed.
+            step = step_size(held, layer.weight).times(self._penalty_coefficient)
+            soft_threshold(layer, step, self._by_size)
         for heads in lasso_heads(ctx.layers, ctx.spaces):
-            rate = min(rates.get(id(part.weight), 0.0) for part in heads.parts)
-            soft_threshold_heads(heads, rate * self._penalty_coefficient, self._by_size)
+            steps = [step_size(held, part.weight).times(self._penalty_coefficient) for part in heads.parts]
+            soft_threshold_heads(heads, steps, self._by_size)
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Set dead groups to zero before a reconfiguration, so that removing them changes no output in evaluation.

@@ -20,6 +20,7 @@ from suite.choices import build_method, build_model
 from suite.engine.network.copies import copied
 from suite.engine.network.model_files import EQUAL_STARTS, starts_alike
 from suite.engine.training.method_runner import MethodRunner
+from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.trainer import check_names
 from suite.errors import UsageError
 from suite.files import canonical_json
@@ -151,7 +152,9 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         )
         if trial.device == "cuda":
             ctx.device = torch.device("cuda", trial.device_index or 0)
-        MethodRunner(build_method(trial.method, trial.parameters, trial.label), ctx, recipe.train_size_at(0.0))
+        method = build_method(trial.method, trial.parameters, trial.label)
+        runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
+        runner.attach(make_optimizer(model, recipe))
     except (UsageError, ValueError) as error:
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
 

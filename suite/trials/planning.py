@@ -241,7 +241,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
     """
-    recipe = dataclasses.replace(recipe, **choice.recipe_fields)
+    recipe = recipe.changed(choice.recipe_fields)
     check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
@@ -323,7 +323,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
         source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
-    return dataclasses.replace(recipe, **suite.overrides), source
+    return recipe.changed(suite.overrides), source
 
 
 def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:

@@ -88,6 +88,7 @@ def save_model(
     path: Path,
     model: nn.Module,
     *,
+    tensors: Mapping[str, Tensor] | None = None,
     name: str,
     num_classes: int,
     input_shape: tuple[int, int, int],
@@ -98,7 +99,9 @@ def save_model(
     Args:
         path: Path of `model.pt`.
         model: The bare model, with empty plans.
-        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`.
+        tensors: Its state as it is used in evaluation, if that is not its own state.
+        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`; empty for a model
+            that only its own program can build.
         num_classes: Number of classes that it was built for.
         input_shape: (C, H, W) that it was built for.
         reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
@@ -110,41 +113,52 @@ def save_model(
         "input_shape": list(input_shape),
         "reconfigurations": [plan.to_json() for plan in reconfigurations],
     }
-    tensors = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
+    tensors = {key: tensor.detach().cpu() for key, tensor in (tensors or model.state_dict()).items()}
     save(path, {"architecture": architecture, "tensors": tensors, "sha256": _checksum(tensors)})
 
 
-def load_model(path: str | Path) -> nn.Module:
-    """Open a trial's final model without the trial: build it, replay its reconfigurations, and load its tensors.
+def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Open a final model without its training: build it, replay its reconfigurations, and load its tensors.
 
     Args:
-        path: Path of a `model.pt`. For a model of a plugin, call `suite.registry.load_plugin` first.
+        path: Path of a `model.pt`, or of what `OwnLoop.save_model` wrote. For a model of a plugin, call
+            `suite.registry.load_plugin` first.
+        model: The model as it was built, which is changed; needed for a file of a training loop of one's own, which
+            does not say how to build it. `None`: the model that the file names is built.
 
     Returns:
-        The model on the CPU, in evaluation mode, with torch's own layers.
+        The model in evaluation mode, with torch's own layers, on the CPU or where the given one is.
 
     Raises:
-        UsageError: if the file is missing, damaged or not a model of this suite, or if its model is not registered.
+        UsageError: if the file is missing, damaged or not a model of this suite, if its model is not registered, or if
+            it is not that of the given one.
     """
     state = _read_model(Path(path))
+    if model is None and not state["architecture"]["model"]:
+        raise UsageError(
+            f"{path}: was saved by a training loop that built its own model; build it again and give it: "
+            "load_model(path, model)"
+        )
     # Building the model draws weights that are then overwritten; this must not change the caller's random state.
     generator_state = torch.get_rng_state()
     try:
-        return _rebuilt(state["architecture"], state["tensors"])
+        return _rebuilt(state["architecture"], state["tensors"], model)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except Exception as error:
         # Its checksum is right, so it was written for another version of the model or by another program.
         reason = (str(error).splitlines() or [""])[0]
-        raise UsageError(f"{path}: its tensors do not fit the model that it names ({reason})") from error
+        which = "the model that it names" if model is None else "the given model"
+        raise UsageError(f"{path}: its tensors do not fit {which} ({reason})") from error
     finally:
         torch.set_rng_state(generator_state)
 
 
-def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | None) -> nn.Module:
     """Return the model with its reconfigurations carried out and its tensors loaded."""
     input_shape = architecture["input_shape"]
-    model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
+    if model is None:
+        model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
     spaces = find_index_spaces(model, tuple(input_shape))
     for plan in architecture["reconfigurations"]:
         apply_plan(model, ReconfigPlan.from_json(plan), spaces, None)
