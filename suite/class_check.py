@@ -75,6 +75,11 @@ def check_facts(cls: type) -> None:
 def _check_values(cls: type, base: type) -> None:
     """Refuse values without an annotation, and values in place of hooks."""
     annotations = inspect.get_annotations(cls)
+    for name in {*vars(cls), *annotations} & {field.name for field in dataclasses.fields(base)}:  # type: ignore[arg-type]
+        raise TypeError(
+            f"{cls.__name__}.{name} would replace the parameter {name} of every method; rename it, or return another "
+            "default value from defaults()"
+        )
     for name, value in vars(cls).items():
         if name.startswith("_") or _is_member(value):
             continue

@@ -108,7 +108,8 @@ class GroupLasso(Method, ABC):
             return ()
         own: type = type(self)
         values = {name: show(getattr(self, name)) for name in declared(own) if name != "selection"}
-        typed = ",".join(f"{name}={value}" for name, value in values.items() if value)  # an empty text cannot be typed
+        # An empty text cannot be typed, and an empty list is the default.
+        typed = ",".join(f"{name}={value}" for name, value in values.items() if value not in ("", "()"))
         return (f"{self.registered_name}[{typed}]",)
 
     @abstractmethod
@@ -120,6 +121,8 @@ class GroupLasso(Method, ABC):
             reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
+        if not (lasso_layers(ctx.layers, ctx.spaces) or lasso_heads(ctx.layers, ctx.spaces)):
+            raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
 
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:
@@ -192,14 +195,17 @@ class GroupLasso(Method, ABC):
         return ReconfigPlan(kept=kept, removed_branches=tuple(removed), gated=tuple(nodes))
 
     def _prunable(self, ctx: Context) -> list[IndexSpace]:
-        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers."""
+        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers.
+
+        A space with a weight that is not trained is left as it is.
+        """
         nodes = self._nodes(ctx)
         return [
             part
             for space in ctx.spaces.values()
             if not space.frozen
             for part in nodes.get(space.name, [space])
-            if ctx.spaces.weights(part, ctx.layers)
+            if (weights := ctx.spaces.weights(part, ctx.layers)) and all(one.weight.requires_grad for one in weights)
         ]
 
     def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:

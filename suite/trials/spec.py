@@ -97,8 +97,10 @@ class TrialSpec:
             determines["arithmetic"] = self.arithmetic
         if self.depends_on:
             determines["depends_on"] = self.depends_on
-        if self.files:
-            determines["parameters"] = {**self.parameters, **self.files}
+        # Every method has `ignore`; trials from before it have the id that they had.
+        if self.files or not self.parameters.get("ignore", True):
+            own = {name: value for name, value in self.parameters.items() if name != "ignore" or value}
+            determines["parameters"] = {**own, **self.files}
         if self.defined_by:
             determines["defined_by"] = digests(self.defined_by)
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
