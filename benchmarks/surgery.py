@@ -215,7 +215,8 @@ def line_of(row: Row) -> str:
     share = f"{row.free:,}/{row.channels:,}" if row.channels else "–"
     reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons if reason != OUTPUT)
     found = ["–" if value is None else f"{value:.0e}" for value in (row.difference, row.step_difference)]
-    return f"{_first_column(row.name, 'timm' if row.name.startswith(IN_TIMM) else TORCHVISION)}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
+    first = _first_column(row.name, TIMMS if row.name.startswith(IN_TIMM) else TORCHVISION)
+    return f"{first}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
 
 
 def _first_column(text: str, library: str) -> str:

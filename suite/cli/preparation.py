@@ -6,8 +6,9 @@ process that waits for the trials then does without torch's memory, and torch is
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,43 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
     suite, trials, folder = planned(options, trained_here)
-    rehearse_new(trials, folder)
+    if unfit := rehearse_new(trials, folder, options.skip_unfit):
+        suite, trials = without(unfit, suite, trials)
     return suite, trials, folder, provenance_of(suite)
+
+
+def without(
+    unfit: Mapping[str, str], suite: SuiteSpec, trials: Sequence[TrialSpec]
+) -> tuple[SuiteSpec, list[TrialSpec]]:
+    """Return a command without trials that cannot be trained and without those that need their results.
+
+    Args:
+        unfit: The reason by the id of the trial.
+        suite: The command, which records what was left out.
+        trials: Its trials, each behind those that it depends on.
+
+    Raises:
+        UsageError: No trial is left.
+    """
+    reasons, left = dict(unfit), []
+    out: dict[tuple[str, str, str], str] = {}
+    for trial in trials:
+        needed = [text for text, other in trial.depends_on.items() if other in reasons]
+        if needed:
+            reasons.setdefault(trial.trial_id, f"it needs a trial of {needed[0]}, which is left out")
+        if reason := reasons.get(trial.trial_id, ""):
+            out.setdefault((trial.label, trial.model, trial.task), reason)
+        else:
+            left.append(trial)
+    for (method, model, task), reason in out.items():
+        log.warning("left out: %s cannot train %s on task %s: %s", method, model, task, reason)
+    if not left:
+        raise UsageError("--skip-unfit: no method fits, so that nothing is left to train")
+    found = [
+        {"method": method, "model": model, "task": task, "reason": reason}
+        for (method, model, task), reason in out.items()
+    ]
+    return dataclasses.replace(suite, left_out=tuple(found)), left
 
 
 def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
@@ -52,16 +88,16 @@ def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     return suite, trials, options.out or default_folder(trials)
 
 
-def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
-    """Check the output folder, and rehearse the trials that were never started in it.
+def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
+    """Check the output folder, and rehearse the trials that were never started in it; see `rehearse`.
 
     Raises:
         UsageError: The folder cannot be used, or a method cannot train a model on a task.
     """
     store = Store(folder)
     store.check()
-    if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
-        rehearse(new, name_short=not any(store.trial_folders()))
+    new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
+    return rehearse(new, not any(store.trial_folders()), skip_unfit) if new else {}
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from suite.trials.spec import SuiteSpec, TrialSpec
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-HIDDEN = ("methods", "controls", "margin", "target", "config")  # options of `run` that `tune` does not take
+HIDDEN = ("methods", "controls", "skip-unfit", "margin", "target", "config")
+"""Options of `run` that `tune` does not take."""
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
-The options of run apply too (run --help), but --methods, --controls, --margin, --target and
+The options of run apply too (run --help), but --methods, --controls, --skip-unfit, --margin, --target and
 --config; --task and --model name one. Searched are the recipe's learning rate and the parameters
 that a method declares for it (describe METHOD); dense is always among the methods. The first
 setting is the default one; the others follow from --search-seed. No trial touches test images: a
@@ -54,7 +55,7 @@ def tune(arguments: Sequence[str]) -> int:
     seed = _integer(namespace.search_seed, "--search-seed", 0, 2**31 - 1)
     only = [name.strip() for name in namespace.search.split(",")] if namespace.search else []
     for option in HIDDEN:
-        if getattr(namespace, option) is not None:
+        if getattr(namespace, option.replace("-", "_")) is not None:
             raise UsageError(f"tune: --{option} cannot be given")
     namespace.methods = namespace.list
     options = resolve_run_options(namespace)

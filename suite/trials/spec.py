@@ -197,6 +197,7 @@ class SuiteSpec:
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
         targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
             `suite.trials.folder.targets`.
+        left_out: What `--skip-unfit` left out: `method` with its parameters, `model`, `task`, and the `reason`.
     """
 
     methods: str
@@ -216,10 +217,11 @@ class SuiteSpec:
     processes: int = 1
     margin: float = 0.005
     targets: tuple[float, ...] = ()
+    left_out: tuple[Mapping[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""
-        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets")}
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets", "left_out")}
         return {**dataclasses.asdict(self), **lists}
 
 

@@ -1,6 +1,7 @@
 """A model that a method cannot train is refused before the first trial, with one line and without output files."""
 
 import dataclasses
+import json
 import textwrap
 from types import SimpleNamespace
 
@@ -146,6 +147,34 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
     assert captured.out == ""
     assert_one_line(captured.err, expected)
     assert listing(networks) == before
+
+
+def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, capsys, caplog):
+    line = ["--plugin", "networks.py", "--model", "toy_linear", "--task", "digits", "--preset", "smoke"]
+    methods = ["--methods", "dense,clicktrain,sdgp,scratch[of=sdgp]"]
+    line += ["--device", "cpu", "--epochs", "1"]
+    assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json", "--probe-steps", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["method"] for one in found["trials"]] == ["dense"]
+    assert [one["method"] for one in found["left_out"]] == ["clicktrain", "sdgp", "scratch[of=sdgp]"]
+    assert cli.main(["run", *methods, *line, "--skip-unfit", "--out", "out"]) == 0
+    capsys.readouterr()
+    wanted = {
+        "clicktrain": "this network has no 3x3 convolution after its first layer, and no published list fits it",
+        "scratch[of=sdgp]": "it needs a trial of sdgp, which is left out",
+    }
+    page, html = ((networks / "out" / name).read_text("utf-8") for name in ("report.md", "report.html"))
+    assert "## Methods left out" in page
+    assert "Methods left out</" in html
+    for method, reason in wanted.items():
+        assert f"left out: {method} cannot train toy_linear on task digits: {reason}" in caplog.text
+        assert reason in page
+    assert cli.main(["--methods", "sdgp", *line, "--skip-unfit", "--out", "other"]) == 2
+    assert_one_line(capsys.readouterr().err.splitlines()[-1], "--skip-unfit: no method fits, so that nothing is left")
+    assert not (networks / "other").exists()
+    for verb in (["tune", "sdgp", "--budget", "2"], ["reproduce", "sdgp-table1"]):
+        assert cli.main([*verb, "--skip-unfit"]) == 2
+        assert "--skip-unfit" in capsys.readouterr().err
 
 
 def planned(**changes):
