@@ -36,6 +36,7 @@ from suite.choices import ModelChoice
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails
+from suite.engine.network.copies import copied
 from suite.files import write
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
@@ -137,7 +138,7 @@ def differences(
             model.train()(torch.randn(8, *shape))
     model.eval()  # dropout would draw other numbers for fewer channels
     images = torch.randn(2, *shape)
-    cut, masked = copy.deepcopy(model), model
+    cut, masked = copied(model), model
     _mask_and_cut(cut, masked, copy.deepcopy(spaces), None)
     with torch.no_grad():
         ours, theirs = cut(images), masked(images)
@@ -146,7 +147,7 @@ def differences(
         return difference, None
     del cut
     kinds = (_sgd, _adamw)
-    return difference, max(_step_difference(copy.deepcopy(model), spaces, images, kind) for kind in kinds)
+    return difference, max(_step_difference(copied(model), spaces, images, kind) for kind in kinds)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -188,7 +189,7 @@ def _step_difference(
     optimizer = make(model)
     _step(model, optimizer, images)
     optimizer.zero_grad()  # the copy does not need gradients, which take much memory
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     masked_optimizer = make(masked)
     masked_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     index_map = _mask_and_cut(model, masked, copy.deepcopy(spaces), optimizer)
