@@ -206,6 +206,7 @@ def _step_difference(
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor) -> None:
+    model.train().eval()  # forgets the biases that some attention of timm keeps for evaluation
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(images), torch.arange(len(images))).backward()
     optimizer.step()
