@@ -67,6 +67,7 @@ FOLLOWED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "parts by number": by_number,
     "the own shape": lambda net, x, y: y.reshape(*y.shape),
     "another type and back": lambda net, x, y: y.double().to(x.dtype).detach() + y,
+    "powers and functions of entries": lambda net, x, y: (y**2 + 1).log() + y.pow(3).sin() - y.exp().reciprocal(),
     "padded places": lambda net, x, y: F.pad(y, (1, 0, 0, y.shape[2])) + F.pad(y, [1, 0, 0, 8], value=2.0),
     "an interval that takes all": lambda net, x, y: y[:, :8] + y[:, 0:] + y[:, -20:] + y[:, :99, ::1],
     "frozen statistics": lambda net, x, y: net.frozen(y),

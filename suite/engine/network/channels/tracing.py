@@ -516,7 +516,9 @@ class ModuleLabels(ChannelRecord):
 # Each of these processes every entry in the same way.
 _ENTRYWISE_FUNCTIONS = {
     "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
-    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "rsqrt", "clamp", "dropout",
+    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "rsqrt", "pow", "clamp",
+    "dropout", "log", "log1p", "erf", "sin", "cos", "reciprocal", "softsign", "logsigmoid", "tanhshrink", "threshold",
+    "sigmoid_", "tanh_", "leaky_relu_", "elu_", "clamp_", "hardtanh_",
     "contiguous", "clone", "detach", "stochastic_depth", "to", "type", "float", "half", "bfloat16", "double",
 }  # fmt: skip
 # Each of these processes every channel of (N, C, H, W) in the same way and independently.
