@@ -150,8 +150,9 @@ def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None
     name, plugin = architecture["model"].partition("[")[0], architecture.get("plugin")
     if registry.find("model", name) is None:
         # The name is a stranger's text, and the file is not run without the user's call.
-        known = isinstance(plugin, str) and plugin
-        whose = f"the plugin {Path(plugin).name!r} defines it" if known else "if a plugin defines it"
+        whose = "if a plugin defines it"
+        if isinstance(plugin, str) and plugin:
+            whose = f"the plugin {Path(plugin).name!r} defines it"
         raise UsageError(
             f"{path}: no model is called '{name}' here; {whose}: call suite.registry.load_plugin(FILE) before"
         )

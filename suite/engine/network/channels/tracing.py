@@ -27,7 +27,7 @@ from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
-from suite.engine.network.layers import base_of
+from suite.engine.network.layers import planned_as
 
 # Tracing replaces both while the model's forward runs.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
@@ -364,7 +364,7 @@ class ModuleLabels(ChannelRecord):
         module = self.module.get_submodule(name)
         if isinstance(module, _ENTRYWISE) or (type(module) is nn.PReLU and module.num_parameters == 1):
             return Followed(label, axis) if value.shape == given.shape else None
-        if base_of(module) is not None:
+        if planned_as(module) is not None:
             return self._through_planned(node, module, value, source)
         if isinstance(module, nn.Flatten):
             return self._flattened(given, value, Followed(label, axis), module.start_dim, module.end_dim)
