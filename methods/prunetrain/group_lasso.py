@@ -46,8 +46,8 @@ class GroupLasso(Method, ABC):
         coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
             square root of the number of weights in the group (`size`).
         update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
-            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then divides
-            by the size of a group's gradients as they do.
+            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then
+            divides by the size of a group's gradients as they do.
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
@@ -110,7 +110,8 @@ class GroupLasso(Method, ABC):
             return ()
         own: type = type(self)
         values = {name: show(getattr(self, name)) for name in declared(own) if name != "selection"}
-        typed = ",".join(f"{name}={value}" for name, value in values.items() if value)  # an empty text cannot be typed
+        # An empty text cannot be typed, and an empty list is the default.
+        typed = ",".join(f"{name}={value}" for name, value in values.items() if value not in ("", "()"))
         return (f"{self.registered_name}[{typed}]",)
 
     @abstractmethod
@@ -122,6 +123,8 @@ class GroupLasso(Method, ABC):
             reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
+        if not (lasso_layers(ctx.layers, ctx.spaces) or lasso_heads(ctx.layers, ctx.spaces)):
+            raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
 
     def on_attached(self, ctx: Context) -> None:
         """Refuse the subgradient for optimizers under which it drives no group to zero."""
@@ -209,14 +212,17 @@ class GroupLasso(Method, ABC):
         return ReconfigPlan(kept=kept, removed_branches=tuple(removed), gated=tuple(nodes))
 
     def _prunable(self, ctx: Context) -> list[IndexSpace]:
-        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers."""
+        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers.
+
+        A space with a weight that is not trained is left as it is.
+        """
         nodes = self._nodes(ctx)
         return [
             part
             for space in ctx.spaces.values()
             if not space.frozen
             for part in nodes.get(space.name, [space])
-            if ctx.spaces.weights(part, ctx.layers)
+            if (weights := ctx.spaces.weights(part, ctx.layers)) and all(one.weight.requires_grad for one in weights)
         ]
 
     def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:

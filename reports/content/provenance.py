@@ -56,12 +56,31 @@ def problem_section(records: Records) -> Problems | None:
     return Problems(table, tuple(dict.fromkeys(commands)), "")
 
 
+def left_out(records: Records) -> tuple[str, ...]:
+    """Return one line for each method that a command left out and that has no trial in the folder."""
+    entries = _commands(records.suite)
+    specs = [spec for entry in entries if isinstance(spec := entry.get("spec"), Mapping)]
+    lists = [several for spec in specs if isinstance(several := spec.get("left_out"), list)]
+    found = [one for several in lists for one in several if isinstance(one, Mapping)]
+    names = ("method", "model", "task", "reason")
+    lines = dict.fromkeys(tuple(clean(str(one.get(name, ""))) for name in names) for one in found)
+    trained = {(label(trial), trial.text("model"), trial.text("task")) for trial in records.trials}
+    return tuple(
+        f"{method} cannot train {model} on {task}: {reason}"
+        for method, model, task, reason in lines
+        if (method, model, task) not in trained
+    )
+
+
 def command_lines(suite: Mapping[str, Any]) -> list[str]:
     """Return the distinct command lines that wrote to the folder, oldest first."""
-    commands = suite.get("commands")
-    entries = [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
-    lines = [entry.get("command_line") for entry in (*entries, suite)]
+    lines = [entry.get("command_line") for entry in (*_commands(suite), suite)]
     return list(dict.fromkeys(clean(line) for line in lines if isinstance(line, str) and line.strip()))
+
+
+def _commands(suite: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    commands = suite.get("commands")
+    return [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
 
 
 def out_option(folder: Path) -> str:

@@ -51,7 +51,12 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
         Column("Epochs"),
         Column("Cost", "× dense", "counted", "The share of the whole training's time and FLOPs."),
         Column("Seeds done"),
-        Column("Test accuracy", "%", "measured", "± is a 95 % interval. The spread over seeds is pooled over dense trainings of all lengths."),
+        Column(
+            "Test accuracy",
+            "%",
+            "measured",
+            "± is a 95 % interval, with the spread over seeds of all lengths.",
+        ),
         Column("Difference to all epochs", "points", "measured"),
     )
     rows = []

@@ -155,7 +155,7 @@ TEXTS = (
     "only",
     "jobs",
     *("engine", "ray-address", "timeout", "nproc-per-trial"),
-    *("controls", "margin"),
+    *("controls", "margin", "skip-unfit"),
 )
 
 EXAMPLES = """\
@@ -198,7 +198,7 @@ def add_run_options(parser: Parser, shown: bool = True) -> None:
         group = parser.add_argument_group(title)
         for name, (metavar, text) in options.items():
             more: dict[str, Any] = {"action": "append"} if name in ("plugin", "set") else {}
-            if name == "controls":
+            if name in ("controls", "skip-unfit"):
                 more = {"nargs": "?", "const": "true"}
             group.add_argument(f"--{name}", metavar=metavar, help=text if shown else argparse.SUPPRESS, **more)
 
@@ -214,6 +214,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "controls": ("true|false", "add the dense and random trials that a verdict needs"),
         "margin": ("POINTS", f"difference in accuracy that matters (default: {DEFAULTS['margin']})"),
         "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense - margin)"),
+        "skip-unfit": ("true|false", "leave out methods that a network does not fit"),
         "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated"),
     },
     "recipe": {
@@ -267,6 +268,7 @@ class RunOptions:
     plugins: tuple[Path, ...]
     callbacks: tuple[str, ...]
     controls: bool
+    skip_unfit: bool
     margin: float
     targets: tuple[float, ...]
 
@@ -340,6 +342,7 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         plugins=plugins,
         callbacks=read_callbacks(values["log"]) if "log" in values else (),
         controls=read_flag("controls", values.get("controls", "false")),
+        skip_unfit=read_flag("skip-unfit", values.get("skip-unfit", "false")),
         margin=read_number("margin", values["margin"], "percentage points") / 100,
         targets=read_targets(values["target"]) if "target" in values else (),
     )

@@ -84,7 +84,10 @@ def plan(arguments: Sequence[str]) -> int:
         found = on_cluster(found, cluster, options.jobs)
         there = seconds_on(found, cluster, options.jobs)
     if namespace.json:
-        data = as_json(found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there)
+        data = as_json(
+            found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there,
+            left_out=suite.left_out,
+        )  # fmt: skip
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
         Console(width=None if sys.stdout.isatty() else LINE_WIDTH).print(table(found, cluster))

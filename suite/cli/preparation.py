@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,47 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
     suite, trials, folder = planned(options, trained_here)
-    rehearse_new(trials, folder)
+    if unfit := rehearse_new(trials, folder, options.skip_unfit):
+        suite, trials = without(unfit, suite, trials)
     if may_measure_format(options, suite, trained_here):
         formats = _formats_in(folder, suite.device)
         new = [trial for trial in trials if (trial.task, trial.model) not in formats]
         trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
     return suite, trials, folder, provenance_of(suite)
+
+
+def without(
+    unfit: Mapping[str, str], suite: SuiteSpec, trials: Sequence[TrialSpec]
+) -> tuple[SuiteSpec, list[TrialSpec]]:
+    """Return a command without trials that cannot be trained and without those that need their results.
+
+    Args:
+        unfit: The reason by the id of the trial.
+        suite: The command, which records what was left out.
+        trials: Its trials, each behind those that it depends on.
+
+    Raises:
+        UsageError: No trial is left.
+    """
+    reasons, left = dict(unfit), []
+    out: dict[tuple[str, str, str], str] = {}
+    for trial in trials:
+        needed = [text for text, other in trial.depends_on.items() if other in reasons]
+        if needed:
+            reasons.setdefault(trial.trial_id, f"it needs a trial of {needed[0]}, which is left out")
+        if reason := reasons.get(trial.trial_id, ""):
+            out.setdefault((trial.label, trial.model, trial.task), reason)
+        else:
+            left.append(trial)
+    for (method, model, task), reason in out.items():
+        log.warning("left out: %s cannot train %s on task %s: %s", method, model, task, reason)
+    if not left:
+        raise UsageError("--skip-unfit: no method fits, so that nothing is left to train")
+    found = [
+        {"method": method, "model": model, "task": task, "reason": reason}
+        for (method, model, task), reason in out.items()
+    ]
+    return dataclasses.replace(suite, left_out=tuple(found)), left
 
 
 def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
@@ -72,7 +107,11 @@ def _formats_in(folder: Path, device: str) -> Formats:
 
 def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> list[TrialSpec]:
     same = all(formats.get((trial.task, trial.model), trial.dtype) == trial.dtype for trial in trials)
-    return trials if same else plan(suite, formats=formats)
+    if same:
+        return trials
+    left_out = {(one["method"], one["model"], one["task"]) for one in suite.left_out}
+    again = plan(suite, formats=formats)
+    return [trial for trial in again if (trial.label, trial.model, trial.task) not in left_out]
 
 
 def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:
@@ -81,16 +120,16 @@ def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool
     return options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke" and here
 
 
-def rehearse_new(trials: Sequence[TrialSpec], folder: Path) -> None:
-    """Check the output folder, and rehearse the trials that were never started in it.
+def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
+    """Check the output folder, and rehearse the trials that were never started in it; see `rehearse`.
 
     Raises:
         UsageError: The folder cannot be used, or a method cannot train a model on a task.
     """
     store = Store(folder)
     store.check()
-    if new := [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]:
-        rehearse(new, name_short=not any(store.trial_folders()))
+    new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
+    return rehearse(new, not any(store.trial_folders()), skip_unfit) if new else {}
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:

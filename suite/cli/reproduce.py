@@ -150,8 +150,9 @@ def _read_options(namespace: argparse.Namespace) -> RunOptions:
     for name in DECIDED:
         if getattr(namespace, name) is not None:
             raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
-    if namespace.controls is not None:
-        raise UsageError("reproduce: --controls cannot be given: the paper decides the trials; use it with run")
+    for option in ("controls", "skip-unfit"):
+        if getattr(namespace, option.replace("-", "_")) is not None:
+            raise UsageError(f"reproduce: --{option} cannot be given: the paper decides the trials; use it with run")
     options = resolve_run_options(namespace)
     if options.model and len(read_names(options.model, "model", "--model")) > 1:
         raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")

@@ -28,6 +28,7 @@ _FINAL = "give it to the final comparison"
 HIDDEN = {  # options of `run` that `tune` does not take, with what to do instead
     "methods": "name the methods after tune: tune sdgp,prunetrain",
     "controls": _FINAL,
+    "skip-unfit": "leave the method out",
     "margin": _FINAL,
     "target": _FINAL,
     "config": "type the options",
@@ -42,8 +43,8 @@ recipe.validation_images=N changes it). The same command continues where it stop
 budget adds settings. The result is DIR/tune.json, and the command of the final comparison, which
 uses the test images once.
 
-The options of run apply too (run --help), except --methods, --controls, --margin, --target and
---config. --task and --model must name only one.
+The options of run apply too (run --help), except --methods, --controls, --skip-unfit,
+--margin, --target and --config. --task and --model must name only one.
 
 example:
   {program} tune sdgp,prunetrain --budget 8 --task cifar10
@@ -63,7 +64,7 @@ def tune(arguments: Sequence[str]) -> int:
     seed = _integer(namespace.search_seed, "--search-seed", 0, 2**31 - 1)
     only = [name.strip() for name in namespace.search.split(",")] if namespace.search else []
     for option in HIDDEN:
-        if getattr(namespace, option) is not None:
+        if getattr(namespace, option.replace("-", "_")) is not None:
             raise UsageError(f"tune: --{option} cannot be given; {HIDDEN[option]}")
     namespace.methods = namespace.list
     options = resolve_run_options(namespace)

@@ -124,6 +124,7 @@ class TrialRun:
             num_classes=trainer.ctx.num_classes,
             input_shape=trainer.ctx.input_shape,
             reconfigurations=trainer.runner.reconfigurations,
+            plugin=Path(spec.defined_by.get("model", {}).get("path", "")).name,
         )
 
     @staticmethod

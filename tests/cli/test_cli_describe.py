@@ -56,7 +56,7 @@ def test_describe(folder, capsys, forget_toys):
     assert cli.main(["describe", "toy_method", "--task", "toy_task", "--json", *toys]) == 0
     method = json.loads(capsys.readouterr().out)
     assert (method["name"], method["source"], method["version"]) == ("toy_method", "nowhere", 1)
-    n, mode = method["parameters"]
+    n, mode, _ = method["parameters"]
     assert (n["name"], n["type"], n["default"], n["presets"]["smoke"]) == ("n", "int", 2, 1)
     assert mode["type"] == "random | magnitude"
     assert cli.main(["describe", "toy_task", "--json", *toys]) == 0

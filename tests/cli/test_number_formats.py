@@ -47,8 +47,8 @@ def zen_4(tmp_path, monkeypatch):
     return measured
 
 
-def prepared(*typed):
-    return prepare(read_run_options(["--methods", "dense", "--task", "digits", "--device", "cpu", *typed]))
+def prepared(*typed, methods="dense"):
+    return prepare(read_run_options(["--methods", methods, "--task", "digits", "--device", "cpu", *typed]))
 
 
 def answer(folder, **ratio):
@@ -171,3 +171,13 @@ def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tm
     assert said() == ["$PDT_CPU_ARCH is 'avx2', and may be native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4"]
     monkeypatch.setenv("PDT_CPU_KERNEL", "0")
     assert not said()
+
+
+@pytest.mark.usefixtures("zen_4")
+def test_methods_that_were_left_out_stay_out_in_another_type(tmp_path):
+    line = ("--preset", "quick", "--batch-size", "16", "--model", "mlp")
+    prepared(*line)
+    answer(tmp_path / "choices", high=0.9)
+    suite, trials, _, _ = prepared(*line, "--skip-unfit", methods="dense,clicktrain")
+    assert [(trial.method, trial.dtype) for trial in trials] == [("dense", "float32")]
+    assert [one["method"] for one in suite.left_out] == ["clicktrain"]
