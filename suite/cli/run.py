@@ -37,6 +37,8 @@ from suite.trials.spec import SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
 
+IN_USE = "; wait for it, or train into another folder with --out and join the two with merge"
+
 
 def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
     """Run a suite.
@@ -153,7 +155,7 @@ def run_trials(
     elif one_thread:  # the times of `smoke` are no results, and one thread waits for no other
         of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
-    with files.errors_of(folder), store.lock():
+    with files.errors_of(folder), store.lock(IN_USE):
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)

@@ -244,9 +244,10 @@ def starts_alike(model: str, inputs: Inputs) -> bool:
         inputs: What it is built for.
     """
     found = set()
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        found.add(weights_checksum(build_model(model, *inputs)))
+    with torch.random.fork_rng(devices=()):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            found.add(weights_checksum(build_model(model, *inputs)))
     return len(found) == 1
 
 
