@@ -1,15 +1,17 @@
-"""How far surgery goes in each classification network of torchvision, and whether a cut network equals a masked one.
+"""How far surgery goes in networks of torchvision and timm, and whether a cut network equals a masked one.
 
-    python -m benchmarks.surgery [NAME ...] [--markdown FILE]
+    python -m benchmarks.surgery [NAME ...] [--library torchvision|timm] [--markdown FILE]
 
-For each network at the smallest image that it takes: the share of its channels (of convolutions and linear layers) that
-can be cut, the operations that freeze the others, and two differences between the network with a third of its free
-channels removed and the same network with these channels masked. The difference of outputs is relative to the largest
-output. The difference of the next step is the larger one of SGD and AdamW, both with a state from a step before the
-cut; for each weight tensor it is relative to the largest change in that tensor. Parameters that are initially almost
-zero and the statistics of batch normalisation are drawn first, so that every channel has an effect.
+A network of timm is called `timm/NAME`. For each network at a small image that it takes: the share of its channels (of
+convolutions and linear layers) that can be cut, the operations that freeze the others, and two differences between the
+network with a third of its free channels removed and the same network with these channels masked. The difference of
+outputs is relative to the largest output. The difference of the next step is the larger one of SGD and AdamW, both with
+a state from a step before the cut; for each weight tensor it is relative to the largest change in that tensor.
+Parameters that are initially almost zero and the statistics of batch normalisation are drawn first, so that every
+channel has an effect.
 
-FILE names all networks. It is written after each one, the smallest first. Networks that it has already, from the same
+FILE names all networks of the library: the classification networks of torchvision, or 98 of timm's. It is written after
+each one, of torchvision the smallest first. Networks that it has already, from the same
 versions, are not examined again, so that the same command continues after an interruption.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import platform
 import re
 from collections import Counter
@@ -29,16 +32,22 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
+from suite.choices import ModelChoice
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails
+from suite.engine.network.copies import copied
 from suite.files import write
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
 from suite.reconfiguration import IndexMap
-from tasks.models.torchvision_models import classifier
 
 SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 224, "vit_h_14": 28}  # others: 32
+SIDE_OF_TIMM = 96  # of networks that take images of any size
+TIMM = Path(__file__).with_name("timm_networks.txt").read_text(encoding="utf-8").split()
+"""Networks of timm in its table: of every kind that trains on a CPU, with few weights."""
+TORCHVISION, TIMMS = "torchvision", "timm"
+IN_TIMM = f"{TIMMS}/"
 CLASSES = 10
 TOO_LARGE_FOR_STEPS = 400e6  # weights; two networks and their optimizers in float64 need about 56 bytes per weight
 MOST_REASONS = 3
@@ -74,9 +83,10 @@ def examine(name: str, compares: bool = True) -> Row:
         name: Name of the network.
         compares: Whether the network is cut and compared; otherwise both differences are `None`.
     """
-    shape = (3, SIDES.get(name, 32), SIDES.get(name, 32))
+    side = _side(name)
+    shape = (3, side, side)
     torch.manual_seed(0)
-    model = classifier(name)(num_classes=CLASSES, input_shape=shape)
+    model = ModelChoice.read(name if "/" in name else f"torchvision/{name}").build(shape, CLASSES)
     weights = sum(parameter.numel() for parameter in model.parameters())
     spaces = find_index_spaces(model, shape)
     freeze_what_fails(model, spaces, shape)
@@ -90,6 +100,16 @@ def examine(name: str, compares: bool = True) -> Row:
         tuple(Counter(map(_kind, spaces.not_followed)).most_common(MOST_REASONS)) or tuple(reasons.most_common(1)),
         *(differences(model, spaces, shape, weights <= TOO_LARGE_FOR_STEPS) if free and compares else ()),
     )
+
+
+def _side(name: str) -> int:
+    """Return the height and width of the images that a network gets."""
+    if not name.startswith(IN_TIMM):
+        return SIDES.get(name, 32)
+    import timm  # optional
+
+    settings = timm.get_pretrained_cfg(name.removeprefix(IN_TIMM))
+    return settings.input_size[-1] if settings is not None and settings.fixed_input_size else SIDE_OF_TIMM
 
 
 def _kind(reason: str) -> str:
@@ -118,7 +138,7 @@ def differences(
             model.train()(torch.randn(8, *shape))
     model.eval()  # dropout would draw other numbers for fewer channels
     images = torch.randn(2, *shape)
-    cut, masked = copy.deepcopy(model), model
+    cut, masked = copied(model), model
     _mask_and_cut(cut, masked, copy.deepcopy(spaces), None)
     with torch.no_grad():
         ours, theirs = cut(images), masked(images)
@@ -127,7 +147,7 @@ def differences(
         return difference, None
     del cut
     kinds = (_sgd, _adamw)
-    return difference, max(_step_difference(copy.deepcopy(model), spaces, images, kind) for kind in kinds)
+    return difference, max(_step_difference(copied(model), spaces, images, kind) for kind in kinds)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -169,7 +189,7 @@ def _step_difference(
     optimizer = make(model)
     _step(model, optimizer, images)
     optimizer.zero_grad()  # the copy does not need gradients, which take much memory
-    masked = copy.deepcopy(model)
+    masked = copied(model)
     masked_optimizer = make(masked)
     masked_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     index_map = _mask_and_cut(model, masked, copy.deepcopy(spaces), optimizer)
@@ -186,6 +206,7 @@ def _step_difference(
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor) -> None:
+    model.train().eval()  # forgets the biases that some attention of timm keeps for evaluation
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(images), torch.arange(len(images))).backward()
     optimizer.step()
@@ -196,31 +217,43 @@ def line_of(row: Row) -> str:
     share = f"{row.free:,}/{row.channels:,}" if row.channels else "–"
     reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons if reason != OUTPUT)
     found = ["–" if value is None else f"{value:.0e}" for value in (row.difference, row.step_difference)]
-    return f"{row.name:<20}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
+    first = _first_column(row.name, TIMMS if row.name.startswith(IN_TIMM) else TORCHVISION)
+    return f"{first}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
 
 
-def table(lines: Mapping[str, str]) -> str:
+def _first_column(text: str, library: str) -> str:
+    return f"{text:<20}" if library == TORCHVISION else f"{text:<36}"
+
+
+def table(lines: Mapping[str, str], library: str = TORCHVISION) -> str:
     """Return the page of all networks with their lines, and with the command and the versions at its head."""
-    return "\n".join((_head(), *(lines.get(name, f"{name:<20}  {NOT_YET}") for name in sorted(builders())), "```", ""))
+    rows = (lines.get(name, f"{_first_column(name, library)}  {NOT_YET}") for name in sorted(builders(library)))
+    return "\n".join((_head(library), *rows, "```", ""))
 
 
-def builders() -> list[str]:
-    """Return the names of torchvision's classification networks, the smallest (by its published weights) first."""
+def builders(library: str = TORCHVISION) -> list[str]:
+    """Return the names of a library's networks, those of torchvision by the size of its published weights."""
+    if library == TIMMS:
+        return [f"{IN_TIMM}{name}" for name in TIMM]
     names = torchvision.models.list_models(module=torchvision.models)
     return sorted(names, key=lambda name: get_model_weights(name).DEFAULT.meta["num_params"])  # type: ignore[attr-defined]
 
 
 def examined(text: str) -> dict[str, str]:
     """Return the line of each network that a table has examined."""
-    found = re.finditer(r"^(\w+) {2,}\S.*$", text.partition("```")[2], re.MULTILINE)
+    found = re.finditer(r"^([\w/]+) {2,}\S.*$", text.partition("```")[2], re.MULTILINE)
     return {line[1]: line[0] for line in found if line[1] != "network" and NOT_YET not in line[0]}
 
 
-def _head() -> str:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
-    return f"""# Surgery on torchvision's classification networks
+def _head(library: str) -> str:
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    versions += f", {library} {importlib.import_module(library).__version__}"
+    title, command = "torchvision's classification networks", "--markdown docs/development/torchvision-surgery.md"
+    if library == TIMMS:
+        title, command = f"{len(TIMM)} of timm's networks", "--library timm --markdown FILE"
+    return f"""# Surgery on {title}
 
-Written by `python -m benchmarks.surgery --markdown docs/development/torchvision-surgery.md`, whose `--help` explains
+Written by `python -m benchmarks.surgery {command}`, whose `--help` explains
 the columns; with {versions}, on a CPU ({platform.machine()}) and one thread.
 
 The model's output is always frozen. Channels that only go together, such as a group of a convolution, count as one.
@@ -229,27 +262,28 @@ The model's output is always frozen. Channels that only go together, such as a g
 The command continues with networks that are `{NOT_YET}`.
 
 ```
-{"network":<20}{"can be cut/all":>16}{"outputs":>9}{"step":>9}  what else freezes channels"""
+{_first_column("network", library)}{"can be cut/all":>16}{"outputs":>9}{"step":>9}  what else freezes channels"""
 
 
 def main() -> None:
     """Examine the networks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--library", choices=(TORCHVISION, TIMMS), default=TORCHVISION)
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines: dict[str, str] = {}
     if options.markdown and options.markdown.exists():
         text = options.markdown.read_text(encoding="utf-8")
-        if text.startswith(_head()):
+        if text.startswith(_head(options.library)):
             lines = examined(text)
-    for name in options.names or builders():
+    for name in options.names or builders(options.library):
         if name not in lines:
             lines[name] = line_of(examine(name))
             print(lines[name], flush=True)
         if options.markdown:
-            write(options.markdown, table(lines))
+            write(options.markdown, table(lines, options.library))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ class Dense(Method):
     match: str = ""
     repeat: Annotated[int, Ge(1)] = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ignore and not self.match:
+            raise ValueError("dense training prunes no layer, so that ignore leaves none out; use it with match")
+
     def depends_on(self) -> tuple[str, ...]:
         return (self.match,) if self.match else ()
 

@@ -7,15 +7,20 @@ would fail in the middle of a trial.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import sys
+import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from suite.errors import nearest
 from suite.parameters import can_be_set, check, declared
 from suite.recipe import Tuning
+
+MISSPELT, SIMILAR = 0.85, 0.6
+"""How similar a name is to that of a hook which is meant almost certainly, or if the arguments agree too."""
 
 
 def check_class(cls: type, base: type, context: type) -> None:
@@ -41,6 +46,8 @@ def check_class(cls: type, base: type, context: type) -> None:
                 raise TypeError(f"{kind.__name__}.{name} uses plan_version, which has no effect; call ctx.replan()")
             if inspect.isroutine(vars(base).get(name)):
                 _check_arguments(kind, name, function, base, context)
+            elif not any(name in vars(parent) for parent in cls.__mro__ if parent is not kind):
+                _check_spelling(kind, name, function, base, {word for parent in cls.__mro__ for word in _words(parent)})
 
 
 def check_facts(cls: type) -> None:
@@ -75,6 +82,11 @@ def check_facts(cls: type) -> None:
 def _check_values(cls: type, base: type) -> None:
     """Refuse values without an annotation, and values in place of hooks."""
     annotations = inspect.get_annotations(cls)
+    for name in {*vars(cls), *annotations} & {field.name for field in dataclasses.fields(base)}:  # type: ignore[arg-type]
+        raise TypeError(
+            f"{cls.__name__}.{name} would replace the parameter {name} of every method; rename it, or return another "
+            "default value from defaults()"
+        )
     for name, value in vars(cls).items():
         if name.startswith("_") or _is_member(value):
             continue
@@ -150,6 +162,48 @@ def _check_arguments(cls: type, name: str, hook: Any, base: type, context: type)
             f"{cls.__name__}.{name}({shown}) gets the context as '{taken[0]}'; write {name}({arguments}) and use "
             f"ctx.{taken[0]}"
         )
+
+
+def _check_spelling(cls: type, name: str, function: Any, base: type, used: Collection[str]) -> None:
+    """Refuse a method that is probably meant as a hook, which nothing would ever call.
+
+    Its name is almost that of a hook, or similar with the same arguments, and no code of the class uses the name.
+
+    Args:
+        cls: The class that defines it.
+        name, function: The method.
+        base: Class that defines the hooks.
+        used: Names of attributes that the code of the class uses.
+    """
+    if name.startswith("_") or name in used or sum(one is function for one in vars(cls).values()) > 1:
+        return
+    hooks = {hook: _function(value) for hook, value in vars(base).items() if inspect.isfunction(_function(value))}
+    arguments = list(inspect.signature(function).parameters)
+    for hook in difflib.get_close_matches(_plain(name), map(_plain, hooks), len(hooks), SIMILAR):
+        meant = next(one for one in hooks if _plain(one) == hook)
+        wanted = list(inspect.signature(hooks[meant]).parameters)
+        is_close = difflib.SequenceMatcher(None, _plain(name), hook).ratio() >= MISSPELT
+        # Short names and hooks without arguments prove little: a helper may be called `plans` or `state`.
+        if (is_close and "_" in meant) or (arguments == wanted and (is_close or len(wanted) > 1)):
+            raise TypeError(
+                f"{cls.__name__}.{name} is no hook, and nothing calls it; did you mean {meant}? A helper may be called "
+                f"_{name}"
+            )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _words(cls: type) -> Iterator[str]:
+    """Yield the names of all attributes and globals that the functions and properties of a class use."""
+    parts = [_function(value) for value in vars(cls).values()]
+    codes = [getattr(getattr(part, "fget", part), "__code__", None) for part in parts]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, types.CodeType):
+            yield from code.co_names
+            codes += code.co_consts
 
 
 def _evaluated(cls: type, annotation: Any) -> Any:

@@ -297,6 +297,12 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self._spaces |= {part.name: part for part in parts}
         self._index_layers()
 
+    def fix_branch(self, name: str, reason: str) -> None:
+        """Enter a removable branch as fixed; its spaces keep at least one channel from now on."""
+        for inner in self.removable_branches.pop(name).spaces:
+            self[inner].may_be_empty = False
+        self.fixed_branches[name] = reason
+
     def forget_branch(self, branch: Branch, constant: str) -> None:
         """Remove a branch's spaces and layers, and its tensors from other spaces, after the branch was removed.
 

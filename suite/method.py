@@ -62,7 +62,7 @@ from torch import Tensor, nn
 
 from suite.class_check import check_class, check_facts
 from suite.index_spaces import IndexSpaces
-from suite.parameters import check
+from suite.parameters import LISTED_LAST, check
 from suite.plan import (
     EMPTY_PLAN,
     Backend,
@@ -96,8 +96,9 @@ class Context:
         model: The bare model (not wrapped in DDP, not compiled).
         input_shape: (C, H, W) of one image, as in an evaluation.
         layers: The planned layers by name, in the model's order: every `nn.Conv2d` and `nn.Linear` (no subclasses)
-            that the model calls in training or in evaluation. Each is a `suite.plan.Layer` and has a `weight`. All
-            hooks see the same layer objects; a layer that a reconfiguration removes is no longer listed.
+            that the model calls in training or in evaluation, without those that `Method.ignore` names. Each is a
+            `suite.plan.Layer` and has a `weight`. All hooks see the same layer objects; a layer that a reconfiguration
+            removes is no longer listed.
         spaces: The index spaces of the model: which dimensions of which tensors share channels
             (`suite.index_spaces`). `spaces.removable_branches` lists the residual branches that can be removed.
         num_classes: Number of classes of the task.
@@ -180,8 +181,13 @@ class Context:
 
 
 @dataclass_transform(kw_only_default=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Method:
     """Base class of all methods. Every hook has a default that does nothing: dense training is an empty method.
+
+    Attributes:
+        ignore: Layers that the method leaves out, by name pattern (`features.0.*`; the name of a module stands for all
+            that it contains): they have no plan and no mask, and keep their channels.
 
     Class variables, which are not parameters (annotate them with `ClassVar`):
         version: Part of the trial's hash. Increase it when the results of the method change.
@@ -203,6 +209,8 @@ class Method:
     shrinks_network: ClassVar[bool] = False
     random_twin: ClassVar[Mapping[str, Any]] = {}
     tuning: ClassVar[Sequence[Tuning]] = ()
+
+    ignore: tuple[str, ...] = field(default=(), metadata=LISTED_LAST)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

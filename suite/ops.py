@@ -17,9 +17,12 @@ from suite.engine.training.data_parallel import reduce_gradients
 from suite.engine.training.own_loop import OwnLoop
 from suite.errors import nearest
 from suite.method import Context, Method
+from suite.own_packages import check_own_packages
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
+
+check_own_packages()
 
 GIVEN = ("input_shape", "num_classes", "epochs", "batch_size", "seed", "device", "dtype", "task", "network", "preset",
          "train_images", "micro_batches", "others", "rehearsal", "untimed")  # fmt: skip

@@ -31,6 +31,8 @@ from suite.errors import UsageError
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task supplies; they cannot be typed."""
+LISTED_LAST = types.MappingProxyType({"listed": "last"})
+"""Metadata of a dataclass's field that its subclasses inherit, and that is listed after their own."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,16 @@ def search_of(annotation: Any) -> Search | None:
 def declared(thing: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a class or function by name, in declaration order; keywords in `CONTEXT` are left out.
 
+    Fields with the metadata `LISTED_LAST` come last.
+
     Raises:
         UsageError: If the annotation of a parameter cannot be evaluated.
     """
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
+    last = {item.name for item in fields if item.metadata == LISTED_LAST}
     found = {}
-    for name, parameter in inspect.signature(thing).parameters.items():
+    for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda one: one[0] in last):
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         factory = factories.get(name)  # dataclasses.MISSING, which is not callable, if the default is a value
@@ -274,7 +279,7 @@ def _allowed(annotation: Any) -> str:
         return " or ".join(allowed(member) for member in arguments)
     if origin is tuple:
         member, member_bounds = _type_and_bounds(arguments[0])
-        example = "(0.5,0.75)" if member is float else "(1,2)"
+        example = {float: "(0.5,0.75)", str: "(features.0.*,fc)"}.get(member, "(1,2)")
         each = f", each{_bounds_in_words(member_bounds)}" if member_bounds else ""
         return f"a list in parentheses, like {example}{each}"
     words = {

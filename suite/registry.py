@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 from suite.errors import UsageError, nearest
 from suite.files import read_bytes, read_path
+from suite.own_packages import check_own_packages
 
 KINDS = ("method", "task", "model", "engine", "callback", "reproduction")
 _DECORATORS = ("register", "register_family", "register_collection")  # of `suite.registry`
@@ -371,6 +372,7 @@ def _own(kind: str) -> dict[str, Entry]:
 @functools.cache
 def _in_package(package: str) -> list[Entry]:
     """Read the entries of all modules of a package and its subpackages."""
+    check_own_packages()
     specification = importlib.util.find_spec(package)
     found: list[Entry] = []
     for folder in (specification and specification.submodule_search_locations) or ():

@@ -24,7 +24,7 @@ class ChannelPruning(Method):
         kept = {}
         for name, space in ctx.spaces.items():
             weights = ctx.spaces.weights(space, ctx.layers)
-            # Layers that are not trained (`requires_grad_(False)`) stay as they are.
+            # Layers that are not trained keep their channels.
             if space.frozen or not weights or not all(w.weight.requires_grad for w in weights):
                 continue
             # The squared norm of each channel, summed over all weights that share the channel.

@@ -169,7 +169,7 @@ def by_layer(ratios: Sequence[Any], layers: Mapping[str, nn.Module]) -> dict[str
     Args:
         ratios: One number per convolution, from the second on; or, for residual networks, one list per stage with one
             number per block, which applies to every convolution of the block's branch.
-        layers: Layers of the network, by name.
+        layers: All layers of the network, by name.
 
     Raises:
         ValueError: if the list belongs to another network.
@@ -197,7 +197,7 @@ def by_layer(ratios: Sequence[Any], layers: Mapping[str, nn.Module]) -> dict[str
 def percents(
     ctx: Context, found: Settings, ratios: str, compression: float | None, allocation: str
 ) -> dict[str, float]:
-    """Return the percentage of kernels to prune, by layer.
+    """Return the percentage of kernels to prune, by layer that is planned and trained.
 
     Args:
         ctx: Context of the method.
@@ -212,15 +212,22 @@ def percents(
     if not found.ratios:
         return solve(ctx, compression or compression_of_the_paper(ctx.task, ctx.network), allocation)
     try:
-        return by_layer(found.ratios, ctx.layers)
+        of_all = by_layer(found.ratios, dict(ctx.model.named_modules()))
     except ValueError as error:
         raise ValueError(f"ratios={ratios} on {ctx.network or 'this network'}: {error}") from None
+    return {name: percent for name, percent in of_all.items() if name in _trained(ctx)}
+
+
+def _trained(ctx: Context) -> dict[str, nn.Conv2d]:
+    """Return the planned convolutions whose weights are trained; others have no saliency."""
+    layers = ctx.layers.items()
+    return {name: layer for name, layer in layers if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad}
 
 
 def solve(ctx: Context, compression: float, allocation: str) -> dict[str, float]:
     """Return the percentage of kernels to prune so that the 3x3 convolutions reach a compression together.
 
-    The first layer and grouped convolutions are not pruned.
+    The first layer, grouped convolutions and layers that are not trained are not pruned.
 
     Args:
         ctx: Context of the method.
@@ -234,9 +241,8 @@ def solve(ctx: Context, compression: float, allocation: str) -> dict[str, float]
         raise ValueError("the model could not be traced, so that its first layer, which is not pruned, is unknown")
     weights = {
         name: layer.weight
-        for name, layer in ctx.layers.items()
-        if isinstance(layer, nn.Conv2d)
-        and layer.kernel_size == (3, 3)
+        for name, layer in _trained(ctx).items()
+        if layer.kernel_size == (3, 3)
         and layer.groups == 1
         and ctx.spaces.model_input not in ctx.spaces.inputs_of(name)
     }
@@ -261,14 +267,14 @@ def check_layers(ctx: Context, percents: Mapping[str, float], *, equal_in_filter
             for layer in ctx.layers.values()
         )
         kind = "ungrouped 3x3 convolution" if grouped else "3x3 convolution"
+        if any(isinstance(layer, nn.Conv2d) and not layer.weight.requires_grad for layer in ctx.layers.values()):
+            kind = f"trained {kind}"
         raise ValueError(f"this network has no {kind} after its first layer, and no published list fits it")
     for name, percent in percents.items():
         layer = ctx.layers[name]
         competing = layer.weight.shape[1] * (1 if equal_in_filters else layer.weight.shape[0])
         if not isinstance(layer, nn.Conv2d) or layer.groups > 1:
             raise ValueError(f"'{name}' is a grouped convolution, to which patterns cannot be applied")
-        if not layer.weight.requires_grad:
-            raise ValueError(f"'{name}' is not trained, so that its weights have no saliency")
         if num_pruned_kernels(percent, competing) == competing:
             owner = "a filter" if equal_in_filters else "the layer"
             raise ValueError(f"'{name}': pruning {percent:.4g} % of the kernels leaves {owner} none; compress less")

@@ -14,16 +14,17 @@ A subclass says when masks change and how. The smallest one is a schedule:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from methods.masks.distributions import DISTRIBUTIONS
 from methods.masks.scores import magnitude
-from methods.masks.structures import GROUP, STRUCTURES
+from methods.masks.structures import STRUCTURES
 from suite.method import Context, Density, Method, OpPlan, Site
 from suite.plan import Layer
 
@@ -40,20 +41,24 @@ class MaskedMethod(Method):
             the rounding in each layer allow.
         distribution: How the remaining weights are divided among layers. `uniform`: the same share in every layer;
             `erdos_renyi`: large layers lose most; `global`: the largest scores of all layers remain.
-        structure: Which weights of a layer remain: any (`unstructured`), the same number in every group of four input
+        structure: Which weights of a layer remain: any (`unstructured`), the same number in every group of m input
             channels (`n:m`), or whole output channels (`channel`).
+        m: Consecutive input channels in a group of `n:m`. The sparse tensor cores of GPUs have groups of four.
     """
 
     sparsity: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     distribution: Literal["uniform", "erdos_renyi", "global"] = "erdos_renyi"
     structure: Literal["unstructured", "n:m", "channel"] = "unstructured"
+    m: Annotated[int, Ge(2)] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = 1 - 1 / GROUP
-        if self.structure == "n:m" and self.sparsity > most:
+        kept = (1 - self.sparsity) * self.m
+        if self.structure == "n:m" and (abs(kept - round(kept)) > 1e-6 or round(kept) < 1):
+            near = sorted({max(1, math.floor(kept)), max(1, math.ceil(kept))}, reverse=True)
             raise ValueError(
-                f"sparsity is {self.sparsity}; structure=n:m keeps at least one of {GROUP} weights: at most {most}"
+                f"sparsity is {self.sparsity}; structure=n:m keeps a whole number of {self.m} weights, at least one: "
+                f"{' or '.join(f'{1 - count / self.m:.4g}' for count in near)} is possible, or another m"
             )
         self.masks: dict[str, Tensor] = {}  # by layer, in the weight's shape, true for weights that remain
         self._densities: dict[str, float] = {}
@@ -105,7 +110,8 @@ class MaskedMethod(Method):
             sparsity: Share of all weights to mask.
         """
         kept = DISTRIBUTIONS[self.distribution](scores, 1.0 - sparsity)
-        return {name: STRUCTURES[self.structure](score, kept[name]) for name, score in scores.items()}
+        more = {"m": self.m} if self.structure == "n:m" else {}
+        return {name: STRUCTURES[self.structure](score, kept[name], **more) for name, score in scores.items()}
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
         """Use these masks from the end of the running step on; in `setup`, from the first step on."""

@@ -1,7 +1,7 @@
 """Structures: which weights of one layer remain when a given share of them does.
 
 Each of `STRUCTURES` takes a score, (K, C, R, S) or (K, C) and not negative, and the density of the layer, the share of
-its weights that remains. It returns a mask of the same shape, true for the weights that remain.
+its weights that remains; `n:m` takes m too. It returns a mask of the same shape, true for the weights that remain.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-GROUP = 4
-"""Consecutive input channels in one group of the structure `n:m`, as in the sparse tensor cores of GPUs."""
 
 
 def strongest(score: Tensor, count: int) -> Tensor:
@@ -29,8 +26,8 @@ def unstructured(score: Tensor, density: float) -> Tensor:
     return strongest(score, max(1, round(density * score.numel())))
 
 
-def n_of_m(score: Tensor, density: float, m: int = GROUP) -> Tensor:
-    """Keep the n largest scores of every m consecutive input channels, at least one.
+def n_of_m(score: Tensor, density: float, m: int) -> Tensor:
+    """Keep the n largest scores of every m consecutive input channels, at least one; n is the density times m, rounded.
 
     A last group that is shorter than m keeps min(n, its size).
     """
@@ -49,7 +46,7 @@ def channel(score: Tensor, density: float) -> Tensor:
     return per_channel.view(-1, *[1] * (score.ndim - 1)).expand_as(score).clone()
 
 
-STRUCTURES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+STRUCTURES: Mapping[str, Callable[..., Tensor]] = {
     "unstructured": unstructured,
     "n:m": n_of_m,
     "channel": channel,

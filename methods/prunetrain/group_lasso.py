@@ -43,20 +43,20 @@ class GroupLasso(Method, ABC):
     Attributes:
         ratio: Share of the penalty in the whole loss at the first step (the penalty ratio); it fixes the coefficient.
         threshold: A channel of a tensor is dead if all its |w| are below this value.
-        coefficient: `global`: the same for all groups; `size`: multiplied by the square root of the number of weights
-            in the group.
-        update: `subgradient`: the penalty is part of the loss; `proximal`: after each step, groups are shrunk by the
-            learning rate times the coefficient instead. Adam and its like need `proximal`, which divides by the size of
-            the gradients as they do, with one size for each group.
+        coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
+            square root of the number of weights in the group (`size`).
+        update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
+            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then
+            divides by the size of a group's gradients as they do.
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
             ones. 8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
         gating: Whether the layers of a residual stage are cut individually, with gates that gather and scatter their
             channels; otherwise a channel is removed only if it is dead in all of them (channel union).
-        selection: Which channels are removed. `lasso`: dead ones; `random`: the random twin, whose channels are drawn
-            from the seed, as many of each space and after the same epochs as in the trial with `lasso` and otherwise
-            equal parameters. That trial runs first.
+        selection: Which channels are removed. `lasso` removes dead ones. `random`, the random twin, draws channels from
+            the seed: as many of each space, and after the same epochs, as the trial with `lasso` and otherwise equal
+            parameters has removed. That trial runs first.
         watch: Whether `epochs.jsonl` stores, for every epoch, the largest |w| of each output channel before anything is
             set to zero: about 13 bytes per channel and epoch. It changes nothing else.
     """
@@ -110,7 +110,8 @@ class GroupLasso(Method, ABC):
             return ()
         own: type = type(self)
         values = {name: show(getattr(self, name)) for name in declared(own) if name != "selection"}
-        typed = ",".join(f"{name}={value}" for name, value in values.items() if value)  # an empty text cannot be typed
+        # An empty text cannot be typed, and an empty list is the default.
+        typed = ",".join(f"{name}={value}" for name, value in values.items() if value not in ("", "()"))
         return (f"{self.registered_name}[{typed}]",)
 
     @abstractmethod
@@ -122,6 +123,8 @@ class GroupLasso(Method, ABC):
             reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
+        if not (lasso_layers(ctx.layers, ctx.spaces) or lasso_heads(ctx.layers, ctx.spaces)):
+            raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
 
     def on_attached(self, ctx: Context) -> None:
         """Refuse the subgradient for optimizers under which it drives no group to zero."""
@@ -209,14 +212,17 @@ class GroupLasso(Method, ABC):
         return ReconfigPlan(kept=kept, removed_branches=tuple(removed), gated=tuple(nodes))
 
     def _prunable(self, ctx: Context) -> list[IndexSpace]:
-        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers."""
+        """Return the spaces that may shrink; a space with gated layers is replaced by the spaces of these layers.
+
+        A space with a weight that is not trained is left as it is.
+        """
         nodes = self._nodes(ctx)
         return [
             part
             for space in ctx.spaces.values()
             if not space.frozen
             for part in nodes.get(space.name, [space])
-            if ctx.spaces.weights(part, ctx.layers)
+            if (weights := ctx.spaces.weights(part, ctx.layers)) and all(one.weight.requires_grad for one in weights)
         ]
 
     def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:

@@ -45,7 +45,10 @@ class LassoHeads(NamedTuple):
 
 
 def lasso_heads(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> list[LassoHeads]:
-    """Return the heads over which the penalty sums: trained ones that can be removed, with these layers' weights."""
+    """Return the heads over which the penalty sums: trained ones that can be removed, with these layers' weights.
+
+    Heads with a weight that is not trained never die as a whole, and are not penalised.
+    """
     own = [space for space in spaces.values() if not space.frozen and spaces.consists_of_heads(space)]
     found = [LassoHeads(space.name, tuple(spaces.weights(space, layers))) for space in own]
     return [heads for heads in found if heads.parts and all(part.weight.requires_grad for part in heads.parts)]
@@ -78,7 +81,7 @@ def total_penalty(layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size:
     """Return the sum of the norms of all groups of a model, heads included, a scalar with a gradient.
 
     Args:
-        layers: The model's layers by name; at least one has a group that can be removed.
+        layers: The model's layers by name. If no group is trained, the sum is 0 and has no gradient.
         spaces: The model's index spaces.
         by_size: Whether each norm is multiplied by the square root of the number of weights in its group.
     """
@@ -87,7 +90,7 @@ def total_penalty(layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size:
     for heads in lasso_heads(layers, spaces):
         factor = _head_size_factor(heads) if by_size else 1.0
         terms.append(factor * (_head_squares(heads) + EPSILON).sqrt().sum())
-    return sum(terms[1:], terms[0])
+    return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
 
 def _head_squares(heads: LassoHeads) -> Tensor:

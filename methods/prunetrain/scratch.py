@@ -31,6 +31,13 @@ class Scratch(Method):
 
     of: str = "prunetrain"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ignore:
+            raise ValueError(
+                f"ignore leaves out layers of the other method: write it there, as in of={self.of}[ignore=...]"
+            )
+
     def depends_on(self) -> tuple[str, ...]:
         return (self.of,)
 

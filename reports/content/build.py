@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from reports.content.chance import chance_caution
 from reports.content.model import Group, Report
-from reports.content.provenance import flatten, out_option, problem_section, provenance_section
+from reports.content.provenance import flatten, left_out, out_option, problem_section, provenance_section
 from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
+    equal_starts,
     headlines,
     machine_remarks,
     missing_file_notes,
@@ -78,6 +79,7 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
         summary=_summary(records, unassigned, groups, rows),
         omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
         groups=sections,
+        left_out=left_out(records),
         problems=problem_section(records),
         provenance=provenance_section(records),
         retained_figures=retained,
@@ -156,6 +158,7 @@ def _group(
             *time_pass_remarks(rows),
             *machine_remarks(group),
             *repeated_seeds(group),
+            *equal_starts(rows),
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),

@@ -19,6 +19,7 @@ from typing import Any
 from suite import registry
 from suite.errors import UsageError, nearest
 from suite.files import clean
+from suite.own_packages import check_own_packages
 
 VERBS = {
     "run": "suite.cli.run:run",
@@ -124,6 +125,7 @@ def _verb(arguments: Sequence[str]) -> str:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    check_own_packages()
     if (verb := _verb(arguments)) not in VERBS:
         raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
     return _function(verb)(arguments[1:] if arguments[:1] == [verb] else arguments)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.engine.network.copies import copied
+from suite.engine.network.model_files import EQUAL_STARTS, starts_alike
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.trainer import check_names
@@ -36,21 +38,38 @@ FEWEST_STEPS = 200
 """Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
 
 
-def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
+class Unfit(UsageError):
+    """A method cannot train a network. Its text names the method, the model and the task; `reason` does not."""
+
+    def __init__(self, trial: TrialSpec, reason: str) -> None:
+        super().__init__(f"{trial.label} cannot train {trial.model} on task {trial.task}: {reason}")
+        self.reason = reason
+
+
+def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: bool = False) -> dict[str, str]:
     """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
 
     Args:
         trials: Trials that were never started.
         name_short: Whether trainings of few steps are named.
+        skip_unfit: Whether methods that a network does not fit are returned; otherwise the first one is an error.
+
+    Returns:
+        The reason why a method cannot train the network, by the id of each of its trials.
 
     Raises:
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
     """
     distinct: dict[str, TrialSpec] = {}
+    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)  # by task and model
+    same: dict[str, list[str]] = {}
+    unfit: dict[str, str] = {}
     for trial in trials:
+        seeds[trial.task, trial.model].add(trial.seed)
         recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
-        distinct.setdefault(canonical_json([*what, trial.device]), trial)
+        key = canonical_json([*what, trial.device])
+        same.setdefault(distinct.setdefault(key, trial).trial_id, []).append(trial.trial_id)
     network: tuple[tuple[str, str, Inputs, tuple[int, ...]], nn.Module] | None = None
     images: dict[str, Batches] = {}  # training images by task and recipe
     longest: dict[str, TrialSpec] = {}  # the trial with the most epochs on them
@@ -64,16 +83,25 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True) -> None:
                 hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
                 _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
             network = (trial.task, trial.model, inputs, sizes), model
+            if len(seeds[trial.task, trial.model]) > 1 and starts_alike(trial.model, inputs):
+                log.warning("%s: %s", trial.model, EQUAL_STARTS)
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
             splits = task.load(DataCopy(**trial.data_copy), trial.make_recipe(), trial.seed, torch.device("cpu"))
             images[data] = splits.train
+        try:
+            _begin(trial, inputs, copied(network[1]), images[data].num_samples)
+        except Unfit as error:
+            if not skip_unfit:
+                raise
+            unfit |= dict.fromkeys(same[trial.trial_id], error.reason)
+            continue
         longest[data] = max(longest.get(data, trial), trial, key=lambda trial: trial.make_recipe().epochs)
-        _begin(trial, inputs, copied(network[1]), images[data].num_samples)
     for data, trial in longest.items():
         if name_short and trial.preset != SMOKE and (note := few_steps(trial, images[data])):
             log.warning("%s", note)
+    return unfit
 
 
 def few_steps(trial: TrialSpec, train: Batches) -> str:
@@ -127,8 +155,8 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str
 
 def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int) -> None:
     recipe = trial.make_recipe()
+    _check_frozen(trial, recipe, model)
     try:
-        _check_frozen(trial, recipe, model)
         ctx = Context(
             model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             inputs.shape,
@@ -150,7 +178,7 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
         runner.attach(make_optimizer(model, recipe))
     except (UsageError, ValueError) as error:
-        raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
+        raise Unfit(trial, str(error)) from error
 
 
 def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
@@ -161,7 +189,7 @@ def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
         named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
         others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
         hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
-        raise UsageError(f"{error}{hint}") from error
+        raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}{hint}") from error
 
 
 def _sizes(shape: Iterable[int]) -> str:

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
 EPILOG = """\
-Most options of run apply too (run --help), not those that the reproduction decides: --methods,
---task, --recipe and --config. The trials are stored in the folder of a suite; the same command
-continues where it stopped. The comparison with the published numbers is written to
-reproduce/NAME.md, .csv and .svg in that folder.
+The options of run apply too (run --help), except those that the reproduction decides: --methods,
+--task, --recipe, --controls and --config. The same command continues where it stopped. It writes the
+comparison with the published numbers to reproduce/NAME.md, .csv and .svg in the output folder.
 
 reproductions:
 {listing}
@@ -151,8 +150,9 @@ def _read_options(namespace: argparse.Namespace) -> RunOptions:
     for name in DECIDED:
         if getattr(namespace, name) is not None:
             raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
-    if namespace.controls is not None:
-        raise UsageError("reproduce: --controls cannot be given: the paper decides the trials; use it with run")
+    for option in ("controls", "skip-unfit"):
+        if getattr(namespace, option.replace("-", "_")) is not None:
+            raise UsageError(f"reproduce: --{option} cannot be given: the paper decides the trials; use it with run")
     options = resolve_run_options(namespace)
     if options.model and len(read_names(options.model, "model", "--model")) > 1:
         raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")

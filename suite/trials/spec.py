@@ -97,8 +97,10 @@ class TrialSpec:
             determines["arithmetic"] = self.arithmetic
         if self.depends_on:
             determines["depends_on"] = self.depends_on
-        if self.files:
-            determines["parameters"] = {**self.parameters, **self.files}
+        # Every method has `ignore`; trials from before it have the id that they had.
+        if self.files or not self.parameters.get("ignore", True):
+            own = {name: value for name, value in self.parameters.items() if name != "ignore" or value}
+            determines["parameters"] = {**own, **self.files}
         if self.defined_by:
             determines["defined_by"] = digests(self.defined_by)
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
@@ -195,6 +197,7 @@ class SuiteSpec:
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
         targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
             `suite.trials.folder.targets`.
+        left_out: What `--skip-unfit` left out: `method` with its parameters, `model`, `task`, and the `reason`.
     """
 
     methods: str
@@ -214,10 +217,11 @@ class SuiteSpec:
     processes: int = 1
     margin: float = 0.005
     targets: tuple[float, ...] = ()
+    left_out: tuple[Mapping[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `suite.json`."""
-        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets")}
+        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets", "left_out")}
         return {**dataclasses.asdict(self), **lists}
 
 

@@ -56,7 +56,7 @@ def test_describe(folder, capsys, forget_toys):
     assert cli.main(["describe", "toy_method", "--task", "toy_task", "--json", *toys]) == 0
     method = json.loads(capsys.readouterr().out)
     assert (method["name"], method["source"], method["version"]) == ("toy_method", "nowhere", 1)
-    n, mode = method["parameters"]
+    n, mode, _ = method["parameters"]
     assert (n["name"], n["type"], n["default"], n["presets"]["smoke"]) == ("n", "int", 2, 1)
     assert mode["type"] == "random | magnitude"
     assert cli.main(["describe", "toy_task", "--json", *toys]) == 0
@@ -64,6 +64,13 @@ def test_describe(folder, capsys, forget_toys):
     assert (task["title"], task["classes"], task["recipes"]["paper"]["epochs"]) == ("Toy", 3, 3)
     assert cli.main(["describe", "toy_method", *toys]) == 0
     assert "n: int = 2 (smoke 1)" in capsys.readouterr().out
+
+
+def test_describe_of_an_unknown_name_is_short(capsys):
+    """The names are too many for one line."""
+    for typed, end in (("resnt9", "'resnt9'; did you mean 'resnet9'?\n"), ("TASK", "'TASK'; list shows all names\n")):
+        assert cli.main(["describe", typed]) == 2
+        assert capsys.readouterr().err.endswith(f"nothing is called {end}")
 
 
 def test_describe_says_which_controls_a_method_has(capsys):

@@ -1,6 +1,7 @@
 """A model that a method cannot train is refused before the first trial, with one line and without output files."""
 
 import dataclasses
+import json
 import textwrap
 from types import SimpleNamespace
 
@@ -9,8 +10,9 @@ import torch
 from toy_suite import assert_one_line, forget_plugins, listing
 
 import kernels
+from suite import registry
 from suite.cli import main as cli
-from suite.cli.preparation import rehearse_new
+from suite.cli.preparation import rehearse_new, without
 from suite.cli.rehearsal import few_steps, rehearse
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
@@ -30,6 +32,12 @@ NETWORKS = textwrap.dedent(
 
     from suite.method import Method
     from suite.registry import register
+
+    @register("model", "toy_seeding")
+    def toy_seeding(*, input_shape: tuple[int, int, int], num_classes: int):
+        "Begins with the same weights for every seed."
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, num_classes))
 
     @register("model", "toy_linear")
     def toy_linear(*, input_shape: tuple[int, int, int], num_classes: int):
@@ -148,6 +156,52 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
     assert listing(networks) == before
 
 
+@pytest.mark.usefixtures("networks")
+def test_a_network_that_begins_alike_for_all_seeds_is_named(caplog):
+    registry.load_plugin("networks.py")
+    rehearse(planned(methods="dense,dense[repeat=1]", models="toy_seeding,mlp"))
+    said = "toy_seeding: all seeds begin with the same weights, because the network seeds torch itself or loads its "
+    assert [one.partition("weights; intervals")[0] for one in caplog.messages] == [said]
+    rehearse(planned(methods="dense", models="toy_seeding", seeds=(0,)))
+    assert len(caplog.messages) == 1
+    assert cli.main(["check", "dense", "--model", "toy_seeding"]) == 0
+    assert cli.main(["check", "dense", "--model", "mlp"]) == 0
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1].startswith(said)
+
+
+@pytest.mark.slow
+def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, capsys, caplog):
+    line = ["--plugin", "networks.py", "--model", "toy_linear", "--task", "digits", "--preset", "smoke"]
+    methods = ["--methods", "dense,clicktrain,sdgp,scratch[of=sdgp]"]
+    line += ["--device", "cpu", "--epochs", "1"]
+    assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json", "--probe-steps", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["method"] for one in found["trials"]] == ["dense"]
+    assert [one["method"] for one in found["left_out"]] == ["clicktrain", "sdgp", "scratch[of=sdgp]"]
+    assert cli.main(["run", *methods, *line, "--skip-unfit", "--out", "out"]) == 0
+    capsys.readouterr()
+    wanted = {
+        "clicktrain": "this network has no 3x3 convolution after its first layer, and no published list fits it",
+        "scratch[of=sdgp]": "it needs a trial of sdgp, which is left out",
+    }
+    page, html = ((networks / "out" / name).read_text("utf-8") for name in ("report.md", "report.html"))
+    assert "## Methods left out" in page
+    assert "Methods left out</" in html
+    for method, reason in wanted.items():
+        assert f"left out: {method} cannot train toy_linear on task digits: {reason}" in caplog.text
+        assert reason in page
+    assert cli.main(["--methods", "sdgp", *line, "--skip-unfit", "--out", "other"]) == 2
+    assert_one_line(capsys.readouterr().err, "--skip-unfit: no method fits, so that nothing is left")
+    assert not (networks / "other").exists()
+
+
+def test_only_run_and_plan_leave_methods_out(capsys):
+    for verb in (["tune", "sdgp", "--budget", "2"], ["reproduce", "sdgp-table1"]):
+        assert cli.main([*verb, "--skip-unfit"]) == 2
+        assert_one_line(capsys.readouterr().err, "--skip-unfit cannot be given")
+
+
 def planned(**changes):
     fields = {
         "tasks": "digits",
@@ -158,6 +212,30 @@ def planned(**changes):
         "seeds": (0, 1),
     }
     return plan(SuiteSpec(**(fields | changes)))
+
+
+def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(networks, caplog):
+    suite = SuiteSpec(
+        methods="dense,sdgp,scratch[of=sdgp]", models="toy_linear", tasks="digits", preset="smoke", device="cpu",
+        dtype="float32", data_root="", seeds=(0, 1),
+    )  # fmt: skip
+    registry.load_plugin("networks.py")
+    trials = plan(suite)
+    with pytest.raises(UsageError, match=r"^sdgp cannot train toy_linear on task digits: no layer"):
+        rehearse(trials)
+    unfit = rehearse(trials, skip_unfit=True)
+    assert {one.partition("-")[0] for one in unfit} == {"sdgp"}
+    assert len(unfit) == 2  # both seeds
+    left, others = without(unfit, suite, trials)
+    assert [(trial.label, trial.seed) for trial in others] == [("dense", 0), ("dense", 1)]
+    assert [(one["method"], one["task"], one["model"]) for one in left.left_out] == [
+        ("sdgp", "digits", "toy_linear"),
+        ("scratch[of=sdgp]", "digits", "toy_linear"),
+    ]
+    assert left.left_out[1]["reason"] == "it needs a trial of sdgp, which is left out"
+    assert "left out: sdgp cannot train toy_linear on task digits: no layer" in caplog.text
+    with pytest.raises(UsageError, match="--skip-unfit: no method fits, so that nothing is left to train"):
+        without(unfit, suite, [trial for trial in trials if trial.label != "dense"])
 
 
 def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkeypatch):

@@ -1,5 +1,6 @@
 """What ClickTrain decides before training: the ratios of each layer, its stages, and what it refuses."""
 
+import copy
 import math
 
 import pytest
@@ -47,7 +48,7 @@ class Branching(nn.Module):
             {"compression": 20.0, "balance": "filter"},
             "'1': pruning 88.75 % of the kernels leaves a filter none",
         ),
-        (plain(frozen=True), {}, "'1' is not trained, so that its weights have no saliency"),
+        (plain(frozen=True), {}, None),
         (
             plain(),
             {"ratios": "cifar10-vgg11_click-1"},
@@ -71,6 +72,26 @@ def test_a_layer_that_the_model_never_calls_is_left_alone():
     apply(Branching(follows=True), method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
     assert "unused" not in method._percent
     assert method._percent
+
+
+def test_frozen_and_ignored_layers_are_left_alone_and_the_others_are_pruned():
+    for model, given in ((plain(frozen=True), {}), (plain(), {"ignore": ("1",)})):
+        method = ClickTrain(**given)
+        apply(model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
+        assert set(method._percent) == {"2"}
+    frozen = plain().requires_grad_(False)
+    with pytest.raises(ValueError, match="this network has no trained 3x3 convolution after its first layer"):
+        apply(frozen, ClickTrain(), input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
+
+
+def test_a_published_list_keeps_its_places_if_a_layer_is_ignored():
+    model = build_model("vgg11_click[width=0.0625]", SHAPE, 10)
+    whole, without = ClickTrain(), ClickTrain(ignore=("features.4",))
+    given = {"input_shape": SHAPE, "num_classes": 10, "epochs": 190, "batch_size": 4}
+    for method in (whole, without):
+        apply(copy.deepcopy(model), method, task="cifar10", network="vgg11_click", **given)
+    assert whole._percent.keys() - without._percent.keys() == {"features.4"}
+    assert without._percent.items() <= whole._percent.items()
 
 
 def test_a_list_does_not_reach_into_grouped_convolutions(monkeypatch):

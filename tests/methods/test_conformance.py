@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from suite.engine.network.products import TorchBackend
 from suite.engine.training.conformance import CONTRACTS, Broken, Subject, check
 from suite.engine.training.conformance import subject as sizes
 from suite.engine.training.conformance.check import _examine as examine
-from suite.engine.training.conformance.contracts import density_is_true
+from suite.engine.training.conformance.contracts import density_is_true, trains
 from suite.method import Density, Method, OpPlan
 
 VARIANTS = {
@@ -236,6 +237,15 @@ def test_a_contract_finds_the_method_that_breaks_it(contract, monkeypatch):
     result = examine(CONTRACT[contract], small("faulty", epochs=2))
     assert not result.passed
     assert result.message
+
+
+@pytest.mark.parametrize(("accuracy", "says"), [(0.1, True), (0.16, True), (0.25, False)])
+def test_check_says_when_a_network_guesses(accuracy, says):
+    records = [{"train_loss": loss, "test_accuracy": accuracy} for loss in (2.3, 2.2)]
+    trainer = SimpleNamespace(ctx=SimpleNamespace(num_classes=10))
+    splits = SimpleNamespace(test=SimpleNamespace(num_samples=100))
+    message = trains(SimpleNamespace(undisturbed=(trainer, records, []), splits=splits))
+    assert ("no more than guessing among 10 classes reaches: the network has learned nothing" in message) is says
 
 
 def test_check_says_which_contract_a_faulty_method_breaks(monkeypatch):

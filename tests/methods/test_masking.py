@@ -1,6 +1,7 @@
 """The parts that methods with masks share, and the base class, through the examples of the documentation."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,24 @@ def test_masks_have_the_structure(example, structure):
             assert kept.unflatten(1, (-1, 4)).sum(2).unique().tolist() == [2]
 
 
-def test_a_sparsity_that_the_structure_cannot_have_is_refused(example):
-    with pytest.raises(
-        UsageError, match=r"sparsity is 0\.9; structure=n:m keeps at least one of 4 weights: at most 0\.75"
-    ):
-        example("gradual_magnitude", {"structure": "n:m"}).trainer()
+@pytest.mark.parametrize(
+    ("sparsity", "m", "possible"), [(0.9, 4, "0.75"), (0.6, 4, "0.5 or 0.75"), (0.5, 3, "0.3333 or 0.6667")]
+)
+def test_a_sparsity_that_the_structure_cannot_have_is_refused(example, sparsity, m, possible):
+    message = f"sparsity is {sparsity}; structure=n:m keeps a whole number of {m} weights, at least one: {possible} is"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        example("gradual_magnitude", {"structure": "n:m", "sparsity": sparsity, "m": m}).trainer()
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "m", "n"), [(0.6, 5, 2), (0.75, 8, 2), (0.875, 16, 2), (1 / 3, 3, 2), (0.5, 2, 1)]
+)
+def test_groups_of_any_size_keep_what_the_sparsity_says(example, sparsity, m, n):
+    given = {"structure": "n:m", "sparsity": sparsity, "m": m, "distribution": "uniform"}
+    method = example("gradual_magnitude", given).method()
+    mask = method.choose_masks({"a": torch.rand(4, 2 * m, 3, 3), "b": torch.rand(3, m)}, sparsity)
+    assert mask["a"].unflatten(1, (-1, m)).sum(2).unique().tolist() == [n]
+    assert mask["b"].sum(1).unique().tolist() == [n]
 
 
 def test_rigl_moves_connections_and_keeps_their_number(example):
@@ -98,9 +112,9 @@ def test_schedules():
 
 def test_a_short_last_group_keeps_as_many_as_it_has():
     score = torch.tensor([[1.0, 4.0, 3.0, 2.0, 9.0, 5.0]])
-    assert structures.n_of_m(score, 0.25).tolist() == [[False, True, False, False, True, False]]
-    assert structures.n_of_m(score, 0.75).tolist() == [[False, True, True, True, True, True]]
-    assert structures.n_of_m(torch.rand(2, 6, 3, 3), 0.5).sum(1).unique().tolist() == [4]
+    assert structures.n_of_m(score, 0.25, 4).tolist() == [[False, True, False, False, True, False]]
+    assert structures.n_of_m(score, 0.75, 4).tolist() == [[False, True, True, True, True, True]]
+    assert structures.n_of_m(torch.rand(2, 6, 3, 3), 0.5, 4).sum(1).unique().tolist() == [4]
 
 
 def test_a_structure_keeps_something_and_prefers_the_first_of_equal_scores():

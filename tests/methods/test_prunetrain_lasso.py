@@ -22,6 +22,7 @@ from methods.prunetrain.lasso import (
 from methods.prunetrain.step_sizes import StepSize, holders, step_size
 from suite.cli import main as cli
 from suite.engine.network.channels.spaces import find_index_spaces
+from suite.ops import apply
 from suite.trials.engines.local import LocalEngine
 from tasks.models.resnet9 import resnet9
 
@@ -41,6 +42,15 @@ def naive_penalty(model, by_size=False):
 
 
 # The penalty
+
+
+def test_without_a_trained_group_the_network_is_refused():
+    model = resnet9(width=1 / 16)
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            layer.requires_grad_(False)
+    with pytest.raises(ValueError, match="no weight is trained in the layers of this model whose channels can be"):
+        apply(model, PruneTrain(), input_shape=SHAPE, num_classes=10, epochs=2, batch_size=4)
 
 
 @pytest.mark.parametrize("by_size", [False, True])

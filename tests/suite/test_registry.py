@@ -1,5 +1,6 @@
 """Registered names are found without running files; faulty plugins give one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,3 +156,31 @@ def test_a_missing_plugin_and_an_unknown_name():
         registry.load_plugin("nowhere.py")
     with pytest.raises(UsageError, match="did you mean 'local'"):
         registry.get("engine", "locall")
+
+
+@pytest.mark.parametrize(
+    ("file", "program"),
+    [
+        ("tasks/__init__.py", "from suite.choices import build_model; build_model('resnet9', (3, 32, 32), 10)"),
+        ("kernels.py", "from methods.sdgp import SDGP"),
+        ("reports/__init__.py", "from suite.cli.main import main; raise SystemExit(main(['list', 'methods']))"),
+    ],
+)
+def test_a_file_of_the_user_that_hides_a_package_is_named_with_ours(file, program, tmp_path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    name, root = file.partition("/")[0].removesuffix(".py"), Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode in (1, 2)
+    line = run.stderr.splitlines()[-1]
+    assert f"import {name}: {tmp_path / file} hides the suite's own {root / name / '__init__.py'}; rename yours" in line
+    if "main" in program:
+        assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_folder_without_code_hides_nothing(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = "from suite.own_packages import check_own_packages; check_own_packages()"
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment).returncode == 0

@@ -10,7 +10,9 @@ output gradient. A backward hook cannot express this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +38,7 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
         if not (through_op or sampled) or not _types_agree(self, input):
             return super().forward(input)
         activation = input if input.ndim == 4 else input.unsqueeze(0)
-        mode, padding = self._explicit_padding()
+        mode, padding = self._explicit_padding(*activation.shape[2:])
         if mode:
             activation = F.pad(activation, padding, mode)
         if through_op:
@@ -48,18 +50,19 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
     @property
     def geometry(self) -> Geometry:
         """What the products depend on besides their operands; explicit padding (`F.pad`) is already applied."""
-        mode, (left, _, top, _) = self._explicit_padding()
+        mode, (left, _, top, _) = self._explicit_padding(1, 1)
         padding = (0, 0) if mode else (top, left)
         return Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
 
     def padded_size(self, rows: int, columns: int) -> tuple[int, int]:
         """Return (H, W) of the activation that the products read, for an input of (rows, columns)."""
-        mode, (left, right, top, bottom) = self._explicit_padding()
+        mode, (left, right, top, bottom) = self._explicit_padding(rows, columns)
         return (rows + top + bottom, columns + left + right) if mode else (rows, columns)
 
-    def _explicit_padding(self) -> tuple[str, list[int]]:
+    def _explicit_padding(self, rows: int, columns: int) -> tuple[str, list[int]]:
         """Return the mode and the amounts of `F.pad` before the product; the mode is empty if the product pads itself.
 
+        Here, they do not depend on the size of the input.
         `padding="same"` adds one more at the far edge where the sum is odd, which a convolution itself cannot do.
         """
         padding: list[int] = self._reversed_padding_repeated_twice
@@ -67,6 +70,39 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
         if self.padding_mode != "zeros":
             return self.padding_mode, padding
         return ("" if left == right and top == bottom else "constant"), padding
+
+
+class PlannedConv2dSame(PlannedConv2d):
+    """A subclass of `nn.Conv2d` that pads its input with zeros as its size needs, as TensorFlow's padding `SAME` does.
+
+    The output has a place for every stride of the input; if an odd number of zeros is needed, one more is at the end.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output, (N, K, P, Q) or (K, P, Q), of an input (N, C, H, W) or (C, H, W)."""
+        if (self.planned or self.step_state.clock is not None) and _types_agree(self, input):
+            return super().forward(input)
+        return padded_same(self, input)
+
+    def _explicit_padding(self, rows: int, columns: int) -> tuple[str, list[int]]:
+        return "constant", same_padding(self, rows, columns)
+
+
+def same_padding(layer: nn.Conv2d, rows: int, columns: int) -> list[int]:
+    """Return how many zeros `SAME` adds to an input, as `F.pad` takes them: left, right, top, bottom."""
+    found: list[int] = []
+    for size, kernel, stride, dilation in zip(
+        (columns, rows), reversed(layer.kernel_size), reversed(layer.stride), reversed(layer.dilation), strict=True
+    ):
+        needed = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+        found += [needed // 2, needed - needed // 2]
+    return found
+
+
+def padded_same(layer: nn.Conv2d, input: Tensor) -> Tensor:
+    """Return what a convolution with the padding `SAME` computes."""
+    padded = F.pad(input, same_padding(layer, *input.shape[-2:]))
+    return F.conv2d(padded, layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
 
 
 class PlannedLinear(PlannedLayer, nn.Linear):
@@ -115,27 +151,37 @@ _OF_PLANS = ("name", "_op_plan", "planned", "masked", "step_state", "meter", "ha
 """Attributes of a planned layer."""
 
 
-def base_of(layer: nn.Module) -> type[nn.Module] | None:
-    """Return `nn.Conv2d` or `nn.Linear` if a layer computes exactly what that class does, otherwise `None`.
+def planned_as(layer: nn.Module) -> type[PlannedLayer] | None:
+    """Return the planned class that computes exactly what a layer does, or `None` if there is none.
 
-    A subclass is compared with its base class: output and gradients for random inputs of an odd and an even number of
-    places, in training and in evaluation, have the same bits. The output projection of `nn.MultiheadAttention` is
-    never called.
+    A subclass is compared with its base class, and a convolution also with one that pads by `SAME`: output and
+    gradients for random inputs of an odd and an even number of places, in training and in evaluation, have the same
+    bits. The output projection of `nn.MultiheadAttention` is never called.
     """
+    if isinstance(layer, PlannedLayer):
+        return type(layer)
     base = next((one for one in _PLANNED if isinstance(layer, one)), None)
-    if base is None or type(layer) is base or isinstance(layer, PlannedLayer):
-        return base
+    if base is None or type(layer) is base:
+        return None if base is None else _PLANNED[base]
     if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return None
+    candidates: list[tuple[type[PlannedLayer], Forward]] = [(_PLANNED[base], base.forward)]
+    if isinstance(layer, nn.Conv2d):
+        candidates.append((PlannedConv2dSame, padded_same))
     try:
         with torch.random.fork_rng(), torch.enable_grad():
-            return base if all(_computes_as(copied(layer), base, more) for more in (0, 1)) else None
+            for planned, forward in candidates:
+                if all(_computes_as(copied(layer), forward, more) for more in (0, 1)):
+                    return planned
     except Exception as error:  # the forward of a subclass may raise anything
         log.debug("%s does not run by itself: %s", type(layer).__name__, error)
-        return None
+    return None
 
 
-def _computes_as(layer: nn.Module, base: type[nn.Module], more: int) -> bool:
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+def _computes_as(layer: nn.Module, forward: Forward, more: int) -> bool:
     assert isinstance(layer.weight, Tensor)
     if isinstance(layer, nn.Conv2d):
         sides = [8 + more + size * step for size, step in zip(layer.kernel_size, layer.dilation, strict=True)]
@@ -147,7 +193,7 @@ def _computes_as(layer: nn.Module, base: type[nn.Module], more: int) -> bool:
     for training in (True, False):
         layer.train(training)
         results = []
-        for output in (layer(given), base.forward(layer, given)):  # type: ignore[operator]
+        for output in (layer(given), forward(layer, given)):
             gradients = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
             results.append([output, *gradients])
         if not all(map(_same, *results)):
@@ -162,7 +208,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Find the layers of a model that can be planned, and those that cannot, with the reason.
 
-    A subclass of `nn.Conv2d` or `nn.Linear` can be planned if it computes what its base class does (`base_of`).
+    A subclass of `nn.Conv2d` or `nn.Linear` can be planned if it computes what its base class does (`planned_as`).
 
     Args:
         model: The bare model, converted or not.
@@ -183,7 +229,7 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
             raise UsageError(
                 f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
             )
-        if base_of(layer) is None:
+        if planned_as(layer) is None:
             others[name] = f"it is a {type(layer).__name__}, whose forward differs from that of its base class"
         elif called is not None and name not in called:
             others[name] = "the model never calls it"
@@ -214,11 +260,11 @@ def convert(
     planned: dict[str, PlannedLayer] = {}
     for name, layer in plannable(model, called)[0].items():
         if not isinstance(layer, PlannedLayer):
-            own, base = type(layer), base_of(layer)
-            assert base is not None
+            own, planned_class = type(layer), planned_as(layer)
+            assert planned_class is not None
             if taken := next((attribute for attribute in _OF_PLANS if attribute in vars(layer)), None):
                 raise UsageError(f"layer '{name}' has an attribute '{taken}', which a planned layer needs; rename it")
-            layer.__class__ = _PLANNED[base]
+            layer.__class__ = planned_class
             vars(layer)["own_class"] = own
         assert isinstance(layer, PlannedLayer)
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY_PLAN, state, ExecutedMeter()

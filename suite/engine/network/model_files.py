@@ -14,12 +14,13 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from suite import files
+from suite import files, registry
 from suite.choices import build_model
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.errors import UsageError
 from suite.reconfiguration import ReconfigPlan
+from suite.task import Inputs
 
 MODEL_FORMAT = 1
 LARGEST_SIZE = 2**20
@@ -92,6 +93,7 @@ def save_model(
     num_classes: int,
     input_shape: tuple[int, int, int],
     reconfigurations: list[ReconfigPlan],
+    plugin: str = "",
 ) -> None:
     """Write a final model: its tensors, and its architecture as plain data.
 
@@ -104,14 +106,17 @@ def save_model(
         num_classes: Number of classes that it was built for.
         input_shape: (C, H, W) that it was built for.
         reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
+        plugin: Name of the file of the plugin that defines the model; empty if none does.
     """
-    architecture = {
+    architecture: dict[str, Any] = {
         "format": MODEL_FORMAT,
         "model": name,
         "num_classes": num_classes,
         "input_shape": list(input_shape),
         "reconfigurations": [plan.to_json() for plan in reconfigurations],
     }
+    if plugin:
+        architecture["plugin"] = plugin
     tensors = {key: tensor.detach().cpu() for key, tensor in (tensors or model.state_dict()).items()}
     save(path, {"architecture": architecture, "tensors": tensors, "sha256": _checksum(tensors)})
 
@@ -129,15 +134,12 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         The model in evaluation mode, with torch's own layers, on the CPU or where the given one is.
 
     Raises:
-        UsageError: if the file is missing, damaged or not a model of this suite, if its model is not registered, or if
-            it is not that of the given one.
+        UsageError: if the file is missing, damaged or not a model of this suite, if its model is not registered (the
+            message then names the file of the plugin), or if it is not that of the given one.
     """
     state = _read_model(Path(path))
-    if model is None and not state["architecture"]["model"]:
-        raise UsageError(
-            f"{path}: was saved by a training loop that built its own model; build it again and give it: "
-            "load_model(path, model)"
-        )
+    if model is None:
+        _check_registered(path, state["architecture"])
     # Building the model draws weights that are then overwritten; this must not change the caller's random state.
     generator_state = torch.get_rng_state()
     try:
@@ -151,6 +153,23 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         raise UsageError(f"{path}: its tensors do not fit {which} ({reason})") from error
     finally:
         torch.set_rng_state(generator_state)
+
+
+def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None:
+    if not architecture["model"]:
+        raise UsageError(
+            f"{path}: was saved by a training loop that built its own model; build it again and give it: "
+            "load_model(path, model)"
+        )
+    name, plugin = architecture["model"].partition("[")[0], architecture.get("plugin")
+    if registry.find("model", name) is None:
+        # The name is a stranger's text, and the file is not run without the user's call.
+        whose = "if a plugin defines it"
+        if isinstance(plugin, str) and plugin:
+            whose = f"the plugin {Path(plugin).name!r} defines it"
+        raise UsageError(
+            f"{path}: no model is called '{name}' here; {whose}: call suite.registry.load_plugin(FILE) before"
+        )
 
 
 def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | None) -> nn.Module:
@@ -204,6 +223,32 @@ def _read_model(path: Path) -> dict[str, Any]:
     ):
         raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
     return state
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return the SHA-256, in hex, of a model's parameters."""
+    return _checksum({name: parameter.detach().cpu() for name, parameter in model.named_parameters()})
+
+
+EQUAL_STARTS = (
+    "all seeds begin with the same weights, because the network seeds torch itself or loads its weights; intervals "
+    "over seeds then miss a part of the spread"
+)
+
+
+def starts_alike(model: str, inputs: Inputs) -> bool:
+    """Return whether a model has the same initial weights for two seeds of torch's generator.
+
+    Args:
+        model: The model, written as on the command line.
+        inputs: What it is built for.
+    """
+    found = set()
+    with torch.random.fork_rng(devices=()):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            found.add(weights_checksum(build_model(model, *inputs)))
+    return len(found) == 1
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

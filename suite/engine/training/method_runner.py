@@ -21,6 +21,7 @@ from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.memory import StepMemory, measure_step
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.engine.network.channels import surgery
+from suite.engine.network.channels.ignored import ignored_modules, leave_out
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
@@ -68,7 +69,8 @@ class MethodRunner:
         averages: Copies of the model, such as an average of its weights, that are cut and masked in the same way:
             modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
-        not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason.
+        not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason; also those that the
+            method ignores.
 
     Raises:
         UsageError: if the model is wrapped, the ranks get different arguments, or the method cannot train the model.
@@ -94,9 +96,7 @@ class MethodRunner:
         """Ensure that all ranks start from the same method, sizes and weights."""
         ctx, method = self.ctx, self.method
         self.ranks = Ranks.of_this_process()
-        # `Method` itself is not a dataclass.
-        names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
-        parameters = {name: getattr(method, name) for name in names}
+        parameters = {one.name: getattr(method, one.name) for one in dataclasses.fields(method)}
         sizes = (ctx.seed, ctx.epochs, ctx.batch_size, ctx.micro_batches)
         self.ranks.agree("the method, seed and sizes", (type(method).__name__, parameters, *sizes))
         self.ranks.share(self.model)
@@ -110,10 +110,14 @@ class MethodRunner:
         """Find the layers and the index spaces, and convert the layers."""
         ctx, model, input_shape = self.ctx, self.model, self.ctx.input_shape
         self._uses = survey(model, input_shape)
-        _, self.not_planned = plannable(model, self._uses.called)
+        ignored = ignored_modules(model, self.method.ignore)
+        layers, self.not_planned = plannable(model, self._uses.called)
         for name, reason in self.not_planned.items():
-            log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
+            if name not in ignored:
+                log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
+        self.not_planned |= {name: ignored[name] for name in layers if name in ignored}
         ctx.spaces = find_index_spaces(model, input_shape)
+        left_out = leave_out(ctx.spaces, ignored)
         ctx.device = ctx.device or first_parameter(model).device
         self._estimates = Estimates(ctx, self.ranks)
         ctx.memory_estimate, ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
@@ -121,8 +125,8 @@ class MethodRunner:
         ctx.replan = self._request_plans
         if self._cuts:
             freeze_what_fails(model, ctx.spaces, input_shape)
-            warn_of_frozen_channels(ctx.spaces, self.method)
-        ctx.layers = dict(convert(model, self._step_state, self._uses.called))
+            warn_of_frozen_channels(ctx.spaces, self.method, left_out)
+        ctx.layers = dict(convert(model, self._step_state, layers.keys() - ignored.keys()))
         # Enter the sizes of layers that run only in training, which the trace does not contain.
         for name, layer in ctx.layers.items():
             ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -174,6 +174,7 @@ def as_json(
     total_s: float,
     cluster: Cluster | None = None,
     cluster_s: float | None = None,
+    left_out: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return the forecast as plain data; numbers that are not known are null."""
     return {
@@ -183,6 +184,7 @@ def as_json(
         "kinds": KINDS,
         "cluster": None if cluster is None else {**vars(cluster), "total_s": cluster_s},
         "trials": [_entry(one) for one in forecasts],
+        "left_out": [dict(one) for one in left_out],
     }
 
 

@@ -136,8 +136,11 @@ class Store:
                 raise UsageError(f"--out {self.folder}: {path} must be a {expected}; move it away")
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, otherwise: str = "") -> Iterator[None]:
         """Lock the folder, creating it if necessary. The kernel releases the lock when this process ends or is killed.
+
+        Args:
+            otherwise: End of the message if another process holds the lock: what to do instead.
 
         Raises:
             UsageError: Another process holds the lock, or the folder cannot be locked.
@@ -149,7 +152,7 @@ class Store:
             # Without file locks, the file would remain locked after a kill; such a folder is refused instead.
             held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
         except Timeout:
-            raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}") from None
+            raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}{otherwise}") from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
         with held:

@@ -67,8 +67,30 @@ FOLLOWED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "parts by number": by_number,
     "the own shape": lambda net, x, y: y.reshape(*y.shape),
     "another type and back": lambda net, x, y: y.double().to(x.dtype).detach() + y,
+    "powers and functions of entries": lambda net, x, y: (y**2 + 1).log() + y.pow(3).sin() - y.exp().reciprocal(),
+    "padded places": lambda net, x, y: F.pad(y, (1, 0, 0, y.shape[2])) + F.pad(y, [1, 0, 0, 8], value=2.0),
+    "an interval that takes all": lambda net, x, y: y[:, :8] + y[:, 0:] + y[:, -20:] + y[:, :99, ::1],
     "frozen statistics": lambda net, x, y: net.frozen(y),
 }
+
+
+@pytest.mark.parametrize(
+    ("taken", "stays"),
+    [
+        (slice(3), 3), (slice(3, None), 3), (slice(-2, None), 2), (slice(None, -2), 2), (slice(1, 5), 5),
+        (slice(2, -2), 4), (slice(None, None, 2), 8),
+    ],
+)  # fmt: skip
+def test_an_interval_of_channels_keeps_those_on_which_its_place_depends(taken, stays):
+    torch.manual_seed(0)
+    model = Net(lambda net, x, y: y[:, taken])
+    model.c = nn.Conv2d(len(range(8)[taken]), 8, 1)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    own = [space for space in spaces.values() if "b" in space.producers]
+    assert sum(space.size for space in own if space.frozen) == stays
+    assert all(CHANGES_OUTPUTS not in space.frozen_because for space in own)
+    assert not spaces["c"].frozen
 
 
 @pytest.mark.parametrize("name", FOLLOWED)

@@ -172,6 +172,12 @@ def test_a_head_is_one_group_of_the_lasso(found, by_size):
         torch.testing.assert_close(ours, theirs)
 
 
+def test_heads_with_a_weight_that_is_not_trained_are_not_penalised(found):
+    model, spaces = found
+    model.blocks[0].attention.value.requires_grad_(False)
+    assert [heads.name for heads in lasso_heads(planned(model), spaces)] == [SECOND]
+
+
 def test_the_soft_threshold_shrinks_the_norm_of_a_head(found):
     model, spaces = found
     heads = lasso_heads(planned(model), spaces)[0]

@@ -1,5 +1,6 @@
 """Planned layers: equal to torch's own, converted in place, and refused where plans are not supported."""
 
+import copy
 import re
 
 import pytest
@@ -10,8 +11,9 @@ from slicing_backend import SLICING
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore
+from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore, same_padding
 from suite.engine.network.planned_layer import StepState
+from suite.engine.network.products import TORCH
 from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, OpPlan
 
@@ -213,7 +215,16 @@ class SamePadding(nn.Conv2d):
     """Pads as much as the size of an input needs."""
 
     def forward(self, input):
-        return super().forward(F.pad(input, (0, input.shape[-1] % 2, 0, input.shape[-2] % 2)))
+        left, right, top, bottom = same_padding(self, *input.shape[-2:])
+        padded = F.pad(F.pad(input, (left, right)), (0, 0, top, bottom))
+        return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class OtherPadding(nn.Conv2d):
+    """Pads more at the beginning."""
+
+    def forward(self, input):
+        return super().forward(F.pad(input, (input.shape[-1] % 2, 0, input.shape[-2] % 2, 0)))
 
 
 class StraightThrough(nn.Conv2d):
@@ -224,18 +235,53 @@ class StraightThrough(nn.Conv2d):
 
 
 def test_a_subclass_is_planned_if_it_computes_what_its_base_class_does():
-    model = nn.Sequential(SamePadding(3, 4, 2, 2), StraightThrough(4, 4, 3), nn.Flatten(), SameLinear(4, 2))
+    model = nn.Sequential(OtherPadding(3, 4, 2, 2), StraightThrough(4, 4, 3), nn.Flatten(), SameLinear(4, 2))
     layers, others = plannable(model)
     assert list(layers) == ["3"]
     assert others == {
         name: f"it is a {kind}, whose forward differs from that of its base class"
-        for name, kind in (("0", "SamePadding"), ("1", "StraightThrough"))
+        for name, kind in (("0", "OtherPadding"), ("1", "StraightThrough"))
     }
     convert(model)
     assert type(model[3]) is PlannedLinear
     restore(model)
     assert type(model[3]) is SameLinear
     assert "own_class" not in vars(model[3])
+
+
+@pytest.mark.parametrize("kind", [SamePadding, "timm"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kernel_size": 3, "stride": 2}, {"kernel_size": (3, 5), "stride": (2, 1), "bias": False},
+        {"kernel_size": 4, "dilation": 2, "groups": 2}, {"kernel_size": 2, "stride": 3},
+    ],
+)  # fmt: skip
+def test_a_convolution_that_pads_as_its_input_needs_is_planned_bit_for_bit(kind, given):
+    if kind == "timm":
+        kind = pytest.importorskip("timm.layers", reason="needs the extra [timm]").Conv2dSame
+    torch.manual_seed(0)
+    bare = nn.Sequential(kind(4, 6, **given))
+    for plan in (EMPTY_PLAN, OpPlan(grad_dgrad=identity)):
+        planned = copy.deepcopy(bare)
+        (layer,) = convert(planned).values()
+        layer.op_plan = plan
+        for rows, columns in ((8, 9), (7, 12), (6, 6)):
+            inputs = torch.randn(2, 4, rows, columns, requires_grad=True)
+            found = []
+            for model in (bare, planned):
+                output = model(inputs)
+                gradients = torch.autograd.grad(output.square().sum(), [inputs, *model.parameters()])
+                found.append([output, *gradients])
+            padded = layer.padded_size(rows, columns)
+            assert (
+                found[0][0].shape[2:]
+                == TORCH.forward(torch.zeros(1, 4, *padded), layer.weight, None, layer.geometry).shape[2:]
+            )
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+        layer.op_plan = EMPTY_PLAN
+        restore(planned)
+        assert type(planned[0]) is kind
 
 
 @pytest.mark.parametrize("attribute", ["name", "meter", "handle"])

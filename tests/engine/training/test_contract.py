@@ -74,6 +74,24 @@ REFUSED = {
         {},
         r"shrinks_network is 1; allowed: T",
     ),
+    **{
+        f"{name} in place of {hook}": (
+            {name: method},
+            {},
+            rf"Wrong\.{name} is no hook, and nothing calls it; did you mean {hook}\? A helper may be called _{name}",
+        )
+        for name, hook, method in (
+            ("after_stepp", "after_optimizer_step", lambda self, ctx: None),
+            ("after_step", "after_optimizer_step", lambda self, ctx: None),
+            ("on_epoch_ends", "on_epoch_end", lambda self, ctx: None),
+            ("onEpochEnd", "on_epoch_end", lambda self: None),
+            ("on_epoch_begin", "on_epoch_end", lambda self, ctx: None),
+            ("regularisation", "regularization", lambda self, model, ctx: None),
+            ("reconfiguration", "reconfigure", lambda self, ctx: None),
+            ("on_reconfigure", "on_reconfigured", lambda self, index_map, ctx: None),
+            ("set_up", "setup", lambda self, ctx: None),
+        )
+    },
     "a tuple of dicts": ({"sizes": ()}, {"sizes": tuple[dict[str, int], ...]}, r"Wrong\.sizes"),
 }
 ALLOWED = {
@@ -83,6 +101,23 @@ ALLOWED = {
     ),
     "constants": ({"table": {}, "replayable": True}, {"table": ClassVar[dict[str, Any]]}),
     "members": ({"hook": lambda self: 1, "size": property(lambda self: 2), "Part": type("Part", (), {})}, {}),
+    "helpers whose names are not like those of hooks": (
+        dict.fromkeys(("weights", "prune", "mask_of", "score", "update_masks"), lambda self, ctx: None),
+        {},
+    ),
+    "helpers with other arguments than the hook": (
+        {"plans": lambda self: [], "density_of": lambda self, name: 1.0, "overhead_of": lambda self, count: 0.0},
+        {},
+    ),
+    "helpers that a hook calls": (
+        {
+            "setup": lambda self, ctx: [self.setup_masks(ctx) for _ in range(2)],
+            "setup_masks": lambda self, ctx: self.records,
+            "records": lambda self, ctx: None,
+        },
+        {},
+    ),
+    "private helpers": ({"_on_epoch_ends": lambda self, ctx: None}, {}),
     "hooks with other names or more arguments": (
         {"plan": lambda self, layer_name, module, extra=0: None, "record": lambda self, *arguments: {}},
         {},

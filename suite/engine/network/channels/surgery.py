@@ -80,7 +80,7 @@ def _gather(
 
 def _scatter(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     node = torch.empty(
-        (len(output), getattr(layer, SCATTERED_INTO), *output.shape[2:]),
+        (output.shape[0], getattr(layer, SCATTERED_INTO), *output.shape[2:]),
         dtype=output.dtype,
         device=output.device,
         memory_format=torch.channels_last if _is_channels_last(output) else torch.contiguous_format,

@@ -27,7 +27,7 @@ from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
-from suite.engine.network.layers import base_of
+from suite.engine.network.layers import planned_as
 
 # Tracing replaces both while the model's forward runs.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
@@ -276,13 +276,16 @@ def reduced_axis(axes: Any, keeps: bool, ndim: int, axis: int) -> int | None:
     return axis if keeps else axis - sum(one < axis for one in gone)
 
 
-def indexed_axis(index: Any, ndim: int, axis: int) -> int | None:
-    """Return where an axis is behind an indexing that takes all of it, or `None` for any other indexing.
+def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
+    """Return where an axis is behind an indexing that takes an interval of it, or `None` for any other indexing.
 
     Args:
         index: The expression in the brackets.
         ndim: Number of axes of the tensor.
-        axis: The axis to follow; axis 0 has to remain too.
+        axis: The axis to follow; axis 0 has to remain whole.
+
+    Returns:
+        (axis, interval): the axis behind, and the part of it that was taken.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
@@ -296,10 +299,12 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> int | None:
         if entry is None:
             behind += 1
             continue
-        if source in (0, axis) and entry != slice(None):
+        if source == 0 and entry != slice(None):
             return None
         if source == axis:
-            return behind
+            whole = isinstance(entry, slice) and entry.step in (None, 1)
+            bounds = [entry.start, entry.stop] if whole else [""]
+            return (behind, entry) if all(one is None or isinstance(one, int) for one in bounds) else None
         if not isinstance(entry, (int, slice)):
             return None
         behind += isinstance(entry, slice)
@@ -359,7 +364,7 @@ class ModuleLabels(ChannelRecord):
         module = self.module.get_submodule(name)
         if isinstance(module, _ENTRYWISE) or (type(module) is nn.PReLU and module.num_parameters == 1):
             return Followed(label, axis) if value.shape == given.shape else None
-        if base_of(module) is not None:
+        if planned_as(module) is not None:
             return self._through_planned(node, module, value, source)
         if isinstance(module, nn.Flatten):
             return self._flattened(given, value, Followed(label, axis), module.start_dim, module.end_dim)
@@ -511,7 +516,9 @@ class ModuleLabels(ChannelRecord):
 # Each of these processes every entry in the same way.
 _ENTRYWISE_FUNCTIONS = {
     "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
-    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "rsqrt", "clamp", "dropout",
+    "hardtanh", "sigmoid", "tanh", "softplus", "neg", "abs", "exp", "square", "sqrt", "rsqrt", "pow", "clamp",
+    "dropout", "log", "log1p", "erf", "sin", "cos", "reciprocal", "softsign", "logsigmoid", "tanhshrink", "threshold",
+    "sigmoid_", "tanh_", "leaky_relu_", "elu_", "clamp_", "hardtanh_",
     "contiguous", "clone", "detach", "stochastic_depth", "to", "type", "float", "half", "bfloat16", "double",
 }  # fmt: skip
 # Each of these processes every channel of (N, C, H, W) in the same way and independently.
@@ -896,13 +903,19 @@ class ChannelLabels(ModuleLabels):
         elif name == "squeeze" and args and isinstance(args[0], int):
             place = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
         elif name == "getitem":
-            place = indexed_axis(args[0], given.ndim, axis)
+            found = indexed_axis(args[0], given.ndim, axis)
+            return None if found is None else Followed(self._interval(node.name, label, found[1]), found[0])
         elif name == "flatten":
             ends = [*args, *(kwargs.get(key, end) for key, end in _FLATTENED[len(args) :])]
             first, last = (end if isinstance(end, int) else None for end in ends)
             return None if first is None or last is None else self._flattened(given, value, same, first, last)
         elif name in ("view", "reshape"):
             return self._viewed(args, given, value, same)
+        elif name == "pad":
+            # The sizes are those of the last axes.
+            sides = args[0] if args else kwargs.get("pad", ())
+            last = given.ndim - len(sides) // 2 if isinstance(sides, (tuple, list)) else 0
+            return same if axis < last else None
         elif name == "layer_norm" and args:
             shape: Any = self.env[args[0]] if isinstance(args[0], fx.Node) else args[0]
             return self._through_layer_norm(node.name, same, given, len(shape))
@@ -911,6 +924,19 @@ class ChannelLabels(ModuleLabels):
         else:
             place = moved_axis(name, args, kwargs, given.ndim, axis)
         return None if place is None else Followed(label, place)
+
+    def _interval(self, name: str, label: Label, taken: slice) -> Label:
+        """Return the channels in an interval, and freeze those on which its place and its size depend.
+
+        Both bounds are numbers. A bound counts from the first channel, or from the last if it is negative; the channels
+        between have to stay. An interval that ends behind the last channel has no bound there.
+        """
+        for bound in (taken.start, taken.stop):
+            if bound is not None and -len(label) < bound < len(label):
+                fixed = label[:bound] if bound >= 0 else label[bound:]
+                if len(fixed):
+                    self._stop(f"'{name}' takes channels from or to a fixed number", fixed)
+        return label[taken]
 
     def _viewed(self, args: Sequence[Any], given: Tensor, value: Tensor, followed: Followed) -> Followed | None:
         """Label a view. Only sizes that are inferred, or computed of the number of channels, adapt themselves."""

@@ -85,13 +85,10 @@ def _freeze(spaces: IndexSpaces, names: Collection[str], reason: str) -> None:
         spaces[name].frozen_because = reason
     for name, branch in list(spaces.removable_branches.items()):
         if set(branch.spaces) & set(names):
-            del spaces.removable_branches[name]
-            spaces.fixed_branches[name] = reason
-            for inner in branch.spaces:
-                spaces[inner].may_be_empty = False
+            spaces.fix_branch(name, reason)
 
 
-def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
+def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collection[str] = ()) -> None:
     """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
 
     Each has a line of its own, unless there are many, as in a transformer. A line begins with the name of the method. A
@@ -100,11 +97,12 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method) -> None:
     Args:
         spaces: Index spaces of the model.
         method: The method.
+        ignored: Names of the spaces that are frozen because the user wants it.
     """
     if not removes_channels(method):
         return
     name = method.registered_name or type(method).__name__
-    ends = {spaces.model_input, *spaces.model_outputs}
+    ends = {spaces.model_input, *spaces.model_outputs, *ignored}
     frozen = [space for space in spaces.values() if space.frozen and space.name not in ends]
     if len(frozen) > MOST_WARNINGS:
         layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}

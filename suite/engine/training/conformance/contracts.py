@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,11 +31,23 @@ TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
 
 def trains(subject: Subject) -> str:
     """The method trains: all losses are finite, and the last training loss is below the first."""
-    _, records, _ = subject.undisturbed
+    trainer, records, _ = subject.undisturbed
     first, last = records[0]["train_loss"], records[-1]["train_loss"]
     if not last < first:
         raise Broken(f"the training loss rises from {first:.3f} to {last:.3f}")
-    return f"training loss {first:.3f} to {last:.3f}, test accuracy {records[-1]['test_accuracy']:.3f}"
+    accuracy = records[-1]["test_accuracy"]
+    found = f"training loss {first:.3f} to {last:.3f}, test accuracy {accuracy:.3f}"
+    assert subject.splits.test is not None
+    classes, images = trainer.ctx.num_classes, subject.splits.test.num_samples
+    if accuracy <= guess(classes, images):
+        found += f", which is no more than guessing among {classes} classes reaches: the network has learned nothing"
+    return found
+
+
+def guess(classes: int, images: int) -> float:
+    """Return an accuracy that a guess seldom exceeds: two standard deviations above its mean."""
+    share = 1 / classes
+    return share + 2 * math.sqrt(share * (1 - share) / images)
 
 
 def resumes(subject: Subject) -> str:

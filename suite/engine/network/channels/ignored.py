@@ -1,0 +1,73 @@
+"""Layers that a method leaves out by name (`Method.ignore`): their channels are frozen, and they are not planned."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from suite.errors import UsageError
+from suite.index_spaces import IndexSpaces
+
+NAMED = 3  # most names that an error suggests
+
+
+def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
+    """Return the modules that patterns name, each with the reason for which it is left out.
+
+    A pattern names a module, and then everything in it: `layer1.*`, `*.conv1`, `fc` (`fnmatch.fnmatchcase`).
+
+    Args:
+        model: The bare model.
+        patterns: The patterns.
+
+    Raises:
+        UsageError: A pattern names no module with parameters or buffers; the message has the nearest names.
+    """
+    modules = [name for name, module in model.named_modules() if name and _holds_tensors(module)]
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        outer = [name for name in modules if fnmatchcase(name, pattern)]
+        if not outer:
+            close = difflib.get_close_matches(pattern, modules, NAMED, cutoff=0.0)
+            raise UsageError(f"ignore={pattern} names no layer; the nearest names are {', '.join(close)}")
+        for name in modules:
+            if any(name == one or name.startswith(f"{one}.") for one in outer):
+                found.setdefault(name, f"ignore={pattern} leaves '{name}' out")
+    # A weight that two layers share belongs to both.
+    own = {name: {id(one) for one in model.get_submodule(name)._parameters.values()} - {id(None)} for name in modules}
+    for name in modules:
+        if name not in found and (sharing := next((one for one in found if own[one] & own[name]), "")):
+            found[name] = f"{found[sharing]}, with which '{name}' shares a parameter"
+    return found
+
+
+def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
+    """Freeze the channels of ignored modules, and fix the residual branches that have one.
+
+    Args:
+        spaces: Index spaces of the model, which are changed.
+        ignored: The modules, as `ignored_modules` returns them.
+
+    Returns:
+        The names of the spaces that nothing else froze.
+    """
+    found = {}
+    for name, space in spaces.items():
+        if not space.frozen and (reason := _first(ignored, (one.module for one in space.slices))):
+            space.frozen_because = found[name] = reason
+    for name, branch in list(spaces.removable_branches.items()):
+        inside = [module for module in ignored if module.startswith(f"{name}.")]
+        if reason := _first(ignored, inside) or _first(found, branch.spaces):
+            spaces.fix_branch(name, reason)
+    return set(found)
+
+
+def _first(reasons: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((reasons[name] for name in names if name in reasons), "")
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(True for _ in (*module.parameters(), *module.buffers()))

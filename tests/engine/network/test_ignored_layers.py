@@ -1,0 +1,143 @@
+"""Layers that a method leaves out by name (`ignore`), and layers that are not trained."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cuttable_nets import SHAPE, plain, resnet
+from torch import nn
+
+from methods.masks.masking import MaskedMethod
+from methods.prunetrain import PruneTrain
+from methods.sdgp import SDGP
+from suite.errors import UsageError
+from suite.method import Method
+from suite.ops import apply
+from suite.trials.spec import TrialSpec
+
+
+class Masked(MaskedMethod):
+    def sparsity_now(self, ctx):
+        return self.sparsity
+
+
+def started(model, method):
+    return apply(model, method, input_shape=SHAPE, num_classes=5, epochs=2, batch_size=4)
+
+
+def trained(model, method, epochs=2):
+    """Train a model for some epochs of two steps, and return the hooks."""
+    hooks = started(model, method)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+    hooks.attach(optimizer)
+    for _ in range(epochs):
+        for _ in range(2):
+            loss = F.cross_entropy(model(torch.randn(4, *SHAPE)), torch.arange(4))
+            hooks.add_regularization(loss).backward()
+            hooks.optimizer_step()
+            optimizer.zero_grad()
+        hooks.end_epoch()
+    hooks.finish()
+    return hooks
+
+
+def test_channels_of_an_ignored_layer_stay_and_others_go():
+    torch.manual_seed(0)
+    cut, kept = plain(), plain()
+    trained(cut, PruneTrain(interval=1, threshold=0.4))
+    hooks = trained(kept, PruneTrain(interval=1, threshold=0.4, ignore=("4",)))
+    assert cut[4].weight.shape[0] < 8
+    assert cut[0].weight.shape[0] < 6
+    assert kept[4].weight.shape == (8, 6, 3, 3)  # its inputs stay too
+    assert kept[9].weight.shape[1] == 32
+    assert kept[9].weight.shape[0] < 10
+    assert hooks.not_planned == {"4": "ignore=4 leaves '4' out"}
+    assert "4" not in hooks.ctx.layers
+
+
+@pytest.mark.parametrize("method", [SDGP(layers="all", ignore=("4",)), Masked(structure="channel", ignore=("4",))])
+def test_an_ignored_layer_has_no_plan_and_no_mask(method):
+    model = plain()
+    hooks = trained(model, method, epochs=1)
+    assert list(hooks.ctx.layers) == ["0", "9", "11"]
+    assert type(model[4]) is nn.Conv2d
+    assert model[4].weight.count_nonzero() == model[4].weight.numel()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("[34].branch.0", {"3.branch.0", "4.branch.0"}),
+        ("3", {"3.branch.0", "3.branch.3"}),
+        ("*.branch.[3]", {f"{block}.branch.3" for block in range(3, 9)}),
+    ],
+)
+def test_a_pattern_names_modules_and_what_is_in_them(pattern, wanted):
+    hooks = started(resnet(2), SDGP(ignore=(pattern, "8.branch.3")))
+    ignored = hooks.not_planned.keys()
+    assert ignored == wanted | {"8.branch.3"}
+    for name in ("3.branch", "4.branch"):
+        assert (name in hooks.ctx.spaces.removable_branches) != any(one.startswith(name) for one in ignored)
+        if name in hooks.ctx.spaces.fixed_branches:
+            assert f"ignore={pattern} leaves" in hooks.ctx.spaces.fixed_branches[name]
+
+
+def test_a_normalisation_can_be_ignored_and_keeps_its_channels():
+    hooks = started(plain(), PruneTrain(ignore=("5",)))
+    assert hooks.ctx.spaces["4"].frozen_because == "ignore=5 leaves '5' out"
+    assert not hooks.ctx.spaces["0"].frozen
+    assert "4" in hooks.ctx.layers
+
+
+def test_a_shared_weight_is_ignored_under_all_of_its_names():
+    model = plain()
+    twin = nn.Conv2d(6, 6, 3, padding=1)
+    model.insert(2, twin)
+    model.insert(3, nn.Conv2d(6, 6, 3, padding=1))
+    model[3].weight = twin.weight
+    hooks = started(model, SDGP(ignore=("3",)))
+    assert {"2", "3"} == hooks.not_planned.keys()
+    assert hooks.not_planned["2"] == "ignore=3 leaves '3' out, with which '2' shares a parameter"
+
+
+def test_ignored_channels_are_not_warned_of(caplog):
+    started(plain(), PruneTrain(ignore=("4",)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("method", [SDGP, PruneTrain, Masked])
+def test_a_pattern_that_names_nothing_is_refused_with_the_nearest_names(method):
+    with pytest.raises(UsageError, match=r"^ignore=3.brunch.0 names no layer; the nearest names are 3.branch.0, "):
+        started(resnet(1), method(ignore=("3.brunch.0",)))
+
+
+def test_a_method_cannot_replace_the_parameter_of_every_method():
+    with pytest.raises(TypeError, match=r"Own\.ignore would replace the parameter ignore of every method; rename it"):
+
+        class Own(Method):
+            ignore: str = ""
+
+
+def test_a_trial_that_ignores_nothing_has_the_id_that_it_had():
+    spec = TrialSpec(
+        method="sdgp", task="digits", model="tiny", preset="smoke", recipe={}, seed=0, device="cpu", dtype="float32",
+        data_copy={"checksum": "0"}, parameters={"n": 2},
+    )  # fmt: skip
+    none, one = ({"n": 2, "ignore": names} for names in ((), ("fc",)))
+    assert dataclasses.replace(spec, parameters=none).hash == spec.hash
+    assert dataclasses.replace(spec, parameters=one).hash != spec.hash
+
+
+def test_layers_that_are_not_trained_keep_channels_and_values_below_the_threshold():
+    torch.manual_seed(0)
+    model = plain()
+    model[4].requires_grad_(False)
+    with torch.no_grad():
+        model[4].weight[:4] *= 1e-3
+    before = copy.deepcopy(model[4].state_dict())
+    trained(model, PruneTrain(interval=1, threshold=0.4, zeroing="dead"))
+    after = model[4].state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert model[9].weight.shape[0] < 10
