@@ -113,6 +113,12 @@ def test_a_pattern_that_names_nothing_is_refused_with_the_nearest_names(method):
         started(resnet(1), method(ignore=("3.brunch.0",)))
 
 
+@pytest.mark.parametrize("method", [SDGP, PruneTrain, Masked])
+def test_a_refusal_says_that_layers_were_left_out(method):
+    with pytest.raises(ValueError, match=r"\(ignore=\*,0 leaves out others\)$"):
+        started(plain(), method(ignore=("*", "0")))
+
+
 def test_a_method_cannot_replace_the_parameter_of_every_method():
     with pytest.raises(TypeError, match=r"Own\.ignore would replace the parameter ignore of every method; rename it"):
 
