@@ -35,6 +35,12 @@ def folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pdt-kernels"
 
 
+def choices_folder() -> Path:
+    """Return the folder of what was measured on this machine: `$PDT_CHOICES`, otherwise `choices` in `folder`."""
+    chosen = os.environ.get("PDT_CHOICES")
+    return Path(chosen).expanduser() if chosen else folder() / "choices"
+
+
 class RefusedError(Exception):
     """The folder may contain what somebody else wrote; the message is one line that says what to type."""
 

@@ -1,4 +1,4 @@
-"""The methods, one file each; what they share is in `shared`, implementations of masked products in `backends`."""
+"""The methods: a module or a package for each. `masks`, `gradients` and `backends` have what several of them share."""
 
 from suite.own_packages import check_own_packages
 

@@ -58,19 +58,21 @@ class SDGP(Method):
         n: Number of channels kept in each group.
         m: Number of consecutive channels, at one pixel, that form a group. If m does not divide the number of channels,
             the last group is shorter and keeps min(n, its size).
-        mode: Which channels are kept: `random` ones, those of largest `magnitude`, or these, `rescaled` so that the sum
-            of magnitudes does not change. `unbiased`, which is not in the paper, draws larger ones more probably and
-            divides each by its probability, so that the expectation is the dense gradient with the smallest variance
-            (Chmiel et al., ICLR 2023).
-        scope: Over what `rescaled` sums; other modes ignore it. Each channel of each sample (`sample_channel`, the
+        mode: Which channels are kept. `magnitude` keeps the largest values, and `rescaled` also multiplies them so that
+            the sum of magnitudes does not change; `random` keeps random ones. `unbiased`, which is not in the paper,
+            draws larger ones more probably and divides each by its probability. The expectation is then the dense
+            gradient, with the smallest variance (Chmiel et al., ICLR 2023).
+        scope: The set over which `rescaled` preserves the sum: each channel of each sample (`sample_channel`, the
             published code), each `group` of m channels, or each `channel` over the whole batch (the paper's text).
-        layers: `conv`: every convolution except those that read the image; `all`: linear layers too.
-        products: Which products use the pruned output gradient. `dgrad`: the data gradient only, as published; `both`:
-            the data gradient, the weight gradient and the bias gradient, all from one pruning.
-        backend: Implementation of the products with the pruned output gradient. `masked`: torch's dense products,
-            including the zeros (the published code); `skip`: kernels that skip the channels that are not kept, on the
-            CPU; `auto`: for each layer the one that is faster than `masked` by a margin, with the pruning, measured
-            once on this machine for layers of its shape (`methods.backends.autotune`).
+            Other modes ignore it.
+        layers: Which layers are pruned: every convolution except those that read the image (`conv`), or linear layers
+            too (`all`).
+        products: Which products use the pruned output gradient: the data gradient only, as published (`dgrad`), or the
+            data gradient, the weight gradient and the bias gradient, all from one pruning (`both`).
+        backend: How the products with the pruned output gradient are computed. `masked` uses torch's dense products,
+            which multiply the zeros, as the published code does. `skip` uses kernels that skip the channels that are
+            not kept, on the CPU. `auto` uses `skip` in each layer where it is faster by a margin, with the pruning;
+            this is measured once on this machine for layers of equal shape (`methods.backends.autotune`).
     """
 
     version: ClassVar[int] = 2  # 2: other random masks

@@ -7,12 +7,13 @@ is:
     method.setup(ctx)                                      # the model is on its device; there is no optimizer yet
     for plan in method.begin(ctx): carry out plan          # change the network before it is trained
     plan the layers: layer.op_plan = method.plan(name, layer) for each layer
+    method.on_attached(ctx)                                # the optimizer exists
     for each epoch:
         for each step:
             images, labels = method.transform_batch(images, labels, ctx)
             for each micro-batch: forward, backward        # the transforms of the plans run here
-            loss += method.regularization(model, ctx)      # before the backward of the last micro-batch
             sum the gradients over the ranks               # those of method.kept_gradients(ctx)
+            backward of method.regularization(model, ctx)  # its gradient is equal on all ranks
             count FLOPs                                    # method.density(name, ctx) of each layer
             if the gradients are finite:
                 if method.before_optimizer_step(ctx) is not SKIP_STEP:
@@ -113,7 +114,8 @@ class Context:
         others: Results of the trials that `depends_on` names, by that name. Empty in a rehearsal.
         rehearsal: True while a command is checked before its first trial, on a copy of the model on the CPU: nothing
             will be trained, so `setup` should leave out what takes long (compiling kernels, reading files).
-        optimizer: The optimizer; `None` in `setup` and `begin`.
+        optimizer: The optimizer; `None` in `setup` and `begin`. If a training loop attached several, an object with
+            `param_groups`, `state`, `step` and `zero_grad` that acts for all of them.
         rank, ranks: Index and number of the processes of `torch.distributed` that train the model together; or 0 and 1.
         step: Number of optimizer steps attempted since the trial began, so also the index of the running step.
         epochs_done: Number of finished epochs. It has its new value in all hooks at the end of an epoch.
@@ -269,6 +271,15 @@ class Method:
         They may change only the network. The FLOPs of the network before these changes are reported as dense.
         """
         return ()
+
+    def on_attached(self, ctx: Context) -> None:
+        """Refuse an optimizer that cannot train by this method. `ctx.optimizer` exists; nothing is trained yet.
+
+        Also called, with the recipe's optimizer, when a command is checked before its first trial.
+
+        Raises:
+            ValueError: if the method has no effect with this optimizer; one line that says why.
+        """
 
     def plan(self, name: str, layer: Layer) -> OpPlan | None:
         """Return how the products of one layer are computed; `None` for torch's own products.

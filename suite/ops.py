@@ -14,7 +14,7 @@ from torch import nn
 from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, restore
 from suite.engine.network.products import TORCH
 from suite.engine.training.data_parallel import reduce_gradients
-from suite.engine.training.method_runner import MethodRunner
+from suite.engine.training.own_loop import OwnLoop
 from suite.errors import nearest
 from suite.method import Context, Method
 from suite.own_packages import check_own_packages
@@ -29,7 +29,7 @@ GIVEN = ("input_shape", "num_classes", "epochs", "batch_size", "seed", "device",
 """Attributes of a context that a training loop may give; a runner fills in the others."""
 
 
-def apply(model: nn.Module, method: Method, train_size: int | None = None, **context: Any) -> MethodRunner:
+def apply(model: nn.Module, method: Method, train_size: int | None = None, **context: Any) -> OwnLoop:
     """Plan the layers of a model by a method, for a training loop of your own.
 
     Args:
@@ -40,10 +40,10 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
             `batch_size` are required; others of `GIVEN` are optional.
 
     Returns:
-        The runner, whose hooks the loop calls; `docs/your-own-loop.md` shows where, in 20 lines.
+        The hooks, which the loop calls; `docs/your-own-loop.md` shows where.
     """
     if not isinstance(method, Method):
         raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
     for name in context.keys() - set(GIVEN):
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
-    return MethodRunner(method, Context(model, **context), train_size)
+    return OwnLoop(method, Context(model, **context), train_size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -98,7 +99,7 @@ class Recipe:
             Adam's scaling.
         momentum: Momentum of SGD; decay rate of the mean of gradients (beta1) of AdamW.
         second_momentum: Decay rate of the mean of squared gradients (beta2) of AdamW.
-        nesterov: Whether the momentum is Nesterov's.
+        nesterov: Whether the momentum of SGD is Nesterov's; setting another optimizer sets it to false.
         weight_decay: Weight decay of the optimizer.
         decay_norm_and_bias: Whether weight decay also applies to normalisation layers and biases.
         relative_decay: Whether the weight decay is divided by the highest learning rate of its parameters, so that it
@@ -242,6 +243,11 @@ class Recipe:
                 f"recipe.warmup_epochs is {self.warmup_epochs:g}; it must be below recipe.epochs, which is "
                 f"{self.epochs}"
             )
+
+    def changed(self, values: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other values. AdamW, which has no Nesterov momentum, switches that of SGD off."""
+        of_sgd = values.get("optimizer", "sgd") != "sgd" and "nesterov" not in values
+        return replace(self, **{**({"nesterov": False} if of_sgd else {}), **values})
 
     def fields(self) -> dict[str, Any]:
         """Return every field by name."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,6 +25,8 @@ from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
 from tasks.sources.image_cache import FileImages, check, store
 from tasks.sources.image_tree import ImageTree, read_tree
+
+log = logging.getLogger(__name__)
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
@@ -50,7 +53,10 @@ class ImageFilesTask(Task):
 
     Class attributes:
         stored_side: Length in pixels to which the shorter side of a larger image is reduced in the cache, by preset.
+        caches_in_home: Whether decoded images are stored in the user's cache folder and not in the data root.
     """
+
+    caches_in_home: ClassVar[bool] = False
 
     stored_side: ClassVar[Mapping[str, int]] = {}
 
@@ -112,16 +118,37 @@ class ImageFilesTask(Task):
         if self.cache == "off":
             if self.bad_images == "skip":
                 raise UsageError("bad_images=skip needs cache=on, which stores what is left out")
-            meta = check(tree, _remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
+            meta = check(tree, self._remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
             note = self._note(tree, meta)
+            self._warn_of_shared(tree, meta)
             return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
-        path = cache_folder(data_root.expanduser()) / f"{self.registered_name}-{side}-{place}"
+        path = self._cache(data_root) / f"{self.registered_name}-{side}-{place}"
         try:
             meta = store(tree, path, side, self.bad_images == "skip")
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
         note = self._note(tree, meta)
+        self._warn_of_shared(tree, meta)
         return DataCopy("decoded", meta["checksum"], str(path), note, len(tree.classes), detected)
+
+    def _cache(self, data_root: Path) -> Path:
+        """Return the folder for decoded images.
+
+        Raises:
+            UsageError: No folder is writable.
+        """
+        return cache_folder(data_root.expanduser(), self.caches_in_home)
+
+    def _remembered_checks(self, data_root: Path, name: str) -> Path | None:
+        """Return the file that remembers a check; `None` if no folder is writable, since a check needs none."""
+        try:
+            return self._cache(data_root) / name
+        except UsageError:
+            return None
+
+    def _warn_of_shared(self, tree: ImageTree, meta: Mapping[str, Any]) -> None:
+        if meta["shared"]:
+            log.warning("%s: %s; the test accuracy is too high by them", shown(tree.root), _shared(meta["shared"]))
 
     def _refuse_others(self, tree: ImageTree) -> None:
         """Check that the folder contains only images, and these only in the folders of classes.
@@ -234,18 +261,12 @@ def _digest(tree: ImageTree, side: int) -> str:
     return hashlib.sha256(f"files {side} {tree.fingerprint()}".encode()).hexdigest()
 
 
-def _remembered_checks(data_root: Path, name: str) -> Path | None:
-    """Return the file that remembers a check; `None` if no folder is writable, since a check needs none."""
-    try:
-        return cache_folder(data_root.expanduser()) / name
-    except UsageError:
-        return None
-
-
 def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
     """Return what was converted and left out, for the note of the data copy; empty if there was nothing."""
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
+    if meta["shared"]:
+        remarks.append(_shared(meta["shared"]))
     for files, one, several in (
         (meta["skipped"], "file that cannot be read as an image", "files that cannot be read as images"),
         (tree.others, "file that is not an image by its name", "files that are not images by their names"),
@@ -255,3 +276,10 @@ def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
             kind = f"{one} was" if len(files) == 1 else f"{several} were"
             remarks.append(f"{len(files):,} {kind} left out, the first is {shown(files[0])}")
     return "".join(f"; {remark}" for remark in remarks)
+
+
+def _shared(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return what is said about images that are in both splits, at least one."""
+    count, (test, train) = len(pairs), pairs[0]
+    which = "1 test image is" if count == 1 else f"{count:,} test images are"
+    return f"{which} in the training split too, the first is {shown(test)} ({shown(train)})"

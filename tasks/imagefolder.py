@@ -36,6 +36,7 @@ class ImageFolderTask(ImageFilesTask):
     settings = SETTINGS
     paper_recipe = "none: SDGP's schedule for ImageNet, at another batch size"
     stored_side: ClassVar = {"quick": 256, "paper": 256}
+    caches_in_home: ClassVar = True
     tuning = (
         Tuning(trials=0, chosen_on="other", source="the recipes of imagenette, whose images may differ from yours"),
     )

@@ -2,12 +2,14 @@
 
 import csv
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from trials_here import run_here
 
 from suite import registry
@@ -23,26 +25,71 @@ def code_blocks(document, language="python"):
 
 
 def test_loop_of_ones_own_runs_and_is_short():
-    code, _ = code_blocks("docs/your-own-loop.md")
+    code, *_ = code_blocks("docs/your-own-loop.md")
     assert len(code.split("images, labels = ", 1)[1].strip().splitlines()) <= 20
     names = {}
     exec(compile(code, "your-own-loop.md", "exec"), names)
     assert names["hooks"].ctx.step == 8
 
 
-@pytest.mark.slow
-def test_loop_of_several_processes_runs_on_two(tmp_path):
-    _, code = code_blocks("docs/your-own-loop.md")
-    code += "from gloo_threads import check_ended\ncheck_ended()\n"
-    (tmp_path / "loop.py").write_text(code, encoding="utf-8")
+def test_loop_with_everything_goes_on_with_equal_bits_wherever_it_stops(tmp_path, monkeypatch):
+    _, code, _ = code_blocks("docs/your-own-loop.md")
+    stopped = code.replace("hooks.optimizer_step()", "hooks.ctx.step == 6 and 1 / 0 or hooks.optimizer_step()")
+
+    def run(program, folder):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        names = {}
+        exec(compile(program, "your-own-loop.md", "exec"), names)
+        return names
+
+    whole = run(code, "whole")
+    with pytest.raises(ZeroDivisionError):
+        run(stopped, "stopped")
+    again = run(code, "stopped")
+    assert again["hooks"].ctx.step == whole["hooks"].ctx.step == 12
+    assert len(whole["hooks"].reconfigurations) >= 1
+    for one, other in zip(whole["network"].parameters(), again["network"].parameters(), strict=True):
+        assert torch.equal(one, other)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(whole["network"](images), whole["average"].eval()(images))
+
+
+def start_ranks(folder, code):
+    """Start the loop of several processes on two of them."""
+    (folder / "loop.py").write_text(code, encoding="utf-8")
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "loop.py"]
     places = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
     environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    return subprocess.run(start, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def run_on_ranks(folder, code):
+    done = start_ranks(folder, code + "from gloo_threads import check_ended\ncheck_ended()\n")
     assert done.returncode == 0, done.stderr
     left = re.findall(r"rank [01]: (\d+) parameters are left", done.stdout)
     assert len(left) == 2
     assert left[0] == left[1]
+    return torch.load(folder / "model.pt", weights_only=True)["sha256"]
+
+
+@pytest.mark.slow
+def test_loop_of_several_processes_goes_on_with_equal_bits_after_kills(tmp_path):
+    """Ten times in one training, both processes are killed before a random step."""
+    *_, code = code_blocks("docs/your-own-loop.md")
+    assert "epochs=3" in code
+    code = code.replace("epochs=3", "epochs=12").replace("epoch < 3", "epoch < 12")
+    (tmp_path / "whole").mkdir()
+    whole = run_on_ranks(tmp_path / "whole", code)
+    chosen = random.Random(0)
+    killed = "import os, signal; hooks.ctx.step == {} and os.kill(os.getpid(), signal.SIGKILL); "
+    for number in range(10):
+        # An epoch has four steps, so that at most every second training is killed before it saves a state.
+        line = killed.format(4 * number + chosen.randrange(1, 5))
+        done = start_ranks(tmp_path, code.replace("hooks.optimizer_step()", line + "hooks.optimizer_step()"))
+        assert done.returncode, done.stdout
+        assert "parameters are left" not in done.stdout
+    assert run_on_ranks(tmp_path, code) == whole
 
 
 EXAMPLES = {"channel_topk": 40, "gradual_magnitude": 40, "rigl": 80, "channel_pruning": 40}

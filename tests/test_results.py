@@ -178,10 +178,10 @@ def test_the_card_has_the_four_methods_as_they_were_trained():
     dense = table[table["method"] == "dense"].iloc[0]
     behind = (100 * (dense["test_accuracy"] - table["test_accuracy"])).map("{:.2f}".format)
     said = (
-        ("clicktrain", True, "it ended {} points below dense"),
-        ("clicktrain", False, "masked for five epochs, {};"),
-        ("sdgp", True, "`sdgp` {} and"),
-        ("prunetrain", True, "`prunetrain` {}."),
+        ("clicktrain", True, "`clicktrain` ended {} points below dense"),
+        ("clicktrain", False, "masked for five epochs, ended {} points below"),
+        ("sdgp", True, "and `sdgp` {}."),
+        ("prunetrain", True, "`prunetrain` {} and"),
     )
     for method, plain, text in said:
         (row,) = table.index[(table["method"] == method) & (table["variant"].isna() == plain)]

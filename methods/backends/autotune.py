@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-import kernels
-from kernels.cache import make_folder
+from kernels.cache import choices_folder, make_folder
 from suite import files
 from suite.errors import UsageError
 from suite.files import canonical_json
@@ -88,12 +87,6 @@ class Fastest:
             "rounds": self.rounds,
             "from_cache": self.from_cache,
         }
-
-
-def choices_folder() -> Path:
-    """Return the folder of stored choices: `$PDT_CHOICES`, or `choices` in the folder of compiled kernels."""
-    chosen = os.environ.get("PDT_CHOICES")
-    return Path(chosen).expanduser() if chosen else kernels.cache_folder() / "choices"
 
 
 def choose(

@@ -37,30 +37,32 @@ class ClickTrain(Method):
     shrinks exactly those weights, and from `hard_prune` on they are set to zero after every step.
 
     Attributes:
-        ratios: Share of kernels to prune in each layer. `published`: the list of the configuration for this task and
-            network; `solved` (also if there is no list, or `compression` is given): shares that reach a compression,
-            divided by `allocation`; or the name of a published list.
-        compression: Target compression ratio over all prunable 3x3 layers; per-layer shares are solved from it. If not
-            given, the smaller one in the paper's tables for this network, or 8.
-        allocation: Whether solved shares are equal in all layers (`uniform`), or the remaining share of a layer is in
+        ratios: Which share of its kernels each layer loses. `published` uses the list in the authors' configuration for
+            this task and network, and the name of a list uses that list. `solved` computes shares that reach
+            `compression`; so does `published` if there is no list, or if `compression` is given.
+        compression: Compression ratio of all prunable 3x3 layers together, for which shares are computed. If it is not
+            given, it is the smaller one in the paper's tables for this network, or 8.
+        allocation: Whether computed shares are equal in all layers (`uniform`), or the remaining share of a layer is in
             proportion to the sum of its dimensions over their product, so that wide layers lose more (`erdos_renyi`).
-        schedule: Whether weights are masked when the published `config` does it, or earlier, as in the `paper`.
+        schedule: Whether weights are masked at the epoch of the authors' configuration (`config`), or at the earlier
+            one of the `paper`.
         warmup: Share of the epochs after which patterns are chosen; replaces that of the schedule.
         hard_prune: Share of the epochs after which weights are masked; replaces that of the schedule.
         coefficient: Coefficient of the lasso; replaces that of the configuration.
-        pool: Patterns to choose from: those of the configuration (`published`), the first 4, 8 or 12 generic ones, or
-            four that are made for the network when patterns are chosen (`dynamic`).
+        pool: The patterns from which each kernel gets one: those of the configuration (`published`), the first 4, 8 or
+            12 generic ones, or four that are made for the network when patterns are chosen (`dynamic`).
         scope: Whether each `kernel` has its own pattern (published), or all kernels of a `filter` share one.
         balance: Whether kernels compete within the `layer` (code), or every `filter` keeps the same number (slides).
         batches: Number of batches whose saliencies are averaged for the decision; the published code uses one.
-        selection: What is pruned. `saliency`: what matters least; `random`: as many kernels of each layer, and patterns
-            of the same pool, chosen by random numbers from the seed in place of saliencies. This is the random twin.
+        selection: What is pruned. `saliency` prunes what matters least. `random`, the random twin, prunes as many
+            kernels of each layer and uses patterns of the same pool, but chooses both by random numbers from the seed.
         mask_momentum: Whether the optimizer's momentum is masked like the weights; the published code does not.
         mixup: Both parameters of the Beta distribution for mixing images, from `hard_prune` on; 0 switches it off.
-        backend: Implementation of the products with masked weights. `masked`: torch, including the zeros (code);
-            `skipping`: kernels that skip masked weights; `blocks`: torch, by 2x2 convolutions of the filters that keep
-            the same block (`scope=filter`, `pool=4`); `auto`: for each layer the one that is faster than `masked` by a
-            margin, measured once on this machine for layers of its shape and density (`methods.backends.autotune`).
+        backend: How the products with masked weights are computed. `masked` is torch, which multiplies the zeros, as
+            the published code does. `skipping` uses kernels that skip masked weights. `blocks` is torch with 2x2
+            convolutions of the filters that keep the same block (it needs `scope=filter` and `pool=4`). `auto` uses
+            in each layer one that is faster than `masked` by a margin; this is measured once on this machine for layers
+            of equal shape and density (`methods.backends.autotune`).
     """
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"

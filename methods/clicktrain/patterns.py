@@ -159,15 +159,20 @@ def penalty(masks: Sequence[PruneMask], weights: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def _wide(weight: Tensor) -> Tensor:
+    """Return a weight in a type in which `EPSILON` is not zero: float32 in place of shorter types."""
+    return weight.float() if weight.dtype.itemsize < 4 else weight
+
+
 class _Penalty(torch.autograd.Function):
     """The modified group lasso; keeps two numbers per kernel for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, masks: Sequence[PruneMask], *weights: Tensor) -> Tensor:  # type: ignore[override]
-        total = weights[0].new_zeros(())
+        total = _wide(weights[0]).new_zeros(())
         factors: list[Tensor] = []  # for each weight, the reciprocal of each group's norm, (K, C)
         for (outside, pruned), weight in zip(masks, weights, strict=True):
-            squares = weight.square()
+            squares = _wide(weight).square()
             norms = [(squares.sum((2, 3)) * pruned + EPSILON).sqrt()]
             if outside is not None:
                 norms.append((squares.mul_(outside).sum((2, 3)) + EPSILON).sqrt())
@@ -188,7 +193,7 @@ class _Penalty(torch.autograd.Function):
             factor = next(factors)[:, :, None, None]
             if outside is not None:
                 factor = factor + outside * next(factors)[:, :, None, None]
-            gradients.append(weight * factor * grad)
+            gradients.append((weight * factor * grad).to(weight.dtype))
         return None, *gradients
 
 

@@ -27,6 +27,7 @@ from methods.prunetrain.lasso import (
     soft_threshold_heads,
     total_penalty,
 )
+from methods.prunetrain.step_sizes import adaptive, holders, step_size
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search, declared, show
@@ -42,19 +43,20 @@ class GroupLasso(Method, ABC):
     Attributes:
         ratio: Share of the penalty in the whole loss at the first step (the penalty ratio); it fixes the coefficient.
         threshold: A channel of a tensor is dead if all its |w| are below this value.
-        coefficient: `global`: the same for all groups; `size`: multiplied by the square root of the number of weights
-            in the group.
-        update: `subgradient`: the penalty is part of the loss; `proximal`: after each step, groups are shrunk by the
-            learning rate times the coefficient instead.
+        coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
+            square root of the number of weights in the group (`size`).
+        update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
+            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then
+            divides by the size of a group's gradients as they do.
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
             ones. 8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
         gating: Whether the layers of a residual stage are cut individually, with gates that gather and scatter their
             channels; otherwise a channel is removed only if it is dead in all of them (channel union).
-        selection: Which channels are removed. `lasso`: dead ones; `random`: the random twin, whose channels are drawn
-            from the seed, as many of each space and after the same epochs as in the trial with `lasso` and otherwise
-            equal parameters. That trial runs first.
+        selection: Which channels are removed. `lasso` removes dead ones. `random`, the random twin, draws channels from
+            the seed: as many of each space, and after the same epochs, as the trial with `lasso` and otherwise equal
+            parameters has removed. That trial runs first.
         watch: Whether `epochs.jsonl` stores, for every epoch, the largest |w| of each output channel before anything is
             set to zero: about 13 bytes per channel and epoch. It changes nothing else.
     """
@@ -124,6 +126,21 @@ class GroupLasso(Method, ABC):
         if not (lasso_layers(ctx.layers, ctx.spaces) or lasso_heads(ctx.layers, ctx.spaces)):
             raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
 
+    def on_attached(self, ctx: Context) -> None:
+        """Refuse the subgradient for optimizers under which it drives no group to zero."""
+        if self.update == "proximal":
+            return
+        layers, heads = lasso_layers(ctx.layers, ctx.spaces).values(), lasso_heads(ctx.layers, ctx.spaces)
+        weights = [layer.weight for layer in layers] + [part.weight for one in heads for part in one.parts]
+        held = holders(ctx.optimizer)
+        for optimizer in (held[id(weight)][0] for weight in weights if id(weight) in held):
+            if adaptive(optimizer):
+                raise ValueError(
+                    f"update=subgradient removes no channel with {type(optimizer).__name__}, which divides the penalty "
+                    "by the size of the gradients, so that weights move around zero by the learning rate and stay "
+                    "above the threshold; use update=proximal, or SGD"
+                )
+
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:
             return None
@@ -140,14 +157,14 @@ class GroupLasso(Method, ABC):
     def after_optimizer_step(self, ctx: Context) -> None:
         if self.update == "subgradient" or self._penalty_coefficient is None:
             return
-        assert ctx.optimizer is not None
-        rates = {id(weight): group["lr"] for group in ctx.optimizer.param_groups for weight in group["params"]}
+        held = holders(ctx.optimizer)
         for layer in lasso_layers(ctx.layers, ctx.spaces).values():
-            rate = rates.get(id(layer.weight), 0.0)  # weights outside the optimizer are not changed
-            soft_threshold(layer, rate * self._penalty_coefficient, self._by_size)
+            # Weights outside the optimizer are not changed.
+            step = step_size(held, layer.weight).times(self._penalty_coefficient)
+            soft_threshold(layer, step, self._by_size)
         for heads in lasso_heads(ctx.layers, ctx.spaces):
-            rate = min(rates.get(id(part.weight), 0.0) for part in heads.parts)
-            soft_threshold_heads(heads, rate * self._penalty_coefficient, self._by_size)
+            steps = [step_size(held, part.weight).times(self._penalty_coefficient) for part in heads.parts]
+            soft_threshold_heads(heads, steps, self._by_size)
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Set dead groups to zero before a reconfiguration, so that removing them changes no output in evaluation.

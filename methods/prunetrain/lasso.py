@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from methods.prunetrain.step_sizes import StepSize
 from suite.index_spaces import IndexSpaces, LayerWeight
 
 EPSILON = 1e-8
@@ -44,7 +45,7 @@ class LassoHeads(NamedTuple):
 
 
 def lasso_heads(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> list[LassoHeads]:
-    """Return the heads over which the penalty sums: those that can be removed, with the weights of these layers.
+    """Return the heads over which the penalty sums: trained ones that can be removed, with these layers' weights.
 
     Heads with a weight that is not trained never die as a whole, and are not penalised.
     """
@@ -94,11 +95,20 @@ def total_penalty(layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size:
 
 def _head_squares(heads: LassoHeads) -> Tensor:
     """Return the sum of the squares of each head's weights, (heads,)."""
+    return _head_sums(heads, [wide(part.weight).square() for part in heads.parts])
+
+
+def _head_sums(heads: LassoHeads, values: Sequence[Tensor]) -> Tensor:
+    """Return the sum over each head of values in the shapes of its weights, (heads,)."""
     sums = []
-    for _, weight, axis, entries in heads.parts:
-        by_entry = weight.square().sum(1 - axis)
-        sums.append(by_entry[entries.to(weight.device)].sum(1))
+    for (_, weight, axis, entries), value in zip(heads.parts, values, strict=True):
+        sums.append(value.sum(1 - axis)[entries.to(weight.device)].sum(1))
     return torch.stack(sums).sum(0)
+
+
+def wide(weight: Tensor) -> Tensor:
+    """Return a weight in a type in which `EPSILON` is not zero: float32 in place of shorter types."""
+    return weight.float() if weight.dtype.itemsize < 4 else weight
 
 
 def _head_size_factor(heads: LassoHeads) -> float:
@@ -129,11 +139,12 @@ class _Penalty(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, factors: Sequence[tuple[float, float]], *weights: Tensor) -> Tensor:  # type: ignore[override]
-        total = weights[0].new_zeros(())
+        total = wide(weights[0]).new_zeros(())
         scales = []  # for both groupings of each weight, the factor over the norm of each group: (K, 1) and (1, C)
         for weight, weight_factors in zip(weights, factors, strict=True):
             # Sum over the kernel once; both groupings then need only a small matrix.
-            squares = weight.square() if weight.ndim == 2 else weight.square().sum((2, 3))
+            squares = wide(weight).square()
+            squares = squares if weight.ndim == 2 else squares.sum((2, 3))
             for axis, factor in zip((1, 0), weight_factors, strict=True):
                 norms = (squares.sum(axis, keepdim=True) + EPSILON).sqrt()
                 total = total + factor * norms.sum()
@@ -149,48 +160,59 @@ class _Penalty(torch.autograd.Function):
         gradients = []
         for weight, output_scale, input_scale in zip(weights, scales[0::2], scales[1::2], strict=True):
             scale = grad * (output_scale + input_scale)
-            gradients.append(weight * scale.view(*scale.shape, *[1] * (weight.ndim - 2)))
+            gradients.append((weight * scale.view(*scale.shape, *[1] * (weight.ndim - 2))).to(weight.dtype))
         return (None, *gradients)
 
 
 @torch.no_grad()
-def soft_threshold(layer: LassoLayer, step: float, by_size: bool = False) -> None:
+def soft_threshold(layer: LassoLayer, step: StepSize, by_size: bool = False) -> None:
     """Shrink the norm of every group by `step`, at most to zero; in place, output groups first.
 
     Each of the two steps is the proximal operator of its own half of the penalty. The groups overlap, so that applying
     one after the other approximates the operator of the sum.
 
+    If the optimizer divides by sqrt(v), a group is shrunk in proportion to 1 / sqrt(mean of v over its weights). The
+    mean of 1 / sqrt(v) would be that of the weights without gradients: a dead channel would take with it every group
+    that crosses it.
+
     Args:
         layer: Weight to shrink, and its penalised groupings.
-        step: Learning rate times coefficient of the penalty.
+        step: Step of the optimizer times coefficient of the penalty.
         by_size: Whether `step` is multiplied by the square root of the number of weights in a group.
 
-    Source: Yuan and Lin, 2006, Sec. 2.3 (group soft threshold). PruneTrain uses the subgradient instead.
+    Source: Yuan and Lin, 2006, Sec. 2.3 (group soft threshold). PruneTrain uses the subgradient instead. Division by
+    the scale of the gradients: ProxGen (Yun, Lozano, Yang, NeurIPS 2021), with one number for each group.
     """
     for axis, used in ((0, layer.outputs), (1, layer.inputs)):
         if used:
             others = tuple(other for other in range(layer.weight.ndim) if other != axis)
-            norm = layer.weight.square().sum(others, keepdim=True).sqrt()
-            shrink = step * (_size_factor(layer.weight, axis) if by_size else 1.0)
+            norm = wide(layer.weight).square().sum(others, keepdim=True).sqrt()
+            scale = 1.0 if step.squares is None else step.squares.mean(others, keepdim=True).sqrt() + step.eps
+            shrink = step.rate * (_size_factor(layer.weight, axis) if by_size else 1.0) / scale
             # Multiply by a ratio; a norm of zero must not be a divisor.
             layer.weight.mul_(torch.where(norm > shrink, 1 - shrink / norm, 0.0))
 
 
 @torch.no_grad()
-def soft_threshold_heads(heads: LassoHeads, step: float, by_size: bool = False) -> None:
-    """Shrink the norm of every head by `step`, at most to zero, in place.
+def soft_threshold_heads(heads: LassoHeads, steps: Sequence[StepSize], by_size: bool = False) -> None:
+    """Shrink the norm of every head by a step, at most to zero, in place.
 
     Args:
         heads: The heads of one attention.
-        step: Learning rate times coefficient of the penalty.
-        by_size: Whether `step` is multiplied by the square root of the number of weights in a head.
+        steps: Step of the optimizer of each part times coefficient of the penalty. The smallest rate counts, and the
+            mean of v over all weights of the head.
+        by_size: Whether the step is multiplied by the square root of the number of weights in a head.
     """
-    norm = _head_squares(heads).sqrt()
-    shrink = step * (_head_size_factor(heads) if by_size else 1.0)
+    norm, size = _head_squares(heads).sqrt(), _head_size_factor(heads)
+    scale: float | Tensor = 1.0
+    squares = [step.squares for step in steps if step.squares is not None]
+    if len(squares) == len(steps):
+        scale = (_head_sums(heads, squares) / size**2).sqrt() + steps[0].eps
+    shrink = min(step.rate for step in steps) * (size if by_size else 1.0) / scale
     ratio = torch.where(norm > shrink, 1 - shrink / norm, 0.0)
     for _, weight, axis, entries in heads.parts:
         rows = weight.movedim(axis, 0)
-        rows[entries.to(weight.device)] *= ratio.view(-1, 1, 1)
+        rows[entries.to(weight.device)] *= ratio.view(-1, 1, 1).to(weight.dtype)
 
 
 def head_arithmetic(heads: LassoHeads, layer: str, per_weight: int, per_group: int) -> float:

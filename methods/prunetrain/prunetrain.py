@@ -32,8 +32,8 @@ class PruneTrain(GroupLasso):
     Attributes:
         interval: Epochs between reconfigurations.
         dynamic_batch: Whether the batch grows as the network shrinks, by multiples of 32 images and together with the
-            learning rate: as long as a step needs no more memory than at the `start`, or than the `device` has; or
-            not at all (`off`).
+            learning rate. It does not (`off`), or it grows as long as a step needs no more memory than the first one
+            (`start`), or than 0.9 of what the GPU has (`device`).
     """
 
     source: ClassVar[str] = "Lym et al., PruneTrain, SC 2019"

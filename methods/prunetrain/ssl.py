@@ -26,8 +26,9 @@ class SSL(GroupLasso):
     """Structured sparsity learning: PruneTrain's lasso; dead channels are removed only after the last epoch.
 
     Attributes:
-        from_trained: Weights to start from: a method as on the command line, such as `dense`, whose trial with the same
-            task, network, recipe and seed runs first; or the path of a `model.pt`. Empty: new weights.
+        from_trained: Weights to start from. The name of a method, such as `dense`, takes those of its trial with the
+            same task, network, recipe and seed, which runs first. A path takes those of a `model.pt`. If it is empty,
+            training starts from new weights.
     """
 
     source: ClassVar[str] = "Wen et al., Learning Structured Sparsity in Deep Neural Networks, NIPS 2016"

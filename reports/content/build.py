@@ -12,6 +12,7 @@ from reports.content.provenance import flatten, left_out, out_option, problem_se
 from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
+    equal_starts,
     headlines,
     machine_remarks,
     missing_file_notes,
@@ -157,6 +158,7 @@ def _group(
             *time_pass_remarks(rows),
             *machine_remarks(group),
             *repeated_seeds(group),
+            *equal_starts(rows),
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),

@@ -121,28 +121,30 @@ def _shell_path(word: str) -> str:
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
 
 
-# Entries of a record that the table of the environment leaves out: they name the trial or are shown elsewhere.
-_SHOWN_ELSEWHERE = (
+# Entries of a record that the table of the environment leaves out: they name the trial, are shown elsewhere, or differ
+# in most trials.
+_LEFT_OUT = (
     *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
+    *("initial_weights", "products"),
 )
 MEANING = (
     "Measured: by a clock or counter on this hardware, in these runs. Training time is the wall time of the training "
     "loop, including the input pipeline, pruning, regulariser and reconfigurations; it excludes evaluation, "
     "checkpoints, start-up and compilation.",
-    "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs. Counted are two-dimensional convolutions with "
-    "their padding, linear layers, the two products of scaled dot-product attention, and other matrix products. The "
-    "first layer has no data gradient. The arithmetic of a method itself is overhead and not part of the training "
-    "FLOPs. Other operations of a network that multiply, or may do so, are not counted; they are named here if there "
+    "Counted: exact, from shapes and masks. One multiply-add is 2 FLOPs. Two-dimensional convolutions with their "
+    "padding, linear layers, the two products of scaled dot-product attention, and other matrix products are counted. "
+    "The first layer has no data gradient. The arithmetic of a method itself is overhead and not part of the training "
+    "FLOPs. Other operations of a network that multiply, or may do so, are not counted. They are named here if there "
     "are any.",
     "FLOPs are counted in four ways: dense (the original network), current (the present shapes), effective (current "
     "times density: the cost on hardware that skips) and executed (what the kernels computed; if a method chooses "
     "backends by their speed, other load on the machine can affect this count).",
     "Modelled: assumes something that this hardware did not do. Published: quoted from a paper. The ranking uses "
     "neither.",
-    "Accuracy is the share of correct answers on the test set after the final epoch. ± is the half-width of "
-    "the 95 % confidence interval (Student's t) over seeds. Differences and ratios to dense are paired by seed; "
-    "a ratio is a geometric mean, and its interval, in brackets, is that of the logarithms. If "
-    "their interval covers dense, the method is not distinguishable from dense.",
+    "Accuracy is the share of correct answers on the test set after the final epoch. ± is the half-width of the 95 % "
+    "confidence interval (Student's t) over seeds. Ratios to dense are geometric means, paired by seed, with an "
+    "interval in brackets that is computed from logarithms. Differences of accuracy are not paired. If an interval "
+    "covers dense, the method is not distinguishable from dense.",
 )
 
 
@@ -243,7 +245,7 @@ def _text(value: Any) -> str:
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the facts of a specification, a provenance or a suite's record, without empty ones."""
-    facts = flatten({key: value for key, value in record.items() if key not in _SHOWN_ELSEWHERE})
+    facts = flatten({key: value for key, value in record.items() if key not in _LEFT_OUT})
     return {
         key: without_home(value)
         for key, value in facts.items()

@@ -1,6 +1,6 @@
-"""A sentence a method, made from its numbers by fixed rules, and remarks of a group.
+"""Sentences about a method, made from its numbers by fixed rules, and remarks of a group.
 
-The clauses of a method are in `reports/sentences/methods.j2`:
+The sentences of a method are in `reports/sentences/methods.j2`:
 
 1. Trials that are not done are named before any number.
 2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense";
@@ -47,7 +47,7 @@ def headlines(
     profiles: Mapping[str, MethodProfile],
     epochs: float,
 ) -> tuple[Headline, ...]:
-    """Return one sentence per row.
+    """Return the sentences about each row.
 
     Args:
         rows: Rows of one group.
@@ -64,11 +64,11 @@ def headlines(
 
 
 def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
-    """Return the sentence about a row, without the method's name in front.
+    """Return the sentences about a row, without the method's name in front.
 
     Args:
         row: A method.
-        why: Clauses about the causes of its time, which come last.
+        why: Sentences about the causes of its time, which come last.
     """
     failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
@@ -78,7 +78,8 @@ def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
         clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-    return f"{head}: {'; '.join([*clauses, *why])}."
+    first, *others = [*clauses, *why]
+    return " ".join([f"{head}: {first}.", *(f"{one[:1].upper()}{one[1:]}." for one in others)])
 
 
 def _known(quantity: Quantity) -> Estimate | None:
@@ -282,6 +283,16 @@ def repeated_seeds(group: TrialGroup) -> list[str]:
         for (name, seed), times in sorted(runs.items())
         if times > 1
     ]
+
+
+def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line that names the methods of which several seeds began with the same weights."""
+    names = []
+    for row in rows:
+        starts = {(seed_of(trial), start) for trial in row.done if (start := trial.provenance.get("initial_weights"))}
+        if len({start for _, start in starts}) < len({seed for seed, _ in starts}):
+            names.append(clean(row.label))
+    return [say("remarks.equal_starts", names=names)] if names else []
 
 
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:

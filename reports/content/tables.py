@@ -15,38 +15,40 @@ from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_o
 from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
-    "± is the half-width of the 95 % confidence interval over seeds. Spreads are pooled: that of dense over its "
-    "lengths, and that of a method over all methods unless its own is larger."
+    "± is the half-width of the 95 % confidence interval over seeds. The spread of dense is pooled over its lengths. "
+    "The spread of a method is pooled over all methods, unless its own is larger."
 )
 _TIMED = (
     "Geometric mean of the ratios of the undisturbed time passes, each of which compares steps that run in turn. The "
     "95 % interval in brackets covers differences between passes; it needs three of them."
 )
 _GAIN = (
-    "Accuracy minus that of dense training for the same cost. The intervals of a page hold together "
-    "with 95 %, and cover the fit of dense."
+    "Accuracy minus that of dense training for the same cost. All intervals of a page together hold with a probability "
+    "of 95 %. They include the error of the curve that is fitted to dense trainings."
 )
 _OUTCOME = (
-    "better, worse: a gain above or below 0 is shown; same: it is shown to be within the margin of {margin:g} points; "
-    "undecided: none of these is shown (one-sided t-tests at 2.5 %, corrected by Holm's method over the methods of the "
-    "page)."
+    "better or worse: a gain above or below 0 is shown. same: the gain is shown to be within the margin of {margin:g} "
+    "points. undecided: none of these is shown. The tests are one-sided t-tests at 2.5 %, with Holm's correction for "
+    "the methods of the page."
 )
 _AS_GOOD = (
-    "yes: accuracy within the margin of {margin:g} points of the whole dense training, and a smaller cost, are shown; "
-    "no: the opposite of one is shown."
+    "yes: the method is shown to lose less than the margin of {margin:g} points against the whole dense training, and "
+    "to cost less. no: it is shown to lose more, or to cost more. undecided: neither is shown."
 )
-_CURVE = "Not trained: from a parabola fitted to dense trainings of several lengths."
-_INFERENCE = "Of the final model, one image. Zero weights count, except where the method's kernels skip them."
-_RATIOS = "Geometric mean of the ratios, paired by seed; the 95 % interval in brackets is that of their logarithms."
-_ONE_SEED = "One seed: no interval, so chance cannot be excluded; --seeds 3 gives one."
+_CURVE = "Read from a curve that is fitted to dense trainings of several lengths."
+_INFERENCE = "Of the final model, for one image. Zero weights count, unless the method's kernels skip them."
+_RATIOS = (
+    "Geometric mean of the ratios, paired by seed. The 95 % interval in brackets is computed from their logarithms."
+)
+_ONE_SEED = "One seed: no interval, so chance cannot be excluded. --seeds 3 gives an interval."
 _COUNTS = (
     *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
     *("inference_flops", "inference_flops_effective", "params", "nonzero_params"),
 )
 _SKIPPING: Kind = "counted, assumes hardware that skips"
 _SKIPS = (
-    "Assumes hardware that skips every multiply-add that the method's sparsity makes superfluous; "
-    "the executed FLOPs are what was computed here."
+    "Assumes hardware that skips every multiply-add that the method's sparsity makes superfluous. "
+    "The executed FLOPs are what was computed here."
 )
 
 
@@ -105,7 +107,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
         return accuracy, ratio, nothing, nothing, nothing, inference
     if judged is None:
         reason = (
-            "Controls are compared with methods, and claim nothing."
+            "Controls are only there for comparison: they get no verdict."
             if row.is_control
             else "A smoke test has no verdict."
         )
@@ -176,7 +178,9 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     disturbed_pass = any(row.time.is_disturbed for row in rows if row.time.passes)
     ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
     several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
-    realised = "1 − training time × dense." if several else f"1 − training time × dense. {_ONE_SEED}"
+    realised = "One minus the training time relative to dense."
+    if not several:
+        realised += f" {_ONE_SEED}"
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
@@ -190,12 +194,17 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         ),
         Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_TIMED if passes else _RATIOS}{ratio_warning}"),
         Column("Realised saving of time", "%", "measured", realised + ratio_warning),
-        Column("Theoretical saving of FLOPs", "%", _SKIPPING, f"1 − effective training FLOPs × dense. {_SKIPS}"),
+        Column(
+            "Theoretical saving of FLOPs",
+            "%",
+            _SKIPPING,
+            f"One minus the effective training FLOPs relative to dense. {_SKIPS}",
+        ),
     )
-    by = "their measured trade-off" if times_rank(rows) else "accuracy alone, since times are disturbed"
+    by = "their measured trade-off" if times_rank(rows) else "accuracy alone, because times are disturbed"
     caption = (
-        f"Accuracy and training time. Dense is first; the others are sorted by {by}, best first. The order compares "
-        "means, whether or not intervals overlap."
+        f"Accuracy and training time. Dense is first. The others are sorted by {by}, with the best first. The order "
+        "compares means, whether or not intervals overlap."
     )
     return _table(f"{slug}-results", caption, columns, rows, _results_cells)
 

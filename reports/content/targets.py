@@ -15,14 +15,13 @@ from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
 from suite.trials.groups import BASELINE, TrialGroup
 
 _MEDIAN = (
-    "Median over all seeds, of which those that did not reach the target count as longer than the others. There is no "
-    "mean: it would leave out the slowest seeds."
+    "Median over all seeds. Seeds that did not reach the target count as longer than the others. There is no mean, "
+    "because it would leave out the slowest seeds."
 )
 _EXPLANATION = (
-    "A target is reached with the first epoch with an evaluation in which the accuracy on the test images is high "
-    "enough. This is read from the recorded curve, which was not used to choose anything. The "
-    "learning rate falls until the last epoch, so that a shorter training reaches a target earlier; and a method may "
-    "not have pruned yet when it reaches one."
+    "A target is reached in the first evaluated epoch in which the accuracy on the test images is high enough. This is "
+    "read from the recorded curve, which was not used to choose anything. The learning rate falls until the last "
+    "epoch, so a shorter training reaches a target earlier. A method may reach a target before it has pruned anything."
 )
 _TITLE = "Cost until a target accuracy"
 _NOT_LEARNED = (

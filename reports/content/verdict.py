@@ -49,9 +49,14 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
     means = [mean_accuracy(one.accuracies, spread) for one in budgets]
     columns = (
         Column("Epochs"),
-        Column("Cost", "× dense", "counted", "The share of training time and of training FLOPs."),
+        Column("Cost", "× dense", "counted", "The share of the whole training's time and FLOPs."),
         Column("Seeds done"),
-        Column("Test accuracy", "%", "measured", "± has the spread of all lengths together."),
+        Column(
+            "Test accuracy",
+            "%",
+            "measured",
+            "± is a 95 % interval, with the spread over seeds of all lengths.",
+        ),
         Column("Difference to all epochs", "points", "measured"),
     )
     rows = []
@@ -358,7 +363,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
                 gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
-    return "; ".join(found)
+    return ". ".join(found)
 
 
 def word(judged: Judged, margin: float) -> str:

@@ -461,7 +461,7 @@ def _before_tests(
         return (
             judged
             if candidate.diverged
-            else replace(judged, reason=f"{count} of at least {FEWEST_SEEDS} seeds", need="seeds")
+            else replace(judged, reason=f"it has {count} of at least {FEWEST_SEEDS} seeds", need="seeds")
         )
     accuracy = mean_accuracy(candidate.accuracies, spread)
     judged = replace(judged, accuracy=accuracy)
@@ -473,8 +473,8 @@ def _before_tests(
     whole = curve.at(0.0)
     judged = replace(judged, loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)))
     if cost is None:
-        passes = f"{len(candidate.ratios)} of at least {FEWEST_PASSES} time passes"
-        counted = "executed FLOPs are not known"
+        passes = f"it has {len(candidate.ratios)} of at least {FEWEST_PASSES} time passes"
+        counted = "its executed FLOPs are not known"
         return replace(
             judged,
             reason=judged.reason or (passes if evidence.measured else counted),
@@ -482,7 +482,7 @@ def _before_tests(
         )
     log = math.log(cost.of_dense)
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
-        reason = f"costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
+        reason = f"it costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
         return replace(judged, reason=judged.reason or reason, need="shorter")
     dense = curve.at(log)
     slope = max(curve.slope(log), 0.0)
@@ -524,7 +524,7 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
         as_good: AsGood = "yes" if "yes" in shown else "no" if shown & {"lossy", "slower"} else "undecided"
         found = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
         if outcome == "not measured" and costs_more(one):
-            found = replace(found, reason="costs more than dense, which was not trained for longer", need="longer")
+            found = replace(found, reason="it costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
             found = replace(found, seeds_needed=seeds_needed(found, len(tested)))
             if found.seeds_needed is None:

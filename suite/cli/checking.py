@@ -8,6 +8,7 @@ import logging
 from suite import files, registry
 from suite.choices import MethodChoice, ModelChoice
 from suite.engine.cost.hardware import emulated_dtype
+from suite.engine.network.model_files import EQUAL_STARTS
 from suite.engine.training import conformance
 from suite.errors import UsageError
 from suite.recipe import FLUSH
@@ -36,10 +37,13 @@ def check_method(namespace: argparse.Namespace) -> int:
     if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
         raise UsageError(f"--model '{namespace.model}': expected one model")
     data_root = files.read_path(namespace.data_root or files.default_data_root(), "--data-root")
-    results = conformance.check(choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype)
+    subject = choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype
+    results = conformance.check(*subject)
     for result in results:
         line = f"{'ok    ' if result.passed else 'BROKEN'}  {result.name}"
         print(f"{line}: {result.message}" if result.message else line, flush=True)
         if result.place:
             print(f"        {result.place}", flush=True)
+    if namespace.model and conformance.Subject(*subject).starts_alike():
+        log.warning("%s: %s", namespace.model, EQUAL_STARTS)
     return 0 if all(result.passed for result in results) else 1

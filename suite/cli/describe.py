@@ -83,7 +83,7 @@ def describe(arguments: Sequence[str]) -> int:
         "name", metavar="NAME", help="name from the list, with parameters in brackets; or smoke, quick, paper"
     )
     parser.add_argument(
-        "--task", metavar="TASK", default="", help="task whose images a model takes, and whose defaults a method uses"
+        "--task", metavar="TASK", default="", help="task that decides a model's image size, and a method's defaults"
     )
     parser.add_argument(
         "--layers",
@@ -93,7 +93,7 @@ def describe(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--data-root",
         metavar="DIR",
-        help="for a model and a task whose images are yours: their folder, which is read as run reads it",
+        help="for a model on a task of your own images: the folder of the images",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
@@ -111,7 +111,8 @@ def describe(arguments: Sequence[str]) -> int:
         if "/" in name or registry.find("model", f"{name}/"):
             raise UsageError(f"describe {name}: {registry.unknown('model', name)}")
         every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
-        raise UsageError(f"nothing is called '{name}'{nearest(name, every)}")
+        hint = nearest(name, every)
+        raise UsageError(f"nothing is called '{name}'{hint if 'did you mean' in hint else '; list shows all names'}")
     if namespace.layers and kinds[0] != "model":
         raise UsageError(f"describe {name}: --layers is for models, and '{name}' is a {kinds[0]}")
     if namespace.data_root is not None and kinds[0] != "model":

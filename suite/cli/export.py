@@ -27,8 +27,8 @@ def export(arguments: Sequence[str]) -> int:
     """Copy the files that a report is built from, and return the exit status."""
     parser = Parser(
         prog=f"{program_name()} export",
-        description="Copy a suite without models and logs, with a current report, to commit or share it. A command may "
-        "continue a copy (--out).",
+        description="Copy an output folder without models and logs, with a current report, to commit or share it. "
+        "run --out DEST continues the copy.",
     )
     parser.add_argument("folder", metavar="DIR", help="output folder of a command")
     parser.add_argument("destination", metavar="DEST", help="new or empty folder")

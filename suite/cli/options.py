@@ -72,7 +72,7 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
 def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
     """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
     if not isinstance(value, dict) or prefix.count(".") > 1:
-        raise UsageError(f"{where} must be a table of one table: [set.recipe]")
+        raise UsageError(f"{where} must be a table [set.recipe] with fields of the recipe")
     found = []
     for key, item in value.items():
         if isinstance(item, dict):
@@ -173,17 +173,17 @@ def run_parser() -> Parser:
         usage="%(prog)s [run] [OPTION ...]",
         description="Train with several pruning methods and compare accuracy, FLOPs and time.\n\n"
         f"other verbs ({program_name()} VERB --help):\n"
-        "  plan             predict time, FLOPs and memory of the trials from short probes\n"
+        "  plan             predict time, FLOPs and memory of the trials from a few steps\n"
         "  list [KIND]      list methods, tasks, models, engines, callbacks, ...\n"
         "  describe NAME    show a method's parameters, a model's size, a task's recipes, ...\n"
-        "  check METHOD     check a method against its contract\n"
-        "  report DIR       update results.csv and the report of a suite\n"
-        "  time DIR         measure training times relative to dense, without the machine's drift\n"
+        "  check METHOD     check that a method of your own keeps the rules for methods\n"
+        "  report DIR       update results.csv and the report of an output folder\n"
+        "  time DIR         measure training times again, by steps in turn with dense training\n"
         "  profile DIR      measure where the time of a step goes, by part, layer and product\n"
         "  tune LIST        choose parameters on validation images, with equal budgets\n"
-        "  export DIR DEST  copy a suite without models and logs, to share or commit it\n"
+        "  export DIR DEST  copy an output folder without models and logs, to share or commit it\n"
         "  merge A B -o DIR collect the trials of several folders in a new one\n"
-        "  compare A B      what differs between two folders: accuracy, time, FLOPs, settings, versions\n"
+        "  compare A B      show what differs between two folders: accuracy, time, FLOPs, settings, versions\n"
         "  reproduce NAME   repeat a table or figure of a paper and compare the numbers",
         epilog=EXAMPLES.format(program=program_name()),
     )
@@ -209,11 +209,11 @@ _OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "methods": ("LIST", f"methods (default: {DEFAULTS['methods']})"),
         "task": ("LIST", f"tasks (default: {DEFAULTS['task']})"),
         "model": ("LIST", "models (default: the task's own)"),
-        "preset": ("NAME", "smoke, quick or paper (default: quick, on CUDA paper)"),
-        "seeds": ("N|LIST", "count (3) or list (0,1 or 7,) (default: 1, for paper 3)"),
+        "preset": ("NAME", "smoke, quick or paper (default: quick, CUDA: paper)"),
+        "seeds": ("N|LIST", "count, or list: 0,1 or 7, (default: 1, for paper 3)"),
         "controls": ("true|false", "add the dense and random trials that a verdict needs"),
         "margin": ("POINTS", f"difference in accuracy that matters (default: {DEFAULTS['margin']})"),
-        "target": ("PERCENT", "accuracies to reach: 88,90 (default: margin below dense)"),
+        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense - margin)"),
         "skip-unfit": ("true|false", "leave out methods that a network does not fit"),
         "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated"),
     },
@@ -228,12 +228,12 @@ _OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: auto)"),
         "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DEFAULTS['data-root']})"),
         "out": ("DIR", "output folder (default: runs/TASK-HASH)"),
-        "only": ("WHICH", f"missing, failed or all trials (default: {DEFAULTS['only']})"),
+        "only": ("WHICH", f"run missing, failed or all trials (default: {DEFAULTS['only']})"),
         "jobs": ("N", f"trials at the same time (default: {DEFAULTS['jobs']})"),
         "nproc-per-trial": ("N", f"processes that train a model together (default: {DEFAULTS['nproc-per-trial']})"),
         "engine": ("NAME", f"{' or '.join(registry.names('engine'))} (default: {DEFAULTS['engine']})"),
         "ray-address": ("ADDRESS", "auto, local or HOST:PORT (default: auto)"),
-        "log": ("LIST", f"{', '.join(registry.names('callback'))}, or a plugin's (default: none)"),
+        "log": ("LIST", f"callbacks: {', '.join(registry.names('callback'))}, or a plugin's (default: none)"),
         "timeout": ("SECONDS", "kill a trial that takes longer (default: no limit)"),
         "config": ("FILE", "TOML file with these options; typed ones come first"),
     },

@@ -28,9 +28,9 @@ from suite.measure.prediction.render import as_json, cluster_line, notes, table,
 log = logging.getLogger(__name__)
 
 EPILOG = """\
-All options of run apply too (run --help). Nothing is trained, and the output folder is not touched;
-decoded images are cached. A probe trains a few steps of each setting with the learning rate 0, in a
-process with the threads of a trial. Autotuning and compiled kernels are stored for the trials.
+All options of run apply too (run --help). The prediction comes from probes: a probe runs a few steps
+of a setting with the learning rate 0. Nothing is trained, and the output folder is not touched. Decoded
+images, compiled kernels and measured choices of kernels are stored, so that the trials find them.
 docs/scaling.md says what is measured, counted and modelled.
 
 example:
@@ -62,9 +62,9 @@ def plan(arguments: Sequence[str]) -> int:
     more.add_argument(
         "--cluster",
         metavar="KEY=VALUE,...",
-        help="also predict the time on a cluster: nodes=16,gpus=8,link=400Gb, or "
-        "nodes=16,cpus=32,link=25Gb without GPUs; local=900GB for "
-        "the bandwidth between ranks of a node, latency=10us for the time of an exchange without its bytes",
+        help="also predict the time on a cluster: nodes=16,gpus=8,link=400Gb, or without GPUs "
+        "nodes=16,cpus=32,link=25Gb; may be followed by local=900GB, the bandwidth inside a node, and latency=10us, "
+        "the time of a message without content",
     )
     namespace = parser.read(arguments)
     steps = _steps(namespace.probe_steps)

@@ -17,10 +17,13 @@ from suite.cli.options import RunOptions, check_data_root
 from suite.cli.rehearsal import rehearse
 from suite.engine.cost.hardware import emulated_dtype
 from suite.errors import UsageError
+from suite.measure.number_format import faster_formats
 from suite.trials.devices import check_processes, resolve_device, resolve_dtype
+from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
-from suite.trials.planning import plan
+from suite.trials.planning import Formats, plan
 from suite.trials.provenance import collect
+from suite.trials.ranks.allocation import in_allocation
 from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,10 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     suite, trials, folder = planned(options, trained_here)
     if unfit := rehearse_new(trials, folder, options.skip_unfit):
         suite, trials = without(unfit, suite, trials)
+    if may_measure_format(options, suite, trained_here):
+        formats = _formats_in(folder, suite.device)
+        new = [trial for trial in trials if (trial.task, trial.model) not in formats]
+        trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
     return suite, trials, folder, provenance_of(suite)
 
 
@@ -85,7 +92,32 @@ def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
             f"--data-root {options.data_root}: is not read, since preset {suite.preset} uses generated images for "
             f"{suite.tasks}; for a short training on the images of this folder use --preset quick --epochs 1"
         )
-    return suite, trials, options.out or default_folder(trials)
+    folder = options.out or default_folder(trials, options.dtype)
+    if options.dtype == "auto":
+        trials = _in_formats(suite, trials, _formats_in(folder, suite.device))
+    return suite, trials, folder
+
+
+def _formats_in(folder: Path, device: str) -> Formats:
+    """Return the number format of the first trial of each network in a folder, on a device."""
+    specs = [(read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders()]
+    read = [(spec.get("task"), spec.get("model"), spec.get("dtype")) for spec in specs if spec.get("device") == device]
+    return {(task, model): dtype for task, model, dtype in reversed(read) if task and model and dtype}
+
+
+def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> list[TrialSpec]:
+    same = all(formats.get((trial.task, trial.model), trial.dtype) == trial.dtype for trial in trials)
+    if same:
+        return trials
+    left_out = {(one["method"], one["model"], one["task"]) for one in suite.left_out}
+    again = plan(suite, formats=formats)
+    return [trial for trial in again if (trial.label, trial.model, trial.task) not in left_out]
+
+
+def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:
+    """Return whether `--dtype auto` is decided by a measurement: not for `smoke`, which is over sooner."""
+    here = trained_here and options.engine == "local" and not in_allocation()
+    return options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke" and here
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
@@ -147,7 +179,13 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     )
 
 
-def default_folder(trials: Sequence[TrialSpec]) -> Path:
-    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command."""
+def default_folder(trials: Sequence[TrialSpec], dtype: str) -> Path:
+    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command.
+
+    Args:
+        trials: The trials.
+        dtype: The number format as typed; what `auto` chooses does not change the folder.
+    """
+    trials = [dataclasses.replace(trial, dtype=dtype) for trial in trials]
     tasks = "-".join(dict.fromkeys(trial.task_name for trial in trials))
     return Path("runs", f"{tasks}-{suite_hash(trials)[:8]}").absolute()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from suite import registry
 from suite.choices import build_method, build_model
 from suite.engine.network.copies import copied
+from suite.engine.network.model_files import EQUAL_STARTS, starts_alike
 from suite.engine.training.method_runner import MethodRunner
+from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.trainer import check_names
 from suite.errors import UsageError
 from suite.files import canonical_json
@@ -41,7 +44,7 @@ class Unfit(UsageError):
     reason = ""
 
 
-def rehearse(trials: Iterable[TrialSpec], name_short: bool = True, skip_unfit: bool = False) -> dict[str, str]:
+def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: bool = False) -> dict[str, str]:
     """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
 
     Args:
@@ -56,9 +59,11 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True, skip_unfit: b
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
     """
     distinct: dict[str, TrialSpec] = {}
+    seeds: dict[tuple[str, str], set[int]] = defaultdict(set)  # by task and model
     same: dict[str, list[str]] = {}
     unfit: dict[str, str] = {}
     for trial in trials:
+        seeds[trial.task, trial.model].add(trial.seed)
         recipe = {name: value for name, value in trial.recipe.items() if name != "learning_rate"}  # no method reads it
         what = (trial.method, trial.parameters, trial.model, trial.task, recipe, trial.preset, trial.dtype)
         key = canonical_json([*what, trial.device])
@@ -76,6 +81,8 @@ def rehearse(trials: Iterable[TrialSpec], name_short: bool = True, skip_unfit: b
                 hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
                 _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
             network = (trial.task, trial.model, inputs, sizes), model
+            if len(seeds[trial.task, trial.model]) > 1 and starts_alike(trial.model, inputs):
+                log.warning("%s: %s", trial.model, EQUAL_STARTS)
         recipe = {name: value for name, value in trial.recipe.items() if name not in ("epochs", "learning_rate")}
         data = canonical_json([trial.task, recipe, trial.data_copy])
         if data not in images:
@@ -165,7 +172,9 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         )
         if trial.device == "cuda":
             ctx.device = torch.device("cuda", trial.device_index or 0)
-        MethodRunner(build_method(trial.method, trial.parameters, trial.label), ctx, recipe.train_size_at(0.0))
+        method = build_method(trial.method, trial.parameters, trial.label)
+        runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
+        runner.attach(make_optimizer(model, recipe))
     except (UsageError, ValueError) as error:
         unfit = Unfit(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}")
         unfit.reason = str(error)

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
 EPILOG = """\
-Most options of run apply too (run --help), not those that the reproduction decides: --methods,
---task, --recipe and --config. The trials are stored in the folder of a suite; the same command
-continues where it stopped. The comparison with the published numbers is written to
-reproduce/NAME.md, .csv and .svg in that folder.
+The options of run apply too (run --help), except those that the reproduction decides: --methods,
+--task, --recipe, --controls and --config. The same command continues where it stopped. It writes the
+comparison with the published numbers to reproduce/NAME.md, .csv and .svg in the output folder.
 
 reproductions:
 {listing}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.options import RunOptions, read_run_options
 from suite.cli.parser import LINE_WIDTH
-from suite.engine.cost.hardware import available_cores, competition
+from suite.engine.cost.hardware import available_cores, busy_advice, competition, too_many_threads
 from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
@@ -104,11 +105,13 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     """
     started = f"torchrun has started {allocation.size} processes"
     if options.processes not in (1, allocation.size):
-        raise UsageError(f"--nproc-per-trial {options.processes}: {started}, all of which train each trial")
+        raise UsageError(
+            f"--nproc-per-trial {options.processes}: {started}, all of which train each trial; leave the option out"
+        )
     if options.engine != "local":
-        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time")
+        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time; leave the option out")
     if options.jobs > 1:
-        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time")
+        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time; leave the option out")
     return dataclasses.replace(options, processes=allocation.size)
 
 
@@ -141,8 +144,15 @@ def run_trials(
     """
     tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
     store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    address = {"address": options.ray_address} if options.engine == "ray" else {}
-    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **address)
+    cores = available_cores()
+    of_engine: dict[str, Any] = {}
+    busy = competition(provenance["busy_cores"], cores)
+    one_thread = busy and suite.preset == "smoke" and options.engine == "local" and "OMP_NUM_THREADS" not in os.environ
+    if options.engine == "ray":
+        of_engine = {"address": options.ray_address}
+    elif one_thread:  # the times of `smoke` are no results, and one thread waits for no other
+        of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
+    engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     with files.errors_of(folder), store.lock():
         read_table(folder)  # a damaged table must be reported before hours of trials, not after
         store.add_command(suite, clean(without_home(command_line())), provenance)
@@ -152,11 +162,14 @@ def run_trials(
         for line in recipe_lines(trials):
             log.info("%s", line)
         if chosen:
-            where = f"on {suite.device} in {suite.dtype}, into {folder}"
+            formats = " and ".join(dict.fromkeys(trial.dtype for trial, _ in chosen))
+            where = f"on {suite.device} in {formats}, into {folder}"
             log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
-            if warning := competition(provenance["busy_cores"], available_cores()):
+            wanted = options.jobs * options.processes
+            if busy:
+                log.warning("%s%s", busy, "; each trial has one thread" if one_thread else busy_advice())
+            if warning := too_many_threads(wanted, cores):
                 log.warning("%s", warning)
-            wanted, cores = options.jobs * options.processes, available_cores()
             if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
                 log.warning(
                     "%d processes train at the same time on %d core(s), and take time from each other", wanted, cores

@@ -24,18 +24,27 @@ from suite.trials.spec import SuiteSpec, TrialSpec
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-HIDDEN = ("methods", "controls", "skip-unfit", "margin", "target", "config")
-"""Options of `run` that `tune` does not take."""
+_FINAL = "give it to the final comparison"
+HIDDEN = {  # options of `run` that `tune` does not take, with what to do instead
+    "methods": "name the methods after tune: tune sdgp,prunetrain",
+    "controls": _FINAL,
+    "skip-unfit": "leave the method out",
+    "margin": _FINAL,
+    "target": _FINAL,
+    "config": "type the options",
+}
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
-The options of run apply too (run --help), but --methods, --controls, --skip-unfit, --margin, --target and
---config; --task and --model name one. Searched are the recipe's learning rate and the parameters
-that a method declares for it (describe METHOD); dense is always among the methods. The first
-setting is the default one; the others follow from --search-seed. No trial touches test images: a
-tenth of the training images (--set recipe.validation_images=N), stratified by class, decides. The
-same command continues where it stopped, and a larger budget adds settings. The result is
-DIR/tune.json, and the command of the final comparison, which uses the test images once.
+tune searches the recipe's learning rate and the parameters that a method declares for it (see
+describe METHOD). The first setting of each method is its default; --search-seed decides the others.
+No trial touches test images: a tenth of the training images decides (--set
+recipe.validation_images=N changes it). The same command continues where it stopped, and a larger
+budget adds settings. The result is DIR/tune.json, and the command of the final comparison, which
+uses the test images once.
+
+The options of run apply too (run --help), except --methods, --controls, --skip-unfit,
+--margin, --target and --config. --task and --model must name only one.
 
 example:
   {program} tune sdgp,prunetrain --budget 8 --task cifar10
@@ -56,7 +65,7 @@ def tune(arguments: Sequence[str]) -> int:
     only = [name.strip() for name in namespace.search.split(",")] if namespace.search else []
     for option in HIDDEN:
         if getattr(namespace, option.replace("-", "_")) is not None:
-            raise UsageError(f"tune: --{option} cannot be given")
+            raise UsageError(f"tune: --{option} cannot be given; {HIDDEN[option]}")
     namespace.methods = namespace.list
     options = resolve_run_options(namespace)
     for name in ("evaluate_test", "test_images"):
@@ -91,8 +100,8 @@ def _parser() -> Parser:
         epilog=EPILOG.format(program=program_name()),
     )
     found.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
-    found.add_argument("--budget", metavar="N", help="number of settings of each method, the default one included")
-    found.add_argument("--search", metavar="LIST", help="what to search (default: all that is declared)")
+    found.add_argument("--budget", metavar="N", help="number of settings to try for each method, with the default one")
+    found.add_argument("--search", metavar="LIST", help="parameters to search (default: all that a method declares)")
     found.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
     add_run_options(found, shown=False)
     return found

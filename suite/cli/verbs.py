@@ -20,7 +20,9 @@ from suite.trials.planning import read_names
 
 def check(arguments: Sequence[str]) -> int:
     """Check a method, print one line per contract, and return 1 if a contract is broken, otherwise 0."""
-    parser = Parser(prog=f"{program_name()} check", description="Check a method against its contract.")
+    parser = Parser(
+        prog=f"{program_name()} check", description="Check that a method keeps the contract of suite/method.py."
+    )
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
     parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
@@ -43,13 +45,15 @@ def check(arguments: Sequence[str]) -> int:
 
 def report(arguments: Sequence[str]) -> int:
     """Update the table and the report of a suite from the files in its folder, and return the exit status."""
-    parser = Parser(prog=f"{program_name()} report", description="Update results.csv and the report of a suite.")
+    parser = Parser(
+        prog=f"{program_name()} report", description="Update results.csv and the report of an output folder."
+    )
     parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
     parser.add_argument(
         "--target",
         metavar="PERCENT",
-        help="accuracies to which to give time, FLOPs and energy: 90 or 88,90 (default: those of run --target, "
-        "otherwise dense's mean accuracy minus the margin)",
+        help="accuracies for which the report says what reaching them took: 90 or 88,90 (default: those of "
+        "run --target, otherwise dense's mean accuracy minus the margin)",
     )
     parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
     parser.add_argument("--brief", action="store_true", help="also write the answer on one printed page, brief.html")
@@ -106,14 +110,14 @@ def time(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--pairs",
         metavar="N",
-        help="pairs of steps of a pass, shared by the stages of its trial, with at least 3 "
-        "for the start and for the end of each (default: 45)",
+        help="pairs of steps in a pass, one step of the method and one of dense (default: 45); each stage of a trial "
+        "gets at least 3 pairs at its start and 3 at its end",
     )
     parser.add_argument(
         "--passes",
         metavar="N",
-        help="passes over the methods that the folder has at the end, each with another seed and in new processes; the "
-        "verdict needs three, and later commands add to them (default: 3)",
+        help="passes of each method that the folder has when the command ends, each in a new process; a verdict about "
+        "time needs three (default: 3)",
     )
     typed = _read_pass(parser, arguments, "as many as run uses with --jobs 1")
     folder = _suite_folder(typed.folder, "time")
@@ -148,8 +152,8 @@ def profile(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--rounds",
         metavar="N",
-        help="steps with clocks for each stage, and as many without, at least 6 (default: 20, or fewer if steps take "
-        "long)",
+        help="steps to measure in each stage, with clocks and as many without, at least 6 (default: 20, or fewer if "
+        "steps take long)",
     )
     parser.add_argument(
         "--all-stages",
@@ -174,13 +178,14 @@ def profile(arguments: Sequence[str]) -> int:
 def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
     """Parse the options of a pass, with those that all passes have."""
     parser.add_argument("--threads", metavar="N", help=f"threads of torch (default: {threads})")
-    parser.add_argument("--busy", action="store_true", help="measure even if other programs use the machine")
+    parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
     parser.add_argument(
         "--plugin",
         metavar="FILE",
         action="append",
         default=[],
-        help="Python file that defines a method, task or model of the folder; those that its records name are not run",
+        help="Python file that defines a method, task or model of the folder; files that only the folder names are not "
+        "run",
     )
     return parser.read(arguments)
 

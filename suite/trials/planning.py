@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from suite import registry
@@ -28,6 +29,8 @@ SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}
 """Common short names of the recipe's fields, for suggestions."""
 
 Chosen = TypeVar("Chosen", bound=Choice)
+Formats = Mapping[tuple[str, str], str]
+"""Number formats by task and model, as texts of a `TrialSpec`."""
 
 
 def read_names(text: str, kind: str, option: str) -> list[Request]:
@@ -64,7 +67,9 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
 
 
-def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[TrialSpec]:
+def plan(
+    suite: SuiteSpec, copies: Mapping[str, Any] | None = None, formats: Formats = MappingProxyType({})
+) -> list[TrialSpec]:
     """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
 
     An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next. The
@@ -76,6 +81,7 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
         suite: The command.
         copies: The prepared data (`suite.task.DataCopy`) of each task, if an earlier plan with a recipe for the same
             images has prepared it.
+        formats: Number formats of networks that have another one than the suite's.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
@@ -101,8 +107,10 @@ def plan(suite: SuiteSpec, copies: Mapping[str, Any] | None = None) -> list[Tria
     for setting in settings:
         data_copy = copies[setting.task].fields()
         for model in setting.models:
+            dtype = formats.get((setting.task, str(model.canonical())), suite.dtype)
+            for_network = dataclasses.replace(suite, dtype=dtype)
             templates = [
-                (_template(suite, part, method, model, data_copy), part.is_control)
+                (_template(for_network, part, method, model, data_copy), part.is_control)
                 for part in parts[setting.task]
                 for method in part.methods
             ]
@@ -233,7 +241,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
     """
-    recipe = dataclasses.replace(recipe, **choice.recipe_fields)
+    recipe = recipe.changed(choice.recipe_fields)
     check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
@@ -317,7 +325,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
         source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
-    return dataclasses.replace(recipe, **suite.overrides), source
+    return recipe.changed(suite.overrides), source
 
 
 def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:

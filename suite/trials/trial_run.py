@@ -100,6 +100,7 @@ class TrialRun:
             provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
         energy = count_energy(trainer.clock, device)
         provenance["pruning"] = kernels.backends_in_use()
+        provenance["initial_weights"] = trainer.initial_weights
         progress.resumed_after = self._resume(trainer, provenance)
         lost = trainer.clock.joules is None and not energy.startswith("not measured")
         provenance["energy"] = "not measured (an earlier attempt did not count it)" if lost else energy
@@ -115,6 +116,7 @@ class TrialRun:
             result.update(self._result(trainer))
             if device.type == "cpu":
                 provenance["onednn_fallbacks"] = self._fallbacks(trainer)
+                provenance["products"] = trainer.products.by_implementation()
         model_files.save_model(
             self.folder / "model.pt",
             trainer.model,
@@ -182,6 +184,7 @@ class TrialRun:
         ]
         for note in notes:
             log.warning("resumed in another environment: %s; bits may differ, and times are not comparable", note)
+        provenance["initial_weights"] = earlier.get("initial_weights", "")
         provenance["attempts"] = [*earlier.get("attempts", []), attempt]
         if notes := [*earlier.get("resumed_elsewhere", []), *notes]:
             provenance["resumed_elsewhere"] = notes

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from suite import files
 from suite.errors import UsageError
+from suite.files import DATA_ROOT
 from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, read_fingerprint, save_decoded
 
 logger = logging.getLogger(__name__)
@@ -95,17 +96,22 @@ def _valid(path: Path, fingerprint: str) -> str | None:
         return None
 
 
-def cache_folder(data_root: Path) -> Path:
+def cache_folder(data_root: Path, home_first: bool = False) -> Path:
     """Return a writable folder for decoded images: in the data root, or in `~/.cache/pdt-data`.
+
+    Args:
+        data_root: Folder of data sets.
+        home_first: Whether the data root is used only if `~/.cache/pdt-data` is not writable.
 
     Raises:
         UsageError: Neither folder is writable.
     """
-    return _writable(_folders(data_root))
+    folders = _folders(data_root)
+    return _writable(folders[::-1] if home_first else folders)
 
 
 def _folders(data_root: Path) -> list[Path]:
-    return [data_root / FOLDER, Path.home() / ".cache" / "pdt-data" / FOLDER]
+    return [data_root / FOLDER, Path(DATA_ROOT).expanduser() / FOLDER]
 
 
 def _writable(folders: list[Path]) -> Path:
@@ -119,6 +125,8 @@ def _writable(folders: list[Path]) -> Path:
             reasons.append(f"{folder}: {error.strerror or error}")
             continue
         if reasons:
-            logger.warning("the data root is not writable (%s): %s is used in its place", reasons[0], folder)
+            logger.warning(
+                "a folder for decoded images is not writable (%s): %s is used in its place", reasons[0], folder
+            )
         return folder
     raise UsageError(f"no folder for decoded images is writable: {'; '.join(reasons)}")

@@ -6,13 +6,14 @@ decoding continues there. `tasks.images.stored` describes the files and reads th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import shutil
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -48,6 +49,7 @@ CHUNK = 256  # images that are lost at most when a decoding is interrupted
 GROUP = 16  # images that a thread decodes before it hands them over, which bounds the memory of a decoding
 # Bytes of pixels that are written at once. A write for each image would hand over Python's lock more often.
 BUFFER = 1 << 20
+_CHECKED = {"fingerprint", "converted", "skipped", "shared"}
 PROBED = 64  # images whose size is read to estimate the size of the cache
 
 
@@ -96,7 +98,8 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
         skip: Whether files that are not images are left out instead of refused.
 
     Returns:
-        The content of `cache.json`.
+        The content of `cache.json`; and `shared`, the images that are in both splits: pairs of the paths in the test
+        split and in the training split.
 
     Raises:
         UsageError: A file is not an image, a class has no images left, or the disk is too small.
@@ -108,7 +111,7 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
         found = read_cache(path)
         # Where no file was left out, both settings give the same images.
         if found is not None and found["fingerprint"] in (refusing, skipping) and (skip or not found["skipped"]):
-            return found
+            return {**found, "shared": _shared_in_cache(tree, path)}
         part = path.with_name(f"{path.name}.part")
         _begin(part, fingerprint, (refusing, fingerprint))
         _announce(tree, path, part, shorter_side)
@@ -127,7 +130,38 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool) -> dict[st
         if path.exists():
             shutil.rmtree(path)
         part.rename(path)
-        return meta
+        return {**meta, "shared": _shared_in_cache(tree, path)}
+
+
+def _shared_in_cache(tree: ImageTree, path: Path) -> list[tuple[str, str]]:
+    """Return the images of a cache that are in both splits."""
+    records = np.fromfile(path / "index.bin", dtype=RECORD)
+    content = np.memmap(path / "pixels.bin", dtype=np.uint8, mode="r")
+
+    def pixels(number: int) -> NDArray[np.uint8]:
+        offset, height, width = (int(records[number][name]) for name in ("offset", "height", "width"))
+        return np.asarray(content[offset : offset + 3 * height * width])
+
+    fields = (records[name].tolist() for name in ("skipped", "height", "width", "crc"))
+    keys = [None if skipped else tuple(key) for skipped, *key in zip(*fields, strict=True)]
+    # Different images may have the same CRC-32.
+    return [
+        (tree.files[one].path, tree.files[other].path)
+        for one, other in _in_both(tree, keys)
+        if np.array_equal(pixels(one), pixels(other))
+    ]
+
+
+def _in_both(tree: ImageTree, keys: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return the numbers of the files of the test split whose key a file of the training split has, with its number.
+
+    Args:
+        tree: Files of the folder.
+        keys: Key of the pixels of each file; `None` for files that are left out.
+    """
+    count = len(tree.train)
+    first = {key: number for number, key in reversed([*enumerate(keys[:count])]) if key is not None}
+    return [(number, first[key]) for number, key in enumerate(keys[count:], start=count) if key in first]
 
 
 def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
@@ -138,7 +172,8 @@ def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
         path: File that remembers the check, in an existing folder; `None` remembers nothing.
 
     Returns:
-        Fingerprint of the folder, counts of conversions, and skipped files, of which there are none.
+        Fingerprint of the folder, counts of conversions, skipped files, of which there are none, and the images that
+        are in both splits, as `store` does.
 
     Raises:
         UsageError: A file is not an image.
@@ -148,17 +183,22 @@ def check(tree: ImageTree, path: Path | None) -> dict[str, Any]:
         return found
     every = tree.files
     counts: Counter[int] = Counter()
+    keys = []
     with (
         progress(f"checking {len(every):,} images of {tree.root}", len(every)) as advance,
         closing(_in_threads(_conversion_of, tree.root, every, 0)) as checked,
     ):
         results = zip(every, checked, strict=True)
-        for _, converted in results:
-            if isinstance(converted, BadImage):
-                raise refusal(converted, results, f"{SKIP} and with cache=on, since the cache stores what is left out")
-            counts[converted] += 1
+        for _, checked_one in results:
+            if isinstance(checked_one, BadImage):
+                raise refusal(
+                    checked_one, results, f"{SKIP} and with cache=on, since the cache stores what is left out"
+                )
+            counts[checked_one[0]] += 1
+            keys.append(checked_one[1])
             advance(1)
-    meta = {"fingerprint": fingerprint, "converted": _by_conversion(counts), "skipped": []}
+    shared = [(every[one].path, every[other].path) for one, other in _in_both(tree, keys)]
+    meta = {"fingerprint": fingerprint, "converted": _by_conversion(counts), "skipped": [], "shared": shared}
     if path is not None:
         try:
             files.write(path, json.dumps(meta))
@@ -173,13 +213,14 @@ def _read_check(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.keys() == {"fingerprint", "converted", "skipped"} else None
+    return found if isinstance(found, dict) and found.keys() == _CHECKED else None
 
 
-def _conversion_of(path: Path) -> int | BadImage:
-    """Decode an image at the size of its file, and return what it was converted from, or what is wrong with it."""
+def _conversion_of(path: Path) -> tuple[int, bytes] | BadImage:
+    """Decode an image at the size of its file; return what it was converted from and a digest, or what is wrong."""
     try:
-        return CONVERSIONS.index(decode(path, MAX_PIXELS).converted)
+        image = decode(path, MAX_PIXELS)
+        return CONVERSIONS.index(image.converted), hashlib.blake2b(image.pixels.data, digest_size=16).digest()
     except BadImage as error:
         return error
 

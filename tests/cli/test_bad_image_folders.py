@@ -181,7 +181,27 @@ LAYOUTS: dict[str, tuple[Make, str]] = {
     "no test split": (only("train/cat/1.png", "train/dog/1.png"), ": has train/, but no test/ or val/"),
     "misspelt test split": (only("train/cat/1.png", "tests/cat/1.png"), "did you mean 'tests'"),
     "only a test split": (only("val/cat/1.png", "val/dog/1.png"), ": contains only the folder val/"),
-    "capital letters": (only(*(f"{split}/{name}/1.png" for split in ("Train", "Val") for name in CLASSES)), "/Train: "),
+    "two training splits": (only("train/cat/1.png", "Training/cat/1.png", "val/cat/1.png"), ": has both train/ and Tr"),
+    "two splits of one name": (
+        only("Test/cat/1.png", "test_set/cat/1.png", "train/cat/1.png"),
+        "both Test/ and test_s",
+    ),
+    "splits in classes": (
+        only(*(f"{name}/{split}/1.png" for name in CLASSES for split in SPLITS)),
+        "/cat: contains no image but the folder train/, as does dog/",
+    ),
+    "splits in classes in a split": (
+        only(*(f"train/{name}/{split}/1.png" for name in CLASSES for split in SPLITS), "val/cat/1.png"),
+        "/train/cat: contains train/, which is a split by its name",
+    ),
+    "test split without labels": (
+        only("train/cat/1.png", "train/dog/1.png", "test/unknown/1.png"),
+        "test/ has no class of train/, so that its images have no labels",
+    ),
+    "no training split": (
+        only("val/cat/1.png", "val/dog/1.png", "test/1.png"),
+        "/val: is a split by its name, but there is no train/ beside it",
+    ),
     "empty class": (
         only("train/cat/1.png", "train/dog/", "val/cat/1.png", "val/dog/1.png"),
         "/train/dog: contains no image",
@@ -199,10 +219,6 @@ LAYOUTS: dict[str, tuple[Make, str]] = {
     "images in the splits": (only("train/1.png", "val/1.png"), "/train: contains no folder of a class"),
     "images in the test split": (only("train/cat/1.png", "train/dog/1.png", "val/1.png"), "/val/cat: no such folder"),
     "folders of two data sets": (only(*(f"{one}/{name}/1.png" for one in "ab" for name in CLASSES)), "/a: contains no"),
-    "folders in a class": (
-        only("train/cat/x/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png"),
-        "/train/cat",
-    ),
     "folder next to images": (with_folder("train/cat/more"), "/train/cat/more: is not an image by its name"),
     "link to a folder above": (with_link("train/loop", ".."), "/train/loop: "),
     "loose image": (with_file("stray.png", PNG), "/stray.png: is an image next to the folders"),
@@ -286,7 +302,7 @@ def test_a_wrong_layout(folder: Path, capfd: pytest.CaptureFixture[str], case: s
     make, expected = LAYOUTS[case]
     make(folder)
     assert_refused(command(folder), capfd, folder, expected)
-    assert not (folder / ".pdt-cache").exists()
+    assert not [*Path.home().rglob(".pdt-cache")]
 
 
 def test_a_data_root_that_is_no_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -372,7 +388,13 @@ USABLE: dict[str, Make] = {
     "hidden files": with_file("train/cat/.DS_Store", b"x"),
     "lists next to the folders": with_file("train/labels.csv", b"x"),
     "name that is not text": with_file(b"train/cat/\xff.png", PNG),
-    "cache that is a file": with_file(".pdt-cache", b"x"),
+    "folders in a class": only(
+        *(f"train/cat/{name}/1.png" for name in "xy"), "train/dog/1.png", "val/cat/1.png", "val/dog/z/z/1.png"
+    ),
+    "capital letters": only(*(f"{split}/{name}/1.png" for split in ("Train", "Val") for name in CLASSES)),
+    "other names of splits": only(*(f"{split}/{name}/1.png" for split in ("training_set", "eval") for name in CLASSES)),
+    "test split without labels": only(*(f"{split}/{name}/1.png" for split in SPLITS for name in CLASSES), "test/1.png"),
+    "archive of a Mac": only(*(f"{name}/{number}.png" for name in CLASSES for number in "12"), "__MACOSX/cat/"),
 }
 
 

@@ -13,6 +13,7 @@ from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
 from suite.cli import main as cli
 from suite.cli.run import summary
+from suite.engine.cost.hardware import available_cores
 from suite.trials import planning
 
 
@@ -75,12 +76,29 @@ def test_a_folder_in_use_is_refused(suite, folder, capsys):
     try:
         before = listing(folder)
         assert suite("--out", "out") == 2
-        assert f"is in use by process {holder.pid}" in capsys.readouterr().err
+        message = capsys.readouterr().err
+        assert f"is in use by process {holder.pid}; wait for it, or train into another folder with --out" in message
         assert listing(folder) == before
     finally:
         holder.kill()
         holder.wait()
     assert suite("--out", "out") == 0
+
+
+def test_smoke_trains_with_one_thread_on_a_busy_machine(suite, folder, monkeypatch, caplog):
+    def threads(out):
+        (path,) = Path(out).glob("trials/*/threads")
+        return int(path.read_text())
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("suite.cli.run.competition", lambda load, cores: "others are running")
+    assert suite("--out", "busy") == 0
+    assert (threads("busy"), "others are running; each trial has one thread" in caplog.text) == (1, True)
+    # The user's own number stays, and one that slows the machine is named.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(available_cores() + 1))
+    assert suite("--out", "typed") == 0
+    assert threads("typed") == available_cores() + 1
+    assert f"OMP_NUM_THREADS={available_cores() + 1} is more than the {available_cores()} cores" in caplog.text
 
 
 def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):

@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from suite.cli import main as cli
+from suite.cli.options import read_run_options
+from suite.cli.preparation import prepare
 from suite.engine.cost import hardware
 from suite.engine.training import conformance
 from suite.engine.training.conformance.subject import Subject
+from suite.measure import number_format
+from suite.trials.engines.subprocess_call import SubprocessResult
 from suite.trials.folder.records import write_record
+from suite.trials.folder.store import Store
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
 
@@ -22,6 +27,78 @@ def zen_3(tmp_path, monkeypatch):
     real, path = hardware.read_cpu, tmp_path / "cpuinfo"
     path.write_text("vendor_id : AuthenticAMD\nflags\t\t: fpu sse4_2 avx avx2 fma\n")
     monkeypatch.setattr(hardware, "read_cpu", lambda *given: real(path))
+
+
+@pytest.fixture
+def zen_4(tmp_path, monkeypatch):
+    """Let this process take its processor for one that multiplies bfloat16, and measure in this process."""
+    real, path = hardware.read_cpu, tmp_path / "cpuinfo"
+    path.write_text("vendor_id : AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16\n")
+    monkeypatch.setattr(hardware, "read_cpu", lambda *given: real(path))
+    monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "choices"))
+    measured = []
+
+    def call(function, arguments, device, *rest):
+        assert function == "suite.measure.number_format:measure"
+        measured.append(number_format.measure(**arguments, device=device))
+        return SubprocessResult(measured[-1], "", 0.0)
+
+    monkeypatch.setattr(number_format, "call_in_subprocess", call)
+    return measured
+
+
+def prepared(*typed, methods="dense"):
+    return prepare(read_run_options(["--methods", methods, "--task", "digits", "--device", "cpu", *typed]))
+
+
+def answer(folder, **ratio):
+    """Replace the stored ratios of float32's time to bfloat16's."""
+    for path in folder.glob("dtype-*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "ratio": {"median": 0.5, "low": 0.4, **ratio}}))
+
+
+def test_auto_measures_once_which_type_is_faster(zen_4, tmp_path, caplog):
+    caplog.set_level("INFO")
+    quick = ("--preset", "quick", "--batch-size", "16", "--model")
+    _, (trial,), first, _ = prepared(*quick, "mlp")
+    assert len(zen_4) == 1
+    assert 0 < zen_4[0]["low"] <= zen_4[0]["median"] <= zen_4[0]["high"]
+    assert trial.dtype == ("float32" if zen_4[0]["high"] <= 0.9 else "bfloat16")
+    # A stored answer decides the type, and never the name of the folder.
+    for high, expected in ((0.9, "float32"), (0.91, "bfloat16")):
+        answer(tmp_path / "choices", high=high)
+        _, (trial,), folder, _ = prepared(*quick, "mlp")
+        assert (trial.dtype, folder) == (expected, first)
+    assert len(zen_4) == 1
+    assert "trained in bfloat16; a step in float32 takes 0.50 (0.40 to 0.91)" in caplog.text
+    # Each network has its own answer.
+    answer(tmp_path / "choices", high=0.9)
+    for _ in range(2):
+        trials = prepared(*quick, "mlp,resnet9[width=0.0625]", "--seeds", "2")[1]
+    other = "float32" if zen_4[1]["high"] <= 0.9 else "bfloat16"
+    assert [trial.dtype for trial in trials] == ["float32", "float32", other, other]
+    assert len(zen_4) == 2
+    # A damaged answer is measured again.
+    for path in (tmp_path / "choices").glob("dtype-*.json"):
+        path.write_text("{}")
+    prepared(*quick, "mlp")
+    assert len(zen_4) == 3
+    assert "are measured again" in caplog.text
+
+
+def test_auto_keeps_the_type_of_a_folder_and_does_not_delay_smoke(zen_4, tmp_path):
+    assert prepared("--preset", "smoke")[1][0].dtype == "bfloat16"
+    out = ("--out", str(tmp_path / "out"))
+    for dtype in ("float32", "bfloat16"):
+        (spec,) = prepared("--preset", "quick", *out, "--dtype", dtype)[1]
+        folder = Store(tmp_path / "out").trial_folder(spec.trial_id)
+        folder.mkdir(parents=True)
+        (tmp_path / "out" / "suite.json").write_text("{}")
+        write_record(folder, spec, "running")
+        assert prepared("--preset", "quick", *out)[1] == [spec]
+        (folder / "trial.json").unlink()
+        folder.rmdir()
+    assert not zen_4
 
 
 @pytest.mark.usefixtures("zen_3")
@@ -94,3 +171,13 @@ def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tm
     assert said() == ["$PDT_CPU_ARCH is 'avx2', and may be native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4"]
     monkeypatch.setenv("PDT_CPU_KERNEL", "0")
     assert not said()
+
+
+@pytest.mark.usefixtures("zen_4")
+def test_methods_that_were_left_out_stay_out_in_another_type(tmp_path):
+    line = ("--preset", "quick", "--batch-size", "16", "--model", "mlp")
+    prepared(*line)
+    answer(tmp_path / "choices", high=0.9)
+    suite, trials, _, _ = prepared(*line, "--skip-unfit", methods="dense,clicktrain")
+    assert [(trial.method, trial.dtype) for trial in trials] == [("dense", "float32")]
+    assert [one["method"] for one in suite.left_out] == ["clicktrain"]

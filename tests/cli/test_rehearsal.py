@@ -34,6 +34,12 @@ NETWORKS = textwrap.dedent(
     from suite.method import Method
     from suite.registry import register
 
+    @register("model", "toy_seeding")
+    def toy_seeding(*, input_shape: tuple[int, int, int], num_classes: int):
+        "Begins with the same weights for every seed."
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, num_classes))
+
     @register("model", "toy_linear")
     def toy_linear(*, input_shape: tuple[int, int, int], num_classes: int):
         "No convolution."
@@ -149,6 +155,20 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
     assert captured.out == ""
     assert_one_line(captured.err, expected)
     assert listing(networks) == before
+
+
+@pytest.mark.usefixtures("networks")
+def test_a_network_that_begins_alike_for_all_seeds_is_named(caplog):
+    registry.load_plugin("networks.py")
+    rehearse(planned(methods="dense,dense[repeat=1]", models="toy_seeding,mlp"))
+    said = "toy_seeding: all seeds begin with the same weights, because the network seeds torch itself or loads its "
+    assert [one.partition("weights; intervals")[0] for one in caplog.messages] == [said]
+    rehearse(planned(methods="dense", models="toy_seeding", seeds=(0,)))
+    assert len(caplog.messages) == 1
+    assert cli.main(["check", "dense", "--model", "toy_seeding"]) == 0
+    assert cli.main(["check", "dense", "--model", "mlp"]) == 0
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1].startswith(said)
 
 
 @pytest.mark.slow

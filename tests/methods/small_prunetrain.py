@@ -35,9 +35,9 @@ def train(hooks, optimizer, steps, seed=0):
         images, labels = batch(seed + index)
         loss = nn.functional.cross_entropy(hooks.model.train()(images), labels)
         term = hooks.regularization(loss)
-        first = first or (loss.item(), None if term is None else term.item())
+        first = first or (loss.item(), term.item())
         optimizer.zero_grad()
-        (loss if term is None else loss + term).backward()
+        (loss + term).backward()
         hooks.optimizer_step()
     return first
 

@@ -178,3 +178,12 @@ def test_a_dynamic_pool_has_different_patterns_even_where_one_is_enough():
     found = dynamic_pool([saliency])
     assert picture(found[0]) == picture(generic_pool(1)[0])
     assert len({picture(pattern) for pattern in found}) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_penalty_of_short_types_has_a_gradient_at_zero(dtype):
+    """1e-8 is zero in float16, so that a group of zeros would have the gradient NaN."""
+    weight = torch.zeros((*some_mask().kernels.shape, 3, 3), dtype=dtype, requires_grad=True)
+    penalty([some_mask()], [weight]).backward()
+    assert weight.grad.dtype == dtype
+    assert not weight.grad.any()

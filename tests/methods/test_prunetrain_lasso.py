@@ -1,11 +1,13 @@
 """The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, compared with explicit loops."""
 
+import csv
 import math
 
 import pytest
 import torch
 from small_prunetrain import SHAPE, start, train
 from torch import nn
+from toy_suite import pdt
 
 from methods.prunetrain import PruneTrain
 from methods.prunetrain.lasso import (
@@ -17,6 +19,7 @@ from methods.prunetrain.lasso import (
     soft_threshold,
     soft_threshold_arithmetic,
 )
+from methods.prunetrain.step_sizes import StepSize, holders, step_size
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
@@ -99,7 +102,7 @@ def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):
     if update == "subgradient":
         assert term / (task_loss + term) == pytest.approx(0.25, abs=1e-6)
     else:
-        assert term is None
+        assert term == 0
     train(hooks, optimizer, 3, seed=1)
     hooks.end_epoch()
     train(hooks, optimizer, 1, seed=4)
@@ -120,20 +123,21 @@ def test_the_penalty_multiplies_the_gradient_that_comes_in():
 
 def test_a_first_step_that_is_not_finite_fixes_nothing():
     _, method, hooks, _ = start()
-    assert hooks.regularization(torch.tensor(math.nan)) is None
+    assert hooks.regularization(torch.tensor(math.nan)) == 0
+    hooks.end_step()
     assert method.state_dict()["penalty_coefficient"] is None
-    assert hooks.regularization(torch.tensor(1.0)) is not None
+    assert hooks.regularization(torch.tensor(1.0)) > 0
     assert method.state_dict()["penalty_coefficient"] > 0
 
 
 def test_soft_threshold_shrinks_norms_and_zeroes_what_is_less():
     weight = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), 1.0)
+    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), StepSize(1.0))
     torch.testing.assert_close(weight, torch.tensor([[2.4, 3.2], [0.0, 0.0], [0.0, 0.0]]))
-    soft_threshold(LassoLayer(weight, outputs=False, inputs=True), 2.8)
+    soft_threshold(LassoLayer(weight, outputs=False, inputs=True), StepSize(2.8))
     torch.testing.assert_close(weight, torch.tensor([[0.0, 0.4], [0.0, 0.0], [0.0, 0.0]]))
     weight = torch.tensor([[3.0, 4.0]])  # a row of two: sqrt(2) times the step
-    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), 2.5 / math.sqrt(2), by_size=True)
+    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), StepSize(2.5 / math.sqrt(2)), by_size=True)
     torch.testing.assert_close(weight, torch.tensor([[1.5, 2.0]]))
 
 
@@ -171,3 +175,87 @@ def test_overhead_counts_the_lasso():
         == method.overhead("prep.conv", 64, hooks.ctx)
         == 4 * 8 * 27 + 2 * 8 * 3 + 3 * 8
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_penalty_of_short_types_has_a_gradient_at_zero(dtype):
+    """1e-8 is zero in float16, so that a group of zeros would have the gradient NaN."""
+    weight = torch.zeros(4, 3, dtype=dtype, requires_grad=True)
+    total = penalty([LassoLayer(weight, True, True)])
+    total.backward()
+    torch.testing.assert_close(total, torch.tensor(7e-4))
+    assert weight.grad.dtype == dtype
+    assert not weight.grad.any()
+    values = torch.randn(4, 3).to(dtype)
+    wanted = values.float().requires_grad_()
+    weight = values.clone().requires_grad_()
+    for one in (weight, wanted):
+        penalty([LassoLayer(one, True, True)]).backward()
+    torch.testing.assert_close(weight.grad.float(), wanted.grad, rtol=1e-2, atol=0)
+
+
+ADAPTIVE = {"Adam": 0.001, "AdamW": 0.001, "NAdam": 0.001, "RAdam": 0.001, "RMSprop": 0.001, "Adagrad": 0.01}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_the_subgradient_is_refused_with_optimizers_that_divide_by_gradients(name):
+    make = getattr(torch.optim, name)
+    model, _, hooks, _ = start()
+    with pytest.raises(ValueError, match=f"update=subgradient removes no channel with {name}, which divides the pen"):
+        hooks.attach(make(model.parameters(), lr=ADAPTIVE[name]))
+    # Only those that hold penalised weights count.
+    matrices = [one for one in model.parameters() if one.ndim > 1]
+    others = [one for one in model.parameters() if one.ndim <= 1]
+    hooks.attach(torch.optim.SGD(matrices, lr=0.1), make(others, lr=ADAPTIVE[name]))
+    model, _, hooks, _ = start(update="proximal")
+    hooks.attach(make(model.parameters(), lr=ADAPTIVE[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTIVE if name != "RAdam"])
+def test_the_proximal_step_is_that_of_the_optimizer(name):
+    """In the optimizer's first steps with a constant gradient, a weight moves by its step size times the gradient."""
+    weight = torch.nn.Parameter(torch.full((2, 3), 5.0))
+    weight.grad = torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.5, 0.5]])
+    options = {"momentum_decay": 0.0} if name == "NAdam" else {}
+    options |= {"weight_decay": 0.0} if name == "AdamW" else {}
+    optimizer = getattr(torch.optim, name)([weight], lr=ADAPTIVE[name], **options)
+    optimizer.step()
+    moved = 5 - weight.detach()
+    step = step_size(holders(optimizer), weight)
+    size = step.rate / (step.squares.sqrt() + step.eps)
+    torch.testing.assert_close(size * weight.grad, moved, rtol=0.6 if name == "NAdam" else 1e-3, atol=1e-6)
+    assert step_size(holders(optimizer), torch.zeros(1)).rate == 0
+
+
+def test_a_dead_channel_does_not_take_the_groups_that_cross_it():
+    weight = torch.ones(4, 3)
+    squares = torch.full((4, 3), 0.01)
+    squares[0] = 0  # an output channel without gradients
+    soft_threshold(LassoLayer(weight, outputs=True, inputs=False), StepSize(0.1, squares, 1e-8))
+    assert not weight[0].any()
+    torch.testing.assert_close(weight[1], torch.full((3,), 1 - 0.1 / 0.1 / math.sqrt(3)))
+    soft_threshold(LassoLayer(weight, outputs=False, inputs=True), StepSize(1e-3, squares, 1e-8))
+    assert (weight[1:] > 0).all()
+
+
+@pytest.mark.slow
+def test_channels_leave_with_adamw(tmp_path):
+    """On digits, for three seeds: a part of the network goes, at the accuracy of dense training."""
+    setting = "prunetrain[update=proximal,ratio=0.5,threshold=1e-2]"
+    recipe = ("optimizer=adamw", "learning_rate=0.002", "weight_decay=0.05")
+    command = [
+        *("--methods", f"dense,{setting}", "--task", "digits", "--preset", "quick", "--seeds", "3"),
+        *("--device", "cpu", "--dtype", "float32", "--out", str(tmp_path / "out")),
+        *(word for one in recipe for word in ("--set", f"recipe.{one}")),
+    ]
+    answer = pdt(*command)
+    assert answer.returncode == 0, answer.stderr
+    with (tmp_path / "out/results.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    dense, pruned = ([float(row["test_accuracy"]) for row in rows if row["method"] == name]
+                     for name in ("dense", "prunetrain"))  # fmt: skip
+    assert sum(dense) / 3 - sum(pruned) / 3 < 0.02
+    for row in rows:
+        left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
+        assert left == 1 if row["method"] == "dense" else 0.1 < left < 0.9

@@ -169,7 +169,7 @@ def test_unsteady_times_are_said_and_shrinking_shapes_are_not_taken_for_them(sui
     found = read(folder)
     assert {trial.name.partition("-")[0] for trial in found.trials if is_disturbed(trial)} == {"dense"}
     (remark,) = build(found).groups[0].remarks
-    assert "in 1 of 2 trials" in remark
+    assert "of 1 of 2 trials are unsteady" in remark
     assert "at most 2.2 times, in dense-" in remark
 
 
@@ -189,7 +189,8 @@ def test_trials_on_a_shared_device_are_marked_with_the_reason(suite: Any, when: 
     found = read(folder)
     assert [trial.spec["method"] for trial in found.trials if is_disturbed(trial)] == ["prunetrain"]
     remark = build(found).groups[0].remarks[0]
-    assert remark.startswith("1 of 2 trials shared their device with other trials of the command (at most with 3 at a")
+    assert remark.startswith("1 of 2 trials shared their device with other trials of the command, so they slowed")
+    assert "(at most with 3 at a time, in prunetrain-" in remark
 
 
 def test_numbers_that_a_processor_has_no_arithmetic_for_are_said_where_times_are(suite: Any) -> None:
@@ -202,6 +203,19 @@ def test_numbers_that_a_processor_has_no_arithmetic_for_are_said_where_times_are
     path.write_text(json.dumps(record))
     (remark,) = build(read(folder)).groups[0].remarks
     assert remark.startswith("1 of 2 trials used bfloat16, for which their processor has no arithmetic: float32 is")
+
+
+def test_seeds_that_began_with_the_same_weights_are_named(suite: Any) -> None:
+    suite.add_all(("dense", "prunetrain"), seeds=3)
+    folder = suite.write()
+    for path in folder.glob("trials/*/trial.json"):
+        record = json.loads(path.read_text())
+        seed = record["spec"]["seed"]
+        start = "a" if record["spec"]["method"] == "prunetrain" and seed else f"{seed}"
+        record["provenance"]["initial_weights"] = start
+        path.write_text(json.dumps({name: value for name, value in record.items() if name != "sha256"}))
+    (remark,) = build(read(folder)).groups[0].remarks
+    assert remark.startswith("Several seeds of prunetrain[ratio=0.2] began with the same weights.")
 
 
 def test_competing_programs_and_interruptions_are_said_where_times_are(suite: Any) -> None:
@@ -229,8 +243,8 @@ def test_competing_programs_and_interruptions_are_said_where_times_are(suite: An
     assert "(disturbed: do not rely on it)" in group.headlines[0].text
     assert not any("disturbed" in text for text in (quiet.headlines[0].text, quiet.tables[0].rows[0][4].text))
     busy, interrupted = group.remarks
-    assert busy.startswith("Other programs were running when 1 of 3 trials started (at most on 0.9 times as many cores")
-    assert f"in {first.name}): do not rely on the times" in busy
+    assert busy.startswith("Other programs were running when 1 of 3 trials started: do not rely on the times")
+    assert f"0.9 times as many cores as the trial (in {first.name})." in busy
     assert interrupted.startswith("One trial was interrupted and resumed later")
     assert f"{second.name} after epoch 2 and 4; torch was 2.11 until epoch 2" in interrupted
 
@@ -258,7 +272,7 @@ def test_a_disturbed_dense_trial_makes_every_ratio_to_it_doubtful(suite: Any) ->
     (group,) = build(read(folder)).groups
     sdgp = group.tables[0].rows[1]
     assert [cell.text.endswith("(disturbed)") for cell in sdgp[4:7]] == [False, True, True]
-    assert "sorted by accuracy alone, since times are disturbed" in group.tables[0].caption
+    assert "sorted by accuracy alone, because times are disturbed" in group.tables[0].caption
     assert "× dense" in group.headlines[1].text.partition(" (disturbed: do not rely on it)")[0]
 
 

@@ -29,18 +29,18 @@ def test_the_three_methods(suite: Any) -> None:
     # The mean of their logarithms is 0.0507 ± 0.0245.
     # Effective is 5/6 of dense, executed all of it.
     assert found["sdgp[n=2,m=4]"] == (
-        "3 seeds: accuracy not distinguishable from dense (−0.2 ± 1.1 points); measured training time "
-        "1.05 [1.03, 1.08] × dense, longer; 17 % of dense's training multiply-adds could be skipped, but no kernel "
+        "3 seeds: the accuracy is not distinguishable from dense (−0.2 ± 1.1 points). The measured training time is "
+        "1.05 [1.03, 1.08] × dense, longer. 17 % of dense's training multiply-adds could be skipped, but no kernel "
         "here skipped any."
     )
     # prunetrain keeps its own variance, which is larger: (0.31 + 0.2433) / 3, half-width 1.14. Executed: squares of
     # 1, 0.875, 0.75, 0.75, 0.5 make 3.140625 of 5, 37 % are saved. Half of the channels: a quarter of inference.
     assert found["prunetrain[ratio=0.2]"] == (
-        "3 seeds: accuracy 2.9 ± 1.1 points below dense; measured training time 0.80 [0.75, 0.86] × dense, "
-        "shorter; executed 37 % fewer training FLOPs than the dense network needs; the final model needs 75 % fewer "
-        "inference FLOPs."
+        "3 seeds: the accuracy is 2.9 ± 1.1 points below dense. The measured training time is 0.80 [0.75, 0.86] × "
+        "dense, shorter. The method executed 37 % fewer training FLOPs than the dense network needs. The final model "
+        "needs 75 % fewer inference FLOPs."
     )
-    assert found["dense"].startswith("3 seeds: accuracy 71.3 ± 1.4 %; measured training time 6 min 12 s")
+    assert found["dense"].startswith("3 seeds: the accuracy is 71.3 ± 1.4 %. The measured training time is 6 min 12 s")
 
 
 def test_better_and_worse_use_the_same_words(suite: Any) -> None:
@@ -48,15 +48,16 @@ def test_better_and_worse_use_the_same_words(suite: Any) -> None:
     for seed, (accuracy, time) in enumerate([(74.1, 446.0), (74.8, 438.0), (73.6, 455.0)]):
         suite.add("other", seed, accuracy=accuracy, time=time)
     found = sentences(suite)["other"]
-    assert "accuracy 2.9 ± 1.3 points above dense" in found
-    assert "measured training time 1.20 [1.20, 1.20] × dense, longer" in found
+    assert "the accuracy is 2.9 ± 1.3 points above dense" in found
+    assert "measured training time is 1.20 [1.20, 1.20] × dense, longer" in found
 
 
 def test_one_seed_says_so_and_claims_no_interval(suite: Any) -> None:
     suite.add_all(("dense", "sdgp"), seeds=1)
     found = sentences(suite)["sdgp[n=2,m=4]"]
     assert found.startswith(
-        "1 seed, no interval: accuracy 0.20 points below dense (on 1 seed, no interval); measured training time 1.05"
+        "1 seed, no interval: the accuracy is 0.20 points below dense (on 1 seed, no interval). The measured training "
+        "time is 1.05"
     )
     assert "±" not in found
     assert "distinguishable" not in found
@@ -67,7 +68,7 @@ def test_equal_accuracies_are_never_called_equal(suite: Any) -> None:
     for seed, accuracy in enumerate((71.2, 71.9, 70.8)):
         suite.add("same", seed, accuracy=accuracy, time=370.0)
     found = sentences(suite)["same"]
-    assert "accuracy not distinguishable from dense (0.0 ± 1.3 points)" in found
+    assert "the accuracy is not distinguishable from dense (0.0 ± 1.3 points)" in found
     assert "equal" not in found
 
 
@@ -75,7 +76,7 @@ def test_a_time_whose_interval_covers_one_is_not_distinguishable(suite: Any) -> 
     suite.add_all(("dense",))
     for seed, time in enumerate((372.0 * 0.9, 365.0 * 1.1, 379.0 * 1.0)):
         suite.add("noisy", seed, accuracy=71.0, time=time)
-    assert "measured training time not distinguishable from dense (1.0 [0.8, 1.3] × dense)" in sentences(suite)["noisy"]
+    assert "training time is not distinguishable from dense (1.0 [0.8, 1.3] × dense)" in sentences(suite)["noisy"]
 
 
 def test_equal_numbers_give_equal_sentences_whatever_the_name(suite: Any) -> None:
@@ -106,7 +107,7 @@ def test_partial_skipping_is_distinguished_from_no_skipping(suite: Any) -> None:
     found = sentences(suite)["partly"]
     assert "executed 30 % fewer training FLOPs" in found
     assert (
-        "a further 20 % of dense's training multiply-adds could be skipped, but no kernel here skipped these" in found
+        "A further 20 % of dense's training multiply-adds could be skipped, but no kernel here skipped these" in found
     )
 
 
@@ -116,7 +117,7 @@ def test_more_flops_than_dense_are_reported(suite: Any) -> None:
         suite.add("more", seed, accuracy=71.0, time=300.0, train_flops_executed=2.16e12, inference_flops=1.2e8)
     found = sentences(suite)["more"]
     assert "executed 20 % more training FLOPs than the dense network needs" in found
-    assert "the final model needs 50 % more inference FLOPs" in found
+    assert "The final model needs 50 % more inference FLOPs" in found
 
 
 def test_a_possible_saving_is_never_in_the_past_tense(suite: Any) -> None:
@@ -156,7 +157,7 @@ def test_a_narrowed_dense_is_no_baseline(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.add("dense", 0, accuracy=60.0, time=100.0, variant="match=prunetrain")
     found = sentences(suite)
-    assert "accuracy 11.30 points below dense (on 1 seed, no interval)" in found["dense[match=prunetrain]"]
+    assert "the accuracy is 11.30 points below dense (on 1 seed, no interval)" in found["dense[match=prunetrain]"]
     assert "71.3 ± 1.4 %" in found["dense"]
 
 
@@ -167,7 +168,7 @@ def test_times_of_seeds_that_dense_lacks_are_not_paired(suite: Any, seeds: tuple
         suite.add("other", seed, accuracy=70.0, time=400.0)
     found = sentences(suite)["other"]
     if 0 in seeds:
-        assert "measured training time 1.08 × dense (on 1 seed, no interval)" in found
+        assert "measured training time is 1.08 × dense (on 1 seed, no interval)" in found
     else:
         assert "not compared with dense (no seed in common with dense" in found
 
@@ -191,17 +192,20 @@ def test_equal_differences_on_a_few_seeds_have_no_interval(suite: Any) -> None:
         suite.add("dense", seed, accuracy=accuracy, time=372.0)
         suite.add("other", seed, accuracy=accuracy - 0.3, time=372.0 * 1.1)
     found = sentences(suite)["other"]
-    assert "measured training time 1.10 × dense (the same on 2 of 2 seeds, no interval)" in found
+    assert "measured training time is 1.10 × dense (the same on 2 of 2 seeds, no interval)" in found
 
 
 @pytest.mark.parametrize(
     ("spec", "clauses"),
     [
         ({}, []),
-        ({"depends_on": {"dense": "dense-x"}}, ["it starts from the result of dense, whose cost is not included"]),
+        (
+            {"depends_on": {"dense": "dense-x"}},
+            ["the method starts from the result of dense, whose cost is not included"],
+        ),
         (
             {"files": {"from_trained": "ab"}},
-            ["it starts from the result of the file from_trained, whose cost is not included"],
+            ["the method starts from the result of the file from_trained, whose cost is not included"],
         ),
     ],
 )

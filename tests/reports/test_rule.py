@@ -57,7 +57,7 @@ def test_the_worked_example():
     assert (round(b.cost.share, 3), round(b.gain.value, 3), round(b.gain.error, 3)) == (1.001, -0.055, 0.129)
     assert round(c.gain.value, 3) == -4.088
     assert [round(value, 3) for value in (d.cost.share, d.cost.low, d.cost.high)] == [1.051, 1.045, 1.056]
-    assert (d.reason, d.need) == ("costs more than dense, which was not trained for longer", "longer")
+    assert (d.reason, d.need) == ("it costs more than dense, which was not trained for longer", "longer")
 
 
 def test_what_costs_more_than_dense_can_only_be_worse():
@@ -124,7 +124,7 @@ def test_below_the_shortest_dense_training_only_the_second_question_has_an_answe
     short = dataclasses.replace(A, ratios=(0.5, 0.501, 0.502))
     found = only(dataclasses.replace(EXAMPLE, candidates=(short, B))).judged[0]
     assert (found.at_equal_cost, found.as_good, found.need) == ("not measured", "yes", "shorter")
-    assert found.reason == "costs 0.501 of dense, and the shortest dense training 0.550"
+    assert found.reason == "it costs 0.501 of dense, and the shortest dense training 0.550"
     lossy = dataclasses.replace(short, accuracies=C.accuracies)
     assert only(dataclasses.replace(EXAMPLE, candidates=(lossy, B))).judged[0].as_good == "no"
 

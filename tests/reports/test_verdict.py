@@ -138,12 +138,12 @@ def test_the_first_screen_answers_by_the_time_passes(suite: Any) -> None:
     assert first.endswith("points above dense training for 0.863 of dense's time.")
     assert second == ("Fastest within 0.5 points of dense: `quick`, 0.863 of dense's time; the next is dense.")
     assert third == "Smallest network: dense; no method here needs fewer inference FLOPs."
-    assert verdict.basis.startswith("3 seeds a method; dense trains in 6 min 00 s on 2 threads; a gain of 0.")
-    assert "ratios of time differ between time passes by 0." in verdict.basis
+    assert verdict.basis.startswith("Each method has 3 seeds. Dense trains in 6 min 00 s on 2 threads. A gain of 0.")
+    assert "Ratios of time differ between time passes by 0." in verdict.basis
     assert "for its 3 methods together" in verdict.certainty
-    assert line(group, "quick").startswith("at equal time: better (+0.")
-    assert "at equal executed FLOPs: " in line(group, "quick")
-    assert "training time 0.863 × dense in 3 time passes" in line(group, "quick")
+    assert line(group, "quick").startswith("At equal time: better (+0.")
+    assert "At equal executed FLOPs: " in line(group, "quick")
+    assert "training time is 0.863 × dense in 3 time passes" in line(group, "quick")
 
 
 def test_without_a_time_pass_flops_decide_and_the_time_pass_is_next(suite: Any) -> None:
@@ -155,8 +155,8 @@ def test_without_a_time_pass_flops_decide_and_the_time_pass_is_next(suite: Any) 
     assert cells(group.summary, "quick")[3:5] == ["better", "yes"]
     assert group.verdict.purposes[0].startswith("Most accurate for its executed FLOPs: `quick`")
     assert group.verdict.purposes[1].startswith("Cheapest within 0.5 points of dense: `quick`")
-    assert f"Times need the time pass: `python run_suite.py time {suite.folder}`." in group.verdict.advice
-    assert "at equal time" not in line(group, "quick")
+    assert f"For a verdict about time, run `python run_suite.py time {suite.folder}`." in group.verdict.advice
+    assert "At equal time" not in line(group, "quick")
 
 
 def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) -> None:
@@ -173,7 +173,7 @@ def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) ->
     assert most.startswith(f"Most accurate for its time: `best`, {gain} points above")
     assert most.endswith("; `quick` is better, too.")
     assert fastest.startswith("Fastest within 0.5 points of dense: `quick`, 0.863")
-    assert f"better ({gain} points against dense for 0.899)" in line(group, "best")
+    assert f"better ({gain} points against dense for 0.899 of dense's time)" in line(group, "best")
     assert "`open` is undecided" not in most
 
 
@@ -195,7 +195,7 @@ def test_a_cost_that_counts_as_1_is_compared_with_the_whole_dense_training(suite
     write_time_passes(suite, "near", (0.9, 0.96, 1.0))
     group = group_of(suite)
     assert cells(group.summary, "· dense for this cost")[1] == "1.000"
-    assert "points against dense for 1.000)" in line(group, "near")
+    assert "points against dense for 1.000 of dense's time)" in line(group, "near")
 
 
 def test_a_cost_that_is_too_uncertain_needs_more_passes_than_there_are(suite: Any) -> None:
@@ -239,7 +239,7 @@ def test_a_disturbed_pass_beside_enough_others_changes_nothing(suite: Any) -> No
     file.write_text(json.dumps(content))
     group = group_of(suite)
     assert answers_of(suite)["time"].pass_error == before.pass_error
-    assert "training time 0.863 × dense in 3 time passes;" in line(group, "quick")
+    assert "training time is 0.863 × dense in 3 time passes." in line(group, "quick")
     assert "disturbed" not in group.verdict.advice
 
 
@@ -289,11 +289,11 @@ def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
     assert cells(group.summary, "quick")[1:4] == ["0.863 (disturbed)", "–", "not measured"]
     assert "On a quiet machine, `time` measures again" in group.verdict.advice
     assert "run_suite.py time" not in group.verdict.advice
-    assert any("sorted by accuracy alone, since times are disturbed" in table.caption for table in group.tables)
+    assert any("sorted by accuracy alone, because times are disturbed" in table.caption for table in group.tables)
     assert any(
         text.startswith("Some time passes were disturbed: other programs used up to 1.0") for text in group.remarks
     )
-    assert "training time 0.863 × dense in 3 time passes (disturbed: do not rely on it)" in line(group, "quick")
+    assert "training time is 0.863 × dense in 3 time passes (disturbed: do not rely on it)" in line(group, "quick")
 
 
 @pytest.mark.parametrize(("epochs", "command"), [(20, "--controls"), (4, "")])
@@ -386,7 +386,7 @@ def test_controls_are_no_methods(suite: Any) -> None:
         path.write_text(json.dumps(record))
     report = build(read(suite.write()))
     (group,) = report.groups
-    assert [one.name for one in group.headlines if one.text.startswith("at equal")] == ["quick"]
+    assert [one.name for one in group.headlines if one.text.startswith("At equal")] == ["quick"]
     assert "for its 1 method together" in group.verdict.certainty
     assert [row[0].text for row in group.summary.rows] == [
         "dense", "quick", "· dense for this cost", "dense[repeat=2]", "twin",
@@ -431,7 +431,7 @@ def test_what_faster_kernels_would_change_is_at_effective_flops(suite: Any) -> N
     add_budgets(suite)
     add_method(suite, "skips", near(88.2), executed=1.0, train_flops_effective=0.8 * 3.6e12)
     expected = 88.2 - (88.7 - lost(0.8))
-    assert f"`skips` +{expected:.1f} points (at 0.80 of dense)" in group_of(suite).verdict.advice
+    assert f"`skips` +{expected:.1f} points (at 0.80 of dense's cost)" in group_of(suite).verdict.advice
 
 
 def test_the_smallest_network_names_its_accuracy(suite: Any) -> None:

@@ -66,20 +66,20 @@ def line_of(suite: Any) -> str:
 def test_the_sentence_names_the_parts_that_changed(suite: Any, profiled: Any) -> None:
     profiled(profile(stage(HALVED, step(), ratio=0.95)))
     assert line_of(suite).endswith(
-        "; in a profiled step, parts change by these shares of the dense step: data gradient (0.50 × the FLOPs in 0.50 "
+        ". In a profiled step, parts change by these shares of the dense step: data gradient (0.50 × the FLOPs in 0.50 "
         "× the time) −10.7 %, pruning +4.3 %."
     )
     profiled(profile(stage(step(), step(), ratio=1.0)))
     assert line_of(suite).endswith(
-        "; in a profiled step, no part takes 1 % of the dense step more or less than in dense training."
+        ". In a profiled step, no part takes 1 % of the dense step more or less than in dense training."
     )
 
 
 def test_the_sentence_names_a_product_that_became_slow_in_the_last_stage(suite: Any, profiled: Any) -> None:
     profiled(profile(stage(HALVED, step(), ratio=0.95), stage(step(wgrad_s=5.5), step(), ratio=1.1, epoch=4)))
     assert line_of(suite).endswith(
-        "; in a profiled step of the last stage (from epoch 4 of 5), parts change by these shares of the dense step: "
-        "weight gradient (1.00 × the FLOPs in 1.38 × the time) +10.7 %; the weight gradient of body.conv alone takes "
+        ". In a profiled step of the last stage (from epoch 4 of 5), parts change by these shares of the dense step: "
+        "weight gradient (1.00 × the FLOPs in 1.38 × the time) +10.7 %. The weight gradient of body.conv alone takes "
         "5500.0 ms in place of 4000.0 ms."
     )
     profiled(profile(stage(step(wgrad_s=5.3), step(), ratio=1.1)))

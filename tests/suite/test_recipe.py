@@ -142,3 +142,11 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
     with pytest.raises(UsageError, match="belongs to preset paper, not quick; use --preset paper"):
         plan(dataclasses.replace(suite, recipe="prunetrain", preset="quick"))
     assert {trial.recipe_source for trial in plan(dataclasses.replace(suite, preset="quick"))} == {""}
+
+
+def test_another_optimizer_switches_the_momentum_of_sgd_off():
+    nesterov = dataclasses.replace(RECIPE, nesterov=True)
+    assert nesterov.changed({"optimizer": "adamw"}) == dataclasses.replace(RECIPE, nesterov=False, optimizer="adamw")
+    assert nesterov.changed({"epochs": 5}).nesterov
+    with pytest.raises(ValueError, match=r"recipe\.nesterov is of SGD; with recipe\.optimizer=adamw set it to false"):
+        nesterov.changed({"optimizer": "adamw", "nesterov": True})

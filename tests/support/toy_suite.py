@@ -105,6 +105,7 @@ def forget_plugins(*kept):
 # Ends each trial with the status that parameter n of its method selects, without training.
 CHILD = textwrap.dedent(
     """
+    import os
     import sys
     from pathlib import Path
     from suite.trials.engines.exit_with_parent import watch_parent
@@ -116,6 +117,7 @@ CHILD = textwrap.dedent(
     spec = TrialSpec.from_json(read_record(folder)["spec"])
     with open(folder / "starts", "a") as file:
         file.write("x")
+    (folder / "threads").write_text(os.environ["OMP_NUM_THREADS"])
     for name in FILES:
         (folder / name).touch()
     if spec.parameters.get("n") == 3:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +16,15 @@ import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
 from tasks.images.decoding import MAX_PIXELS
+from tasks.sources.cache import cache_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    for index, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
         (tmp_path / place).mkdir(parents=True)
         for number in range(3):
-            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / place / f"{number}.png")
+            Image.new("RGB", (40, 40), (number, index, 0)).save(tmp_path / place / f"{number}.png")
     return tmp_path
 
 
@@ -45,7 +48,7 @@ def test_every_file_is_decoded_once_and_at_its_own_size(folder: Path, decoded: l
     assert prepare(folder) == first
     assert prepare(folder, "paper").note == first.note
     assert len(decoded) == 12
-    assert [path.suffix for path in (folder / ".pdt-cache").iterdir()] == [".checked"]
+    assert [path.suffix for path in cache_folder(folder, home_first=True).iterdir()] == [".checked"]
 
 
 def test_a_changed_folder_is_checked_again(folder: Path, decoded: list[Any]) -> None:
@@ -72,7 +75,7 @@ def test_a_refused_folder_is_checked_again(folder: Path, decoded: list[Any]) -> 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "null", '{"fingerprint": "1"}', "\0"])
 def test_a_damaged_memory_is_replaced(folder: Path, decoded: list[Any], content: str) -> None:
     copy = prepare(folder)
-    (memory,) = (folder / ".pdt-cache").glob("*.checked")
+    (memory,) = cache_folder(folder, home_first=True).glob("*.checked")
     memory.write_text(content)
     assert prepare(folder) == copy
     assert prepare(folder) == copy
@@ -108,3 +111,33 @@ def test_images_next_to_the_folders_name_the_setting(folder: Path) -> None:
         f"{folder}/a.png: is an image next to the folders, and not in that of a class, like 1 others; move or remove "
         "it, or leave out such files with --task imagefolder[bad_images=skip]"
     )
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_images_in_both_splits_are_named(
+    folder: Path, cache: str, caplog: pytest.LogCaptureFixture, decoded: list[Any]
+) -> None:
+    task = image_folder("quick", cache=cache)
+    assert "training split too" not in task.prepare(folder, "quick").note
+    assert not caplog.text
+    for number in range(2):
+        shutil.copy(folder / f"train/cat/{number}.png", folder / f"val/dog/1{number}.png")
+    said = "2 test images are in the training split too, the first is val/dog/10.png (train/cat/0.png)"
+    for _ in range(2):
+        assert task.prepare(folder, "quick").note.endswith(said)
+        assert f"{folder}: {said}; the test accuracy is too high by them" in caplog.text
+        caplog.clear()
+    assert len(decoded) == 12 + 14
+
+
+def test_images_of_equal_checksums_are_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "zlib", SimpleNamespace(crc32=lambda content: 5))
+    assert "training split too" not in image_folder("quick").prepare(folder, "quick").note
+
+
+def test_decoded_images_are_not_among_the_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(folder.iterdir())
+    for cache in ("on", "off"):
+        image_folder("quick", cache=cache).prepare(folder, "quick")
+    assert sorted(folder.iterdir()) == sorted([*before, folder / "home"])
+    assert len([*(folder / "home/.cache/pdt-data/.pdt-cache").iterdir()]) == 3  # the cache, its lock and the check

@@ -168,7 +168,7 @@ LAYOUTS = {
     "flat": (["train/1.png", "val/1.png"], "no folder of a class"),
     "images_only": (["1.png", "2.png"], "no folders"),
     "deeper": (["a/train/cat/1.png", "a/val/cat/1.png"], "only the folder a/"),
-    "few": (["cat/1.png", "dog/1.png"], "too few images"),
+    "few": (["cat/1.png", "cat/2.png", "dog/1.png"], "dog: has too few images: 1, and a class needs at least 2"),
 }
 
 
@@ -184,6 +184,19 @@ def test_a_wrong_layout_is_described(tmp_path, layout):
         prepare(tmp_path)
     assert expected in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_every_class_of_two_images_has_one_in_each_split(tmp_path):
+    for name, count in (("cat", 2), ("dog", 60), ("owl", 3)):
+        for number in range(count):
+            target = tmp_path / name / f"{number:02d}.png"
+            target.parent.mkdir(exist_ok=True)
+            png().save(target)
+    tree = read_tree(tmp_path)
+    for files in (tree.train, tree.test):
+        assert {file.label for file in files} == {0, 1, 2}
+    assert len(tree.test) == 8  # a tenth of 65, and one of each small class
+    assert len({file.path for file in tree.files}) == 65
 
 
 def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
@@ -210,7 +223,7 @@ def test_every_record_that_is_written_has_its_pixels(tmp_path, monkeypatch):
     @contextlib.contextmanager
     def watched(text, total):
         def advance(count):
-            for index in cache_folder(tmp_path).rglob("index.bin"):
+            for index in cache_folder(tmp_path, home_first=True).rglob("index.bin"):
                 records = np.fromfile(index, dtype=RECORD)
                 assert end_of_pixels(records) <= index.with_name("pixels.bin").stat().st_size
                 seen.append(len(records))

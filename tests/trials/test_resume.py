@@ -196,6 +196,8 @@ def test_killed_trials_are_named_and_the_rest_finish(undisturbed, tmp_path, capl
         assert run(out, methods) == 0
     assert caplog.text.count("resumed after epoch") == 1
     assert [len(provenance(out, method).get("attempts", [])) for method in ("dense", "prunetrain")] == [1, 0]
+    (weights,) = {provenance(out, method)["initial_weights"] for method in ("dense", "prunetrain")}
+    assert len(weights) == 64
     assert_same_results(out, undisturbed, ("dense", "prunetrain"))
 
 

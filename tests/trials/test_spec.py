@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu
+from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu, too_many_threads
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.trials.devices import resolve_device, resolve_dtype
@@ -242,6 +242,14 @@ def test_a_processor_without_bfloat16_arithmetic_is_named(tmp_path, name):
 def test_a_busy_machine_is_named():
     assert competition(0.9, 2) == ""
     assert "do not rely on measured times" in competition(5.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "jobs", "warns"), [("2", 1, False), ("3", 1, True), ("2,1", 2, True), ("", 9, False)]
+)
+def test_more_threads_than_cores_are_named(monkeypatch, typed, jobs, warns):
+    monkeypatch.setenv("OMP_NUM_THREADS", typed)
+    assert ("many times slower" in too_many_threads(jobs, 2)) is warns
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):

@@ -33,7 +33,7 @@ def merge(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog=f"{program_name()} merge",
         description="Collect the trials of several folders in a new one, with a report about all of them. A trial that "
-        "several folders have must be the same in all of them; one that is done replaces one that is not.",
+        "several folders have must be the same in all of them; a finished trial replaces an unfinished one.",
     )
     parser.add_argument("folders", metavar="DIR", nargs="+", help="output folders of commands, or exported copies")
     parser.add_argument("-o", "--out", metavar="DIR", help="new or empty folder", required=True)

@@ -159,7 +159,19 @@ def competition(load: float, cores: int) -> str:
         return ""
     return (
         f"{load:.1f} of {cores} cores are busy before the first trial: other programs are running; "
-        f"do not rely on measured times{busy_advice()}"
+        "do not rely on measured times"
+    )
+
+
+def too_many_threads(jobs: int, cores: int) -> str:
+    """Return a warning if OMP_NUM_THREADS asks for more threads than there are cores; otherwise an empty text."""
+    typed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if not typed.isdigit() or int(typed) * jobs <= cores:
+        return ""
+    at_a_time = f" for each of {jobs} trials" if jobs > 1 else ""
+    return (
+        f"OMP_NUM_THREADS={typed}{at_a_time} is more than the {cores} cores that this process may use, which makes "
+        "steps many times slower; unset it"
     )
 
 

@@ -286,6 +286,9 @@ def restore(model: nn.Module) -> nn.Module:
             layer.__class__ = layer.own_class  # type: ignore[assignment]
             for attribute in _OF_PLANS:
                 del vars(layer)[attribute]
+        for key, hook in [*layer._forward_pre_hooks.items()]:
+            if getattr(hook, "of_training", False):
+                del layer._forward_pre_hooks[key]
     return model
 
 

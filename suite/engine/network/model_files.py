@@ -20,6 +20,7 @@ from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.errors import UsageError
 from suite.reconfiguration import ReconfigPlan
+from suite.task import Inputs
 
 MODEL_FORMAT = 1
 LARGEST_SIZE = 2**20
@@ -87,6 +88,7 @@ def save_model(
     path: Path,
     model: nn.Module,
     *,
+    tensors: Mapping[str, Tensor] | None = None,
     name: str,
     num_classes: int,
     input_shape: tuple[int, int, int],
@@ -98,7 +100,9 @@ def save_model(
     Args:
         path: Path of `model.pt`.
         model: The bare model, with empty plans.
-        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`.
+        tensors: Its state as it is used in evaluation, if that is not its own state.
+        name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`; empty for a model
+            that only its own program can build.
         num_classes: Number of classes that it was built for.
         input_shape: (C, H, W) that it was built for.
         reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
@@ -113,40 +117,50 @@ def save_model(
     }
     if plugin:
         architecture["plugin"] = plugin
-    tensors = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
+    tensors = {key: tensor.detach().cpu() for key, tensor in (tensors or model.state_dict()).items()}
     save(path, {"architecture": architecture, "tensors": tensors, "sha256": _checksum(tensors)})
 
 
-def load_model(path: str | Path) -> nn.Module:
-    """Open a trial's final model without the trial: build it, replay its reconfigurations, and load its tensors.
+def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Open a final model without its training: build it, replay its reconfigurations, and load its tensors.
 
     Args:
-        path: Path of a `model.pt`. For a model of a plugin, call `suite.registry.load_plugin` first.
+        path: Path of a `model.pt`, or of what `OwnLoop.save_model` wrote. For a model of a plugin, call
+            `suite.registry.load_plugin` first.
+        model: The model as it was built, which is changed; needed for a file of a training loop of one's own, which
+            does not say how to build it. `None`: the model that the file names is built.
 
     Returns:
-        The model on the CPU, in evaluation mode, with torch's own layers.
+        The model in evaluation mode, with torch's own layers, on the CPU or where the given one is.
 
     Raises:
-        UsageError: if the file is missing, damaged or not a model of this suite, or if its model is not registered; the
-            message then names the file of the plugin.
+        UsageError: if the file is missing, damaged or not a model of this suite, if its model is not registered (the
+            message then names the file of the plugin), or if it is not that of the given one.
     """
     state = _read_model(Path(path))
-    _check_registered(path, state["architecture"])
+    if model is None:
+        _check_registered(path, state["architecture"])
     # Building the model draws weights that are then overwritten; this must not change the caller's random state.
     generator_state = torch.get_rng_state()
     try:
-        return _rebuilt(state["architecture"], state["tensors"])
+        return _rebuilt(state["architecture"], state["tensors"], model)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except Exception as error:
         # Its checksum is right, so it was written for another version of the model or by another program.
         reason = (str(error).splitlines() or [""])[0]
-        raise UsageError(f"{path}: its tensors do not fit the model that it names ({reason})") from error
+        which = "the model that it names" if model is None else "the given model"
+        raise UsageError(f"{path}: its tensors do not fit {which} ({reason})") from error
     finally:
         torch.set_rng_state(generator_state)
 
 
 def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None:
+    if not architecture["model"]:
+        raise UsageError(
+            f"{path}: was saved by a training loop that built its own model; build it again and give it: "
+            "load_model(path, model)"
+        )
     name, plugin = architecture["model"].partition("[")[0], architecture.get("plugin")
     if registry.find("model", name) is None:
         # The name is a stranger's text, and the file is not run without the user's call.
@@ -158,10 +172,11 @@ def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None
         )
 
 
-def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | None) -> nn.Module:
     """Return the model with its reconfigurations carried out and its tensors loaded."""
     input_shape = architecture["input_shape"]
-    model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
+    if model is None:
+        model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
     spaces = find_index_spaces(model, tuple(input_shape))
     for plan in architecture["reconfigurations"]:
         apply_plan(model, ReconfigPlan.from_json(plan), spaces, None)
@@ -208,6 +223,31 @@ def _read_model(path: Path) -> dict[str, Any]:
     ):
         raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
     return state
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return the SHA-256, in hex, of a model's parameters."""
+    return _checksum({name: parameter.detach().cpu() for name, parameter in model.named_parameters()})
+
+
+EQUAL_STARTS = (
+    "all seeds begin with the same weights, because the network seeds torch itself or loads its weights; intervals "
+    "over seeds then miss a part of the spread"
+)
+
+
+def starts_alike(model: str, inputs: Inputs) -> bool:
+    """Return whether a model has the same initial weights for two seeds of torch's generator.
+
+    Args:
+        model: The model, written as on the command line.
+        inputs: What it is built for.
+    """
+    found = set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        found.add(weights_checksum(build_model(model, *inputs)))
+    return len(found) == 1
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

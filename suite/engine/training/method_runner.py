@@ -1,4 +1,4 @@
-"""Calls of a method's hooks on a model, for the trainer and for your own training loop.
+"""Calls of a method's hooks on a model, for the trainer; `own_loop` adds what a loop of one's own needs.
 
 A method may ask what the network would cost that a reconfiguration leaves: it is measured and counted on a copy.
 """
@@ -29,8 +29,9 @@ from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.engine.network.planned_layer import PlannedLayer, StepState
-from suite.engine.training.optimizer_state import refuse_uncut_state
-from suite.engine.training.ranks import Ranks, WrapperGuard
+from suite.engine.training.averages import bare, share_plans, silence_masked
+from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
+from suite.engine.training.ranks import Ranks, WrapperGuard, refuse_wrapped
 from suite.errors import UsageError, renamed
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.plan import Keys
@@ -49,18 +50,7 @@ RENAMED = {
 class MethodRunner:
     """Plans the layers of a bare model by a method, and calls the method's hooks.
 
-    The constructor converts the layers, runs `setup` and `begin`, and plans the layers. Your own loop then calls:
-
-        hooks.attach(optimizer)
-        for each epoch:
-            for each batch:
-                images, labels = hooks.transform_batch(images, labels)
-                loss = criterion(model(images), labels)
-                hooks.add_regularization(loss).backward()
-                hooks.optimizer_step()
-                optimizer.zero_grad()
-            hooks.end_epoch()
-        hooks.finish()
+    The constructor converts the layers, runs `setup` and `begin`, and plans the layers.
 
     If `torch.distributed` is initialised, every rank creates this object with the same arguments and calls the same
     hooks. All ranks get rank 0's model, random masks differ by rank, and the method sees the mean of the losses.
@@ -76,7 +66,8 @@ class MethodRunner:
     Attributes:
         ctx: The context that the hooks get.
         reconfigurations: Plans that were carried out on the model, in order.
-        averages: Copies of the model, such as an average of its weights, that are cut in the same way.
+        averages: Copies of the model, such as an average of its weights, that are cut and masked in the same way:
+            modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
         not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason; also those that the
             method ignores.
@@ -86,8 +77,7 @@ class MethodRunner:
     """
 
     def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
-        if isinstance(ctx.model, nn.parallel.DistributedDataParallel):
-            raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap it")
+        refuse_wrapped(ctx.model)
         self.method, self.ctx, self.model = method, ctx, ctx.model
         self.reconfigurations: list[ReconfigPlan] = []
         self.averages: list[nn.Module] = []
@@ -95,10 +85,12 @@ class MethodRunner:
         self.plans_made, self._replan_requested = 0, False
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
+        self._checked_state = False  # whether the optimizers' state was seen after a step
         self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
         self._join_ranks()
         self._find_layers(train_size)
         self._run_first_hooks()
+        self.begun_with = len(self.reconfigurations)
 
     def _join_ranks(self) -> None:
         """Ensure that all ranks start from the same method, sizes and weights."""
@@ -190,14 +182,53 @@ class MethodRunner:
         finally:
             self.clock, self._step_state.clock = NO_CLOCK, None
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set the optimizer of the model's parameters.
+    def attach(self, *optimizers: torch.optim.Optimizer, averages: Iterable[nn.Module] = ()) -> None:
+        """Set the optimizers of the model's parameters, in the place of those of an earlier call.
+
+        Args:
+            optimizers: One or several. `optimizer_step` runs them in this order, and `ctx.optimizer` acts for all.
+            averages: Copies of the model to add to `averages`.
 
         Raises:
-            UsageError: if the method reconfigures the network and the optimizer's state cannot be cut with it.
+            UsageError: if the method reconfigures the network and the state of an optimizer cannot be cut with it, or a
+                trained parameter that can be cut is in none of them; or if an average is no copy of the model.
         """
-        self._refuse_uncut_state(optimizer)
-        self.ctx.optimizer = optimizer
+        for one in optimizers:
+            if not isinstance(one, torch.optim.Optimizer):
+                raise UsageError(
+                    f"attach takes optimizers, one after the other, as in hooks.attach(first, second); not a "
+                    f"{type(one).__name__}"
+                )
+        if not optimizers:
+            raise UsageError("attach needs at least one optimizer: hooks.attach(optimizer)")
+        optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
+        if self._cuts:
+            for one in optimizers:
+                refuse_uncut_state(self.method, one)
+            self._refuse_missing_parameters(optimizer)
+        self.ctx.optimizer = optimizer  # type: ignore[assignment]  # it acts like one
+        self.method.on_attached(self.ctx)
+        for average in averages:
+            bare(average, self.model)
+            self.averages.append(average)
+        self._share_plans()
+
+    def _refuse_missing_parameters(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
+        """Refuse optimizers without a trained parameter that can be cut, whose own optimizer would keep its old shape.
+
+        Raises:
+            UsageError: a parameter is in none of them.
+        """
+        spaces = self.ctx.spaces
+        cuttable = {one.tensor for space in spaces.values() if not space.frozen for one in space.slices}
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if parameter.requires_grad and name in cuttable and id(parameter) not in held:
+                raise UsageError(
+                    f"{type(self.method).__name__} may cut parameter '{name}', which no attached optimizer has: attach "
+                    "all optimizers of the model in one call, as in hooks.attach(first, second), or freeze the "
+                    "parameter (requires_grad_(False)) before"
+                )
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch that the method makes of a batch."""
@@ -209,34 +240,32 @@ class MethodRunner:
         """Set the micro-batch that the transforms see; needed only if a batch has several."""
         self._step_state.micro_batch_index = self.ctx.rank * micro_batches + micro_batch
 
-    def regularization(self, task_loss: Tensor) -> Tensor | None:
-        """Return the method's term for a step with the loss `task_loss` on this rank; autocast is off."""
+    def term_of_step(self, task_loss: Tensor) -> Tensor | None:
+        """Return the method's term for a step with the loss `task_loss` on this rank, or `None`, as often as asked."""
         self.ctx.task_loss = self.ranks.mean(task_loss.detach())
         with torch.autocast(self.ctx.device.type, enabled=False), self.clock.span("pruning"):
             return self.method.regularization(self.model, self.ctx)
 
-    def add_regularization(self, loss: Tensor) -> Tensor:
-        """Return the loss with the method's term."""
-        term = self.regularization(loss)
-        return loss if term is None else loss + term
-
     def optimizer_step(self, step: Callable[[], Any] | None = None) -> bool:
-        """Run the optimizer step and the two hooks around it. Gradients must be complete and finite.
+        """Run the optimizers and the two hooks around them. Gradients must be complete and finite.
 
         Args:
-            step: Function that runs the optimizer; `optimizer.step` if `None`.
+            step: Function that runs the optimizers; if `None`, each of them runs.
 
         Returns:
-            Whether the optimizer ran.
+            Whether the optimizers ran.
         """
-        assert self.ctx.optimizer is not None, "call attach(optimizer) first"
+        if self.ctx.optimizer is None:
+            raise UsageError("no optimizer is attached; call hooks.attach(optimizer) before hooks.optimizer_step()")
         with self.clock.span("pruning"):
             runs = self.method.before_optimizer_step(self.ctx) is not SKIP_STEP
             if runs:
                 with self.clock.span("optimizer"):
                     (step or self.ctx.optimizer.step)()
-                if self.ctx.step == 0:
-                    self._refuse_uncut_state(self.ctx.optimizer)
+                if self._cuts and not self._checked_state:
+                    self._checked_state = True
+                    for one in getattr(self.ctx.optimizer, "parts", [self.ctx.optimizer]):
+                        refuse_uncut_state(self.method, one)
             self.method.after_optimizer_step(self.ctx)
             self.end_step()
         return runs
@@ -253,7 +282,10 @@ class MethodRunner:
         """Run `on_epoch_end` and `reconfigure`, and carry out the plan; return its index map, if there is a plan."""
         self.ctx.progress = min(1.0, (self.ctx.epochs_done + 1) / self.ctx.epochs)
         plan = self.plan_epoch_end()
-        return None if plan is None else self.apply_plan(plan)
+        index_map = None if plan is None else self.apply_plan(plan)
+        for average in self.averages:
+            silence_masked(bare(average, self.model), self.ctx.layers)
+        return index_map
 
     def plan_epoch_end(self) -> ReconfigPlan | None:
         """Run `on_epoch_end`, and return the plan of `reconfigure` without carrying it out."""
@@ -290,16 +322,21 @@ class MethodRunner:
 
     def finish(self) -> None:
         """Set W = weight_forward(W) in every layer and remove all plans, so that the model needs no method."""
+        averages = [bare(average, self.model) for average in self.averages]
         with torch.no_grad():
-            for layer in self.planned_layers:
-                if layer.masked:
-                    layer.weight.copy_(layer.forward_weight(layer.weight))
+            for model in (self.model, *averages):
+                for layer in model.modules():
+                    if isinstance(layer, PlannedLayer) and layer.masked:
+                        layer.weight.copy_(layer.forward_weight(layer.weight))
+        for average in averages:
+            silence_masked(average, self.ctx.layers)
         self.empty_plans()
 
     def empty_plans(self) -> None:
         """Remove the plans of all layers."""
         for layer in self.planned_layers:
             layer.op_plan = EMPTY_PLAN
+        self._share_plans()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state and the counters that its random numbers depend on."""
@@ -310,6 +347,7 @@ class MethodRunner:
             "epochs_done": ctx.epochs_done,
             "batch_size": ctx.batch_size,
             "progress": ctx.progress,
+            "batch_index": ctx.batch_index,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -317,7 +355,7 @@ class MethodRunner:
         self.method.load_state_dict(state["method"])
         self.ctx.step = self._step_state.step = state["step"]
         self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
-        self.ctx.progress = state["progress"]
+        self.ctx.progress, self.ctx.batch_index = state["progress"], state.get("batch_index", 0)
         self._plan_all()
 
     def choose_again(self) -> None:
@@ -326,7 +364,8 @@ class MethodRunner:
         self._plan_all()
 
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
-        index_map = surgery.apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, self.averages)
+        extra = [bare(average, self.model) for average in self.averages]
+        index_map = surgery.apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, extra)
         self.reconfigurations.append(plan)
         if self._guard and (plan.kept or plan.removed_branches or plan.gated):
             self._guard.shapes_changed()
@@ -340,10 +379,6 @@ class MethodRunner:
         """Remove the layers from the context that a reconfiguration removed."""
         self.ctx.layers = {name: layer for name, layer in self.ctx.layers.items() if index_map.exists(name)}
         self._estimates.network_changed()
-
-    def _refuse_uncut_state(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._cuts:
-            refuse_uncut_state(self.method, optimizer)
 
     def _warn_of_another_batch(self) -> None:
         """Warn if an epoch's batches were smaller than the last reconfiguration asked for."""
@@ -381,6 +416,12 @@ class MethodRunner:
         self._replan_requested = False
         self.plans_made += 1
         _plan_layers(self.method, self.ctx, self._uses.readers)
+        self._share_plans()
+
+    def _share_plans(self) -> None:
+        """Let the averages follow the plans of the model's layers, so that a forward of theirs is masked alike."""
+        for average in self.averages:
+            share_plans(bare(average, self.model), self.ctx.layers)
 
 
 def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:

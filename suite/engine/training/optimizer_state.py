@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,69 @@ def refuse_uncut_state(method: Method, optimizer: Optimizer) -> None:
             f"{type(method).__name__} reconfigures the network, and the state of {type(optimizer).__name__} cannot be "
             f"cut with it: {reason}; use an optimizer whose state has its parameters' shapes, such as SGD"
         )
+
+
+class Optimizers:
+    """Several optimizers that act as one: hooks read their groups and states together.
+
+    Args:
+        parts: The optimizers, in the order of their steps.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = tuple(parts)
+        self.state: MutableMapping[Tensor, dict[str, Any]] = _States(self.parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers, which may be changed."""
+        return [group for one in self.parts for group in one.param_groups]
+
+    def step(self) -> None:
+        """Run the step of each optimizer."""
+        for one in self.parts:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
+        for one in self.parts:
+            one.zero_grad(set_to_none=set_to_none)
+
+
+class _States(MutableMapping[Tensor, "dict[str, Any]"]):
+    """The states of the parameters of several optimizers; as in torch's own, reading a missing one creates it."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, parameter: Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = self._owner(parameter).state[parameter]
+        return found
+
+    def __setitem__(self, parameter: Tensor, state: dict[str, Any]) -> None:
+        self._owner(parameter).state[parameter] = state
+
+    def __delitem__(self, parameter: Tensor) -> None:
+        del self._owner(parameter).state[parameter]
+
+    def __contains__(self, parameter: object) -> bool:
+        return any(parameter in one.state for one in self._parts)
+
+    def get(self, parameter: Tensor, default: Any = None) -> Any:
+        return next((one.state[parameter] for one in self._parts if parameter in one.state), default)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for one in self._parts:
+            yield from one.state
+
+    def __len__(self) -> int:
+        return sum(len(one.state) for one in self._parts)
+
+    def _owner(self, parameter: Tensor) -> Optimizer:
+        for one in self._parts:
+            if parameter in one.state or any(parameter is own for group in one.param_groups for own in group["params"]):
+                return one
+        raise KeyError(parameter)
 
 
 class SGD(torch.optim.SGD):

@@ -143,6 +143,14 @@ class ProductCheck:
             if onednn.is_reference(implementation)
         ]
 
+    def by_implementation(self) -> dict[str, list[str]]:
+        """Return the products of the present network, as `layer product`, by the implementation that computes them."""
+        found: dict[str, list[str]] = {}
+        for name, products in self.implementations.items():
+            for product, implementation in products.items():
+                found.setdefault(implementation, []).append(f"{name} {product}")
+        return found
+
     def _problem(self, layer: PlannedLayer, cost: LayerCost) -> _Problem:
         size = cost.input
         if isinstance(layer, PlannedConv2d):

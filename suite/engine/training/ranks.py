@@ -6,7 +6,7 @@ import io
 import pickle
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -157,6 +157,29 @@ def _value_of(content: Tensor) -> Any:
         raise UsageError("the ranks exchange plain data and tensors only, not objects of other classes") from error
 
 
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a model that is wrapped, sharded or compiled.
+
+    Raises:
+        UsageError: the message says what to do.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError("the model is wrapped in DistributedDataParallel; apply the method first, then wrap it")
+    if isinstance(model, nn.DataParallel):
+        raise UsageError(
+            "DataParallel is not supported, because its copies of the layers follow no plan; use "
+            "DistributedDataParallel, with one process for each GPU"
+        )
+    # By name: importing torch's classes takes a fifth of a second.
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise UsageError(
+            "sharded models (FSDP) are not supported, because no process has whole weights; use DistributedDataParallel"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise UsageError("the model is compiled; apply the method to the bare model first, then call torch.compile")
+
+
 class WrapperGuard:
     """Refuses the forward of a DistributedDataParallel that wrapped the model before its shapes changed.
 
@@ -165,19 +188,29 @@ class WrapperGuard:
 
     Args:
         model: The bare model.
+
+    Attributes:
+        of_training: True: `suite.ops.restore` removes this hook of the model.
     """
+
+    of_training: Final = True
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: weakref.ref[nn.Module] | None = None
         self._stale: weakref.ref[nn.Module] | None = None
-        # Copies of the model share a function, but would copy a bound method together with its object.
-        model.register_forward_pre_hook(lambda module, inputs: self._look())
+        model.register_forward_pre_hook(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrapperGuard:
+        return self  # copies of the model share it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_seen": None, "_stale": None}  # a saved model knows no wrapper
 
     def shapes_changed(self) -> None:
         """Refuse the wrapper that ran last from now on."""
         self._stale = self._seen
 
-    def _look(self) -> None:
+    def __call__(self, model: nn.Module, inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         if wrapper is None:
             return

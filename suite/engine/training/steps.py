@@ -76,14 +76,17 @@ class EagerStep:
                         clock.time_backward(loss)
                         loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
                     task_loss += loss.detach()
-                    if last:
-                        term = self.runner.regularization(task_loss)
-                        if term is not None:
-                            clock.time_term(term)
-                            loss = loss + term
-                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                    self._backward(loss)
+            # The term has no part in the sum over the ranks, since every rank has the same.
+            term = self.runner.term_of_step(task_loss)
+            if term is not None and term.requires_grad:
+                clock.time_term(term)
+                self._backward(term)
         assert self.runner.ctx.task_loss is not None
         return self.runner.ctx.task_loss, None if term is None else term.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _micro_batches(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = min(self.recipe.micro_batches, len(images))

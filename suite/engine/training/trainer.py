@@ -20,6 +20,7 @@ from suite.engine.cost.ledger import Ledger, phase_of_state
 from suite.engine.cost.memory import SavedTensors
 from suite.engine.network.forward_pass import survey
 from suite.engine.network.layers import backend_name
+from suite.engine.network.model_files import weights_checksum
 from suite.engine.training.cuda_graph import GraphStep
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.evaluation import Evaluation
@@ -88,6 +89,7 @@ class Trainer:
         self.on_trained, self.on_epoch, self.on_checkpoint, self.on_step = on_trained, on_epoch, on_checkpoint, on_step
         self.clock = Clock(device)
         self.progress = Progress()
+        self.initial_weights = weights_checksum(model)  # before the method changes them
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
         # Count the network before the method changes it.
         counts, trained = count(model, input_shape), _trained(model)

@@ -149,7 +149,10 @@ class Store:
             # Without file locks, the file would remain locked after a kill; such a folder is refused instead.
             held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
         except Timeout:
-            raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}") from None
+            raise UsageError(
+                f"{self.folder} is in use by {_holder(self._lock_file)}; wait for it, or train into another folder "
+                "with --out and join the two with merge"
+            ) from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
         with held:

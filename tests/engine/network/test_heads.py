@@ -18,6 +18,7 @@ from methods.prunetrain.lasso import (
     soft_threshold_heads,
     total_penalty,
 )
+from methods.prunetrain.step_sizes import StepSize
 from suite.engine.cost.flops import count_layers, count_model
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
@@ -189,7 +190,7 @@ def test_the_soft_threshold_shrinks_the_norm_of_a_head(found):
     model.blocks[0].attention.key.weight.data[:4] *= 0.01
     before = norms()
     shrink = float(before.min() + before.max()) / 2
-    soft_threshold_heads(heads, shrink)
+    soft_threshold_heads(heads, [StepSize(shrink)] * len(heads.parts))
     torch.testing.assert_close(norms(), (before - shrink).clamp(min=0))
     assert 0 < int((norms() == 0).sum()) < HEADS
 

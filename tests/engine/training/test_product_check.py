@@ -53,7 +53,8 @@ def test_sound_products_pass_each_geometry_once_and_leave_random_state_and_meter
     assert all(not layer.meter.calls for layer in layers.values())
     assert set(check.implementations) == set(layers)
     assert all(set(products) == {"forward", "dgrad", "wgrad"} for products in check.implementations.values())
-    assert all(name for products in check.implementations.values() for name in products.values())
+    listed = [one for products in check.by_implementation().values() for one in products]
+    assert sorted(listed) == sorted(f"{name} {one}" for name in layers for one in ("forward", "dgrad", "wgrad"))
 
 
 def test_a_wrong_gradient_ends_the_training_after_the_cut_that_leads_to_it(monkeypatch):

@@ -117,6 +117,10 @@ class Subject:
         model = build_model(self._model_text, *self._inputs)
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
+    def starts_alike(self) -> bool:
+        """Return whether the model begins with the same weights for every seed."""
+        return model_files.starts_alike(self._model_text, self._inputs)
+
     def trainer(self, **callbacks: Any) -> Trainer:
         """Return a trainer before its first step."""
         return self.trainer_of(Trainer, **callbacks)

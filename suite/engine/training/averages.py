@@ -1,0 +1,59 @@
+"""Copies of a model, such as an average of its weights, that follow its cuts and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from suite.engine.network.layers import convert
+from suite.engine.network.planned_layer import PlannedLayer
+from suite.errors import UsageError
+from suite.plan import Layer
+
+_INSIDE = ("module", "_orig_mod")
+"""Attributes in which wrappers keep the module that they wrap."""
+
+
+def bare(average: nn.Module, model: nn.Module) -> nn.Module:
+    """Return the module inside a copy's wrappers (`AveragedModel`, for example) that has the names of the model.
+
+    Raises:
+        UsageError: if no module inside has the model's tensors.
+    """
+    wanted = _names(model)
+    found: object = average
+    while isinstance(found, nn.Module):
+        if wanted <= _names(found):
+            return found
+        found = next((vars(found)["_modules"][name] for name in _INSIDE if name in vars(found)["_modules"]), None)
+    missing = sorted(wanted - _names(average)) if isinstance(average, nn.Module) else sorted(wanted)
+    raise UsageError(
+        f"an average has to be a copy of the model, such as torch.optim.swa_utils.AveragedModel(model); this "
+        f"{type(average).__name__} has no '{missing[0]}'"
+    )
+
+
+def _names(model: nn.Module) -> set[str]:
+    return {name for name, _ in (*model.named_parameters(remove_duplicate=False),
+                                 *model.named_buffers(remove_duplicate=False))}  # fmt: skip
+
+
+def share_plans(average: nn.Module, layers: Mapping[str, Layer]) -> None:
+    """Give the layers of a bare copy the plans of the model's layers; copies made before `apply` are converted."""
+    own = {name: average.get_submodule(name) for name in layers}
+    for name, layer in layers.items():
+        assert isinstance(layer, PlannedLayer)
+        if not isinstance(own[name], PlannedLayer):
+            convert(average, layer.step_state, layers.keys())
+        own[name].op_plan = layer.op_plan  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def silence_masked(average: nn.Module, layers: Mapping[str, Layer]) -> None:
+    """Set the weights of a bare copy to zero that are exactly zero in the model: those that a method masks."""
+    for name, layer in layers.items():
+        own = average.get_submodule(name).weight
+        assert isinstance(own, Tensor)
+        own.masked_fill_(layer.weight.to(own.device) == 0, 0.0)

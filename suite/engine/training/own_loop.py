@@ -1,0 +1,349 @@
+"""The hooks of a method for a training loop of one's own, which is not trusted to call them as the trainer does.
+
+Its files are its state, with which it goes on with equal bits, and its final model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.engine.network import model_files
+from suite.engine.network.planned_layer import PlannedLayer
+from suite.engine.training.averages import bare
+from suite.engine.training.method_runner import MethodRunner
+from suite.errors import UsageError, in_words, nearest
+from suite.method import Context, Method, ReconfigPlan
+
+KIND = "training loop"
+FORMAT = 1
+
+
+class OwnLoop(MethodRunner):
+    """A method on a bare model, for your own loop, which calls:
+
+        hooks.attach(optimizer)
+        for each epoch:
+            for each batch:
+                images, labels = hooks.transform_batch(images, labels)
+                loss = criterion(model(images), labels)
+                loss.backward()
+                hooks.regularization(loss).backward()
+                hooks.optimizer_step()
+                optimizer.zero_grad()
+            hooks.end_epoch()
+        hooks.finish()
+
+    Arguments, attributes and errors are those of `MethodRunner`.
+    """
+
+    def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
+        super().__init__(method, ctx, train_size)
+        self._parts = ctx.micro_batches  # into which the running step is divided
+        self._term_of: int | None = None  # the step whose term was returned last
+        self._term_waits = False  # whether that term had no backward yet
+
+    def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
+        self._parts = micro_batches
+        super().begin_micro_batch(micro_batch, micro_batches)
+
+    def regularization(self, task_loss: Tensor | float) -> Tensor:
+        """Return the method's term of a step, whose backward adds its gradient; call it once a step.
+
+        After the backwards of all micro-batches, `hooks.regularization(sum_of_losses).backward()` is right for every
+        method; with a gradient scaler, `scaler.scale(hooks.regularization(sum_of_losses)).backward()`.
+
+        Args:
+            task_loss: Loss of the whole batch on this rank, a number: the sum of what the micro-batches' backwards
+                began with, without a scaler's factor.
+
+        Returns:
+            The term, (); 0 with an empty gradient if the method has none. Autocast is off in it.
+
+        Raises:
+            UsageError: if it was called in this step already.
+        """
+        if self._term_of == self.ctx.step:
+            raise UsageError(
+                f"hooks.regularization was called twice in step {self.ctx.step}: call it once a step, with the "
+                "sum of the losses after the backwards of all micro-batches, and end each step with "
+                "hooks.optimizer_step(), or with hooks.end_step() if it is skipped"
+            )
+        loss = torch.as_tensor(task_loss, device=self.ctx.device)
+        if loss.numel() != 1:
+            raise UsageError(f"hooks.regularization takes the mean loss of a batch, not {loss.numel()} numbers")
+        self._term_of = self.ctx.step
+        term = self.term_of_step(loss.reshape(()))
+        if term is None or not term.requires_grad:
+            # The loop can call the backward of this, too, whatever the method.
+            return (torch.zeros_like(loss) if term is None else term.detach()).requires_grad_()
+        self._term_waits = True
+        term.register_hook(self._note_backward)
+        return term
+
+    def _note_backward(self, gradient: Tensor) -> None:
+        self._term_waits = False
+
+    def add_regularization(self, loss: Tensor) -> Tensor:
+        """Return the loss of a whole batch with the method's term, for steps without micro-batches.
+
+        Raises:
+            UsageError: if the step has micro-batches, none of which has the loss of the batch; or as `regularization`.
+        """
+        if self._parts > 1:
+            raise UsageError(
+                f"hooks.add_regularization needs the loss of a whole batch, and this step has {self._parts} "
+                "micro-batches: call hooks.regularization(sum_of_losses).backward() after their backwards"
+            )
+        return loss + self.regularization(loss)
+
+    def optimizer_step(self, step: Callable[[], Any] | None = None) -> bool:
+        """Run the optimizers and the two hooks around them, as `MethodRunner.optimizer_step` does.
+
+        Raises:
+            UsageError: if the method's term of this step had no backward: the method would have no effect.
+        """
+        if self._term_waits:
+            raise UsageError(
+                "the term that hooks.regularization returned had no backward, so that the method would have no effect: "
+                "call hooks.regularization(loss).backward()"
+            )
+        return super().optimizer_step(step)
+
+    def end_step(self) -> None:
+        super().end_step()
+        self._parts, self._term_waits = self.ctx.micro_batches, False
+
+    def save(self, path: str | Path, **others: Any) -> None:
+        """Write all that the training needs to go on with equal bits to a file; every rank calls it.
+
+        The file has model, optimizers, averages, the state of the method, its reconfigurations, and the states of
+        torch's and Python's generators of random numbers on every rank. An existing file is replaced at once, so that a
+        killed process leaves the old one or the new one.
+
+        Args:
+            path: The file, which rank 0 writes.
+            others: What else to save, by name: objects with a `state_dict`, such as a scheduler or a gradient scaler,
+                or plain data: numbers, texts, tensors, and lists and dictionaries of these.
+
+        Raises:
+            UsageError: on every rank, if one of `others` is neither or the file cannot be written.
+        """
+        _save(Path(path), self, others)
+
+    def load(self, path: str | Path, **others: Any) -> dict[str, Any]:
+        """Continue a training that `save` wrote: cut the new model and load everything; every rank calls it.
+
+        Call it after `attach`, and wrap or compile the model afterwards.
+
+        Args:
+            path: The file, which every rank reads.
+            others: Objects with a `load_state_dict`, by the names that `save` was given.
+
+        Returns:
+            The others that were saved and have no object here, such as plain data, by name.
+
+        Raises:
+            UsageError: if the file cannot be read, or was written for another model, method, or number of optimizers,
+                averages or ranks.
+        """
+        return _load(Path(path), self, others)
+
+    def save_model(self, path: str | Path, average: nn.Module | None = None) -> None:
+        """Write the network as it is used in evaluation to a file that needs neither the method nor the training.
+
+        `suite.checkpoint.load_model(path, model)` reads it into a newly built model.
+
+        Args:
+            path: The file, which rank 0 writes.
+            average: Write this one of `averages` in place of the model.
+        """
+        _save_model(Path(path), self, self.model if average is None else bare(average, self.model))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._term_of = None
+
+
+def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
+    """Write the state of a training; `OwnLoop.save` describes it."""
+    # Every rank needs its own random numbers again, in a single file, so that no kill leaves files of two steps.
+    generators = runner.ranks.gather(_random_state(runner.ctx.device))
+    failure = ""
+    if runner.ranks.rank == 0:
+        try:
+            model_files.save(path, _state(runner, others) | {"random": generators})
+        except UsageError as error:
+            failure = str(error)
+        except OSError as error:
+            failure = in_words(error)
+    if failure := runner.ranks.from_first(failure):
+        raise UsageError(failure)
+
+
+def _state(runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "method": _method(runner),
+        "counts": _counts(runner),
+        "reconfigurations": [plan.to_json() for plan in runner.reconfigurations],
+        "model": runner.model.state_dict(),
+        "optimizers": [one.state_dict() for one in _optimizers(runner)],
+        "averages": [average.state_dict() for average in runner.averages],
+        "hooks": runner.state_dict(),
+        "others": {name: _plain(name, value) for name, value in others.items()},
+    }
+
+
+def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Continue from `_save`; `OwnLoop.load` describes it."""
+    for name, value in others.items():
+        if not hasattr(value, "load_state_dict"):
+            raise UsageError(
+                f"load has to get objects with a load_state_dict; {name} is a {type(value).__name__}: leave it out, "
+                "and take it from what load returns"
+            )
+    if len(runner.reconfigurations) > runner.begun_with:
+        raise UsageError("the model was cut already; build it again and apply the method, then load")
+    optimizers = _optimizers(runner)
+    state = model_files.load(path, runner.ctx.device)
+    if state.get("kind") != KIND:
+        raise UsageError(f"{path}: was not written by hooks.save")
+    if state["format"] != FORMAT:
+        raise UsageError(f"{path}: has format {state['format']}; this version reads {FORMAT}")
+    here = _counts(runner)
+    for what, value in state["counts"].items():
+        if value != here[what]:
+            raise UsageError(f"{path}: was saved with {value} {what}, here there are {here[what]}")
+    theirs, ours = state["method"], _method(runner)
+    for what in {**ours, **theirs}:
+        if theirs.get(what) != ours.get(what):
+            raise UsageError(f"{path}: was saved with {what} {theirs.get(what)}, here it is {ours.get(what)}")
+    for name in others:
+        if name not in state["others"]:
+            raise UsageError(f"{path}: has no '{name}'{nearest(name, state['others'])}")
+    # Cut the model first, so that everything has the shapes that were saved.
+    _replay(path, runner, state)
+    _load_into(path, "the model", runner.model, state["model"])
+    for number, (optimizer, own) in enumerate(zip(optimizers, state["optimizers"], strict=True), start=1):
+        _load_into(path, f"optimizer {number}, {type(optimizer).__name__},", optimizer, own)
+    for average, own in zip(runner.averages, state["averages"], strict=True):
+        _load_into(path, f"the average, {type(average).__name__},", average, own)
+    runner.load_state_dict(state["hooks"])
+    for name, value in others.items():
+        _load_into(path, name, value, state["others"][name])
+    _set_random_state(state["random"][runner.ranks.rank], runner.ctx.device)
+    return {name: value for name, value in state["others"].items() if name not in others}
+
+
+def _save_model(path: Path, runner: OwnLoop, model: nn.Module) -> None:
+    """Write a bare model, or a bare average of its weights, with the weights that its forward uses."""
+    if runner.ranks.rank:
+        return
+    tensors = model.state_dict()
+    with torch.no_grad():
+        for name, layer in model.named_modules():
+            if isinstance(layer, PlannedLayer):
+                tensors[f"{name}.weight"] = layer.forward_weight(layer.weight)
+    ctx = runner.ctx
+    try:
+        model_files.save_model(
+            path,
+            model,
+            tensors=tensors,
+            name="",
+            num_classes=ctx.num_classes,
+            input_shape=ctx.input_shape,
+            reconfigurations=runner.reconfigurations,
+        )
+    except OSError as error:
+        raise UsageError(in_words(error)) from error
+
+
+def _optimizers(runner: OwnLoop) -> list[torch.optim.Optimizer]:
+    optimizer = runner.ctx.optimizer
+    if optimizer is None:
+        raise UsageError("no optimizer is attached; call hooks.attach(optimizer) first")
+    return list(getattr(optimizer, "parts", [optimizer]))
+
+
+def _method(runner: OwnLoop) -> dict[str, str]:
+    """Return the method's name and its parameters, as text."""
+    method = runner.method
+    # `Method` itself is not a dataclass.
+    names: list[str] = [one.name for one in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+    return {"method": type(method).__name__, **{name: repr(getattr(method, name)) for name in names}}
+
+
+def _counts(runner: OwnLoop) -> dict[str, int]:
+    return {
+        "optimizers": len(_optimizers(runner)),
+        "averages": len(runner.averages),
+        "ranks": runner.ranks.size,
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the state of an object, or plain data.
+
+    Raises:
+        UsageError: if `load` could not read it, because it holds objects of other classes.
+    """
+    state = value.state_dict() if hasattr(value, "state_dict") else value
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+        buffer.seek(0)
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{name} cannot be saved: a {type(value).__name__} is no plain data (numbers, texts, tensors, lists and "
+            "dictionaries of these) and has no state_dict of plain data"
+        ) from error
+    return state
+
+
+def _replay(path: Path, runner: OwnLoop, state: Mapping[str, Any]) -> None:
+    try:
+        runner.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
+    except ValueError as error:
+        raise UsageError(f"{path}: does not fit this model: {error}") from error
+    _compare(path, state["model"], runner.model.state_dict())
+
+
+def _compare(path: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
+    """Raise a `UsageError` that names the first tensor by which two models differ."""
+    for name in {**ours, **theirs}:
+        shapes = [tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (theirs, ours)]
+        if shapes[0] != shapes[1]:
+            raise UsageError(f"{path}: is of another model: its '{name}' is {shapes[0]}, here {shapes[1]}")
+
+
+def _load_into(path: Path, what: str, target: Any, state: Any) -> None:
+    try:
+        target.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UsageError(f"{path}: does not fit {what}: {str(error).splitlines()[0]}") from error
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of torch's and Python's generators in this process."""
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"torch": torch.get_rng_state(), "cuda": on_gpu, "python": random.getstate()}
+
+
+def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))

@@ -1,0 +1,167 @@
+"""Which number format is faster for a network: dense steps in float32 and in bfloat16, in turn, once per machine.
+
+Processors with bfloat16 arithmetic are not faster with it in every network: depthwise convolutions, for example, can
+take longer. The answer is stored in `$PDT_CHOICES`, or in `choices` in the folder of compiled kernels. Remove it there
+to measure again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cache import choices_folder, make_folder
+from suite import files
+from suite.engine.cost.hardware import hardware_id
+from suite.engine.cost.interleaved import interleaved_times, ratio_of
+from suite.engine.cost.torch_hardware import hardware_facts
+from suite.errors import UsageError
+from suite.files import canonical_json
+from suite.measure.steps import Steps, warm_up
+from suite.task import Splits
+from suite.trials.building import build_trainer, inputs_of
+from suite.trials.engines.local import environment
+from suite.trials.engines.subprocess_call import call_in_subprocess
+from suite.trials.plugin_files import digests
+from suite.trials.spec import TrialSpec
+
+log = logging.getLogger(__name__)
+
+MARGIN = 0.1
+"""Share of bfloat16's time by which float32 has to be faster, over the whole interval of the ratio."""
+FEWEST_PAIRS, MOST_PAIRS = 5, 15
+LONGEST_S = 30.0  # of the pairs, if the fewest take less
+FORMAT = 1  # of the stored answers; increase it when the measurement changes
+
+
+def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, str], str]:
+    """Return for each task and model `float32` if its steps are at least 10 % faster than in `bfloat16`.
+
+    Args:
+        trials: Trials of this machine in `bfloat16`; the first of each task and model is measured.
+        jobs: Number of trials that run at the same time.
+
+    Raises:
+        UsageError: A measurement failed.
+    """
+    threads = int(environment(jobs)["OMP_NUM_THREADS"].partition(",")[0])
+    found: dict[tuple[str, str], str] = {}
+    for trial in trials:
+        if (trial.task, trial.model) not in found:
+            ratio = _ratio(trial, threads)
+            found[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
+            log.info(
+                "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
+                trial.task, trial.model, found[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
+            )  # fmt: skip
+    return found
+
+
+def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:
+    """Return the stored result of `measure`, or measure in a process of its own and store the result."""
+    question = canonical_json(_question(trial, threads))
+    if (stored := _stored(question)) is not None:
+        return stored
+    log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)
+    try:
+        ratio: dict[str, float] = call_in_subprocess(
+            f"{__name__}:measure", {"spec": trial.to_json()}, trial.device, trial.plugins, threads, trial.arithmetic
+        ).value
+    except RuntimeError as error:
+        raise UsageError(f"--dtype auto: {error}; type --dtype float32 or bfloat16") from error
+    _store(question, ratio)
+    return ratio
+
+
+def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
+    """Return the ratio of the times of a dense step in float32 and in bfloat16, with its interval.
+
+    Images and labels are random, the learning rate is 0, and the steps are eager: the ratio contains neither the time
+    of reading images nor what a method adds.
+    """
+    trial = TrialSpec.from_json(spec)
+    recipe = {**trial.recipe, "train_sizes": (), "size_milestones": (), "lookahead_steps": 0, "ema": 0.0}
+    shape, classes = inputs_of(trial)
+    generator = torch.Generator().manual_seed(0)
+    size = trial.recipe["batch_size"] // trial.processes
+    images = torch.randn(size, *shape, generator=generator).to(device, memory_format=torch.channels_last)
+    batch = _OneBatch(images, torch.randint(classes, (size,), generator=generator).to(device))
+    steps = []
+    for dtype in ("float32", "bfloat16"):
+        dense = dataclasses.replace(
+            trial, method="dense", variant="", parameters={}, depends_on={}, files={}, dtype=dtype,
+            recipe={**recipe, "batch_size": size},
+        )  # fmt: skip
+        trainer = build_trainer(dense, Path(), Splits(train=batch, test=batch), eager=True)
+        trainer.progress.lr_scale = 0.0
+        steps.append(Steps(trainer))
+    seconds = sum(warm_up(one) for one in steps)
+    pairs = min(MOST_PAIRS, max(FEWEST_PAIRS, int(LONGEST_S / seconds)))
+    ratio = ratio_of(*interleaved_times([one.timed for one in steps], pairs).T)
+    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+
+
+class _OneBatch:
+    """A data set of one batch, which every epoch repeats."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images, self._labels = images, labels
+        self.num_samples = len(labels)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return 1
+
+    def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self._images, self._labels
+
+
+def _question(trial: TrialSpec, threads: int) -> dict[str, Any]:
+    """Return what decides the ratio: the geometry of the network's step, and the machine."""
+    defined_by = {kind: one for kind, one in trial.defined_by.items() if kind == "model"}
+    read = ("batch_size", "micro_batches", "optimizer", "clip_norm", "mixup", "cutmix")
+    return {
+        "format": FORMAT,
+        "model": [trial.model.partition("[")[0], trial.model_parameters, digests(defined_by)],
+        "inputs": inputs_of(trial),
+        "recipe": {name: trial.recipe[name] for name in read},
+        "processes": trial.processes,
+        "hardware": hardware_id(hardware_facts(torch.device(trial.device))),
+        "threads": threads,
+        "torch": torch.__version__,
+        "arithmetic": trial.arithmetic,
+    }
+
+
+def _path(question: str) -> Path:
+    return choices_folder() / f"dtype-{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
+
+
+def _stored(question: str) -> dict[str, float] | None:
+    path = _path(question)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["question"] != json.loads(question):
+            raise ValueError("it answers another question")
+        return {name: float(content["ratio"][name]) for name in ("median", "low", "high")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is not used (%s); the times are measured again", path, error)
+        return None
+
+
+def _store(question: str, ratio: Mapping[str, float]) -> None:
+    path = _path(question)
+    try:
+        make_folder(path.parent)
+        files.write(path, json.dumps({"question": json.loads(question), "ratio": ratio}, indent=1) + "\n")
+    except OSError as error:
+        log.warning("%s cannot be written (%s); the next command measures again", path, error.strerror or error)

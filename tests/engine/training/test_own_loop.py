@@ -1,0 +1,276 @@
+"""What a loop of one's own may get wrong is refused in one line, and its files continue with equal bits."""
+
+import dataclasses
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from own_loops import METHODS, Loop, net
+from small_methods import Nothing, Shrinks
+from small_training import CLASSES, RECIPE, SHAPE, SmallBatches, small_net
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from suite.checkpoint import load_model
+from suite.errors import UsageError
+from suite.ops import apply, restore
+
+RECIPE = dataclasses.replace(RECIPE, momentum=0.9, nesterov=False, weight_decay=0.0, epochs=4)
+IMAGES, LABELS = next(SmallBatches(64, seed=1).epoch(0, 16))
+
+
+def hooks(method, model=None, **context):
+    sizes = {"input_shape": SHAPE, "num_classes": CLASSES, "epochs": 4, "batch_size": 16}
+    return apply(model or net(), method, **(sizes | context))
+
+
+def sgd(*parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+# The term of a step
+
+
+def test_the_term_is_asked_for_once_a_step_and_has_a_backward():
+    own = hooks(METHODS["prunetrain"]())
+    own.attach(sgd(*own.model.parameters()))
+    loss = F.cross_entropy(own.model(IMAGES), LABELS)
+    term = own.regularization(loss)
+    with pytest.raises(UsageError, match=r"hooks\.regularization was called twice in step 0: call it once a step"):
+        own.regularization(loss)
+    with pytest.raises(UsageError, match="twice in step 0"):
+        own.add_regularization(loss)
+    loss.backward()
+    with pytest.raises(UsageError, match="had no backward, so that the method would have no effect"):
+        own.optimizer_step()
+    term.backward()
+    own.optimizer_step()
+    own.regularization(loss.item())  # a number is as good as a tensor
+    own.end_step()  # a skipped step needs no backward
+    own.regularization(loss).backward()
+    own.optimizer_step()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(name):
+    own = hooks(METHODS[name]())
+    own.attach(sgd(*own.model.parameters()))
+    grads = []
+    for add in (True, False):
+        own.model.zero_grad()
+        loss = F.cross_entropy(own.model(IMAGES), LABELS)
+        if add:
+            own.add_regularization(loss).backward()
+        else:
+            loss.backward()
+            own.regularization(loss).backward()
+        grads.append([one.grad for one in own.model.parameters()])
+        own.end_step()
+    for first, second in zip(*grads, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_loss_of_a_part_is_refused():
+    own = hooks(Nothing())
+    own.begin_micro_batch(1, 2)
+    with pytest.raises(UsageError, match=r"needs the loss of a whole batch, and this step has 2 micro-batches: call"):
+        own.add_regularization(torch.tensor(1.0))
+    with pytest.raises(UsageError, match="the mean loss of a batch, not 3 numbers"):
+        own.regularization(torch.ones(3))
+    with pytest.raises(UsageError, match="this step has 4 micro-batches"):
+        hooks(Nothing(), micro_batches=4).add_regularization(torch.tensor(1.0))
+
+
+# Optimizers
+
+
+def test_a_parameter_that_can_be_cut_and_is_in_no_optimizer_is_named():
+    own = hooks(Shrinks(), small_net())
+    *most, bias = own.model.parameters()
+    own.model[4].bias.requires_grad_(False)  # it is frozen, and needs none
+    trained = [one for one in most if one.requires_grad]
+    with pytest.raises(UsageError, match=r"Shrinks may cut parameter '0\.weight', which no attached optimizer has"):
+        own.attach(sgd(*trained[1:]), sgd(bias))
+    own.attach(sgd(*trained[1:]), sgd(trained[0]))  # the bias has one element for each class
+    hooks(Nothing()).attach(sgd(nn.Parameter(torch.ones(1))))  # a method that cuts nothing
+
+
+def test_what_is_no_optimizer_is_refused():
+    own = hooks(Nothing())
+    for wrong in ([sgd(*own.model.parameters())], own.model.parameters()):
+        with pytest.raises(UsageError, match=r"as in hooks\.attach\(first, second\); not a"):
+            own.attach(wrong)
+    with pytest.raises(UsageError, match="attach needs at least one optimizer"):
+        own.attach()
+    with pytest.raises(UsageError, match="no optimizer is attached"):
+        own.optimizer_step()
+
+
+def test_states_of_several_optimizers_are_cut_and_read_as_one():
+    loop = Loop(METHODS["prunetrain-proximal"](), RECIPE, net(), optimizers=3)
+    loop.epoch(0)
+    acts = loop.hooks.ctx.optimizer
+    assert len(acts.param_groups) == 3
+    assert len(acts.state) == len(list(acts.state)) == len(list(loop.model.parameters()))
+    for one in loop.model.parameters():
+        assert acts.state[one]["momentum_buffer"].shape == one.shape
+        assert acts.state.get(one) is acts.state[one]
+    assert acts.state.get(nn.Parameter(torch.ones(1))) is None
+    assert loop.model[2].weight.shape != net()[2].weight.shape
+
+
+def test_state_of_another_shape_is_seen_after_a_first_step_that_was_skipped():
+    class Rows(torch.optim.SGD):
+        def step(self):
+            super().step()
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["rows"] = torch.zeros(parameter.shape[0])
+
+    own = hooks(Shrinks(), small_net())
+    own.attach(Rows(own.model.parameters(), lr=0.1))
+    own.end_step()
+    own.model(IMAGES).sum().backward()
+    with pytest.raises(UsageError, match="the state of Rows cannot be cut with it"):
+        own.optimizer_step()
+
+
+# Averages
+
+
+def test_an_average_that_was_made_before_the_method_follows_its_masks():
+    model = net()
+    before = AveragedModel(model)
+    own = hooks(METHODS["masked"](), model)
+    own.attach(sgd(*model.parameters()), averages=[before])
+    for _ in range(5):
+        F.cross_entropy(model(IMAGES), LABELS).backward()
+        own.optimizer_step()
+        before.update_parameters(model)
+    assert (before.module[2].weight[own.method.masks["2"].logical_not()] != 0).any()
+    own.end_epoch()
+    own.finish()
+    for name, mask in own.method.masks.items():
+        assert not before.module.get_submodule(name).weight[~mask].any()
+    assert type(restore(before).module[2]) is nn.Conv2d
+
+
+def test_what_is_no_copy_of_the_model_is_refused():
+    own = hooks(Nothing())
+    with pytest.raises(UsageError, match=r"this Linear has no '0\.bias'"):
+        own.attach(sgd(*own.model.parameters()), averages=[nn.Linear(1, 1)])
+
+
+# Wrapped models
+
+
+def test_wrapped_and_compiled_models_are_refused():
+    class FullyShardedDataParallel(nn.Sequential):
+        """Named as torch's, which needs a process group."""
+
+    for wrapped, said in (
+        (nn.DataParallel(net()), "DataParallel is not supported.*use DistributedDataParallel"),
+        (nn.Sequential(FullyShardedDataParallel(net())), r"sharded models \(FSDP\) are not supported"),
+        (torch.compile(net(), backend="eager"), "compiled; apply the method to the bare model first"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            hooks(Nothing(), wrapped)
+
+
+# Files
+
+
+def start(name, compiled=False):
+    return Loop(METHODS[name](), RECIPE, net(), optimizers=2, ema=0.8, compiled=compiled)
+
+
+def steps(loop, first, last):
+    """Run steps of the training, from `first` to before `last`."""
+    batches = [list(SmallBatches(64, seed=1).epoch(number, 16)) for number in range(4)]
+    for number in range(first, last):
+        loop.step(*batches[number // 4][number % 4])
+        if number % 4 == 3 and loop.hooks.end_epoch() is not None:
+            loop.wrap()
+
+
+@pytest.mark.parametrize("stop", [2, 9, 12])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, tmp_path):
+    def everything(loop):
+        return [*loop.model.state_dict().values(), *loop.average.state_dict().values(), torch.rand(1)]
+
+    torch.manual_seed(5)
+    loop = start(name)
+    steps(loop, 0, stop)
+    torch.rand(stop)
+    loop.hooks.save(tmp_path / "state.pt", scheduler=loop.schedules[0], epoch=stop // 4, note={"best": [0.5, "x"]})
+    steps(loop, stop, 16)
+    wanted = everything(loop)
+    torch.manual_seed(6)
+    again = start(name)
+    found = again.hooks.load(tmp_path / "state.pt", scheduler=again.schedules[0])
+    again.wrap()
+    assert found == {"epoch": stop // 4, "note": {"best": [0.5, "x"]}}
+    assert again.hooks.ctx.batch_index == stop % 4
+    steps(again, stop, 16)
+    for one, other in zip(everything(again), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
+    path = tmp_path / "state.pt"
+    loop = start("prunetrain")
+    steps(loop, 0, 4)
+    assert loop.hooks.reconfigurations
+    loop.hooks.save(path, epoch=1)
+    for other, said in (
+        (lambda: loop, "the model was cut already; build it again"),
+        (lambda: start("dense"), "was saved with method PruneTrain, here it is Dense"),
+        (lambda: Loop(METHODS["prunetrain"](), RECIPE, net(), ema=0.8), "saved with 2 optimizers, here there are 1"),
+        (lambda: Loop(METHODS["prunetrain"](), RECIPE, net(), optimizers=2), "with 1 averages, here there are 0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            other().hooks.load(path)
+    new = start("prunetrain")
+    with pytest.raises(UsageError, match="has no 'schedule'; known: epoch"):
+        new.hooks.load(path, schedule=new.schedules[0])
+    with pytest.raises(UsageError, match="epoch is a int: leave it out"):
+        start("prunetrain").hooks.load(path, epoch=1)
+    with pytest.raises(UsageError, match="loop cannot be saved: a Loop is no plain data"):
+        loop.hooks.save(path, loop=loop)
+    torch.save({"model": {}}, tmp_path / "other.pt")
+    with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
+        start("prunetrain").hooks.load(tmp_path / "other.pt")
+    with pytest.raises(UsageError, match="No such file or directory"):
+        loop.hooks.save(tmp_path / "none" / "state.pt")
+    wide = net()
+    wide[8] = nn.Linear(32, 9)
+    other = Loop(METHODS["prunetrain"](), RECIPE, wide, optimizers=2, ema=0.8)
+    with pytest.raises(UsageError, match=r"of another model: its '8.weight' is \(4, \d+\), here \(9, \d+\)"):
+        other.hooks.load(path)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_is_used_elsewhere_without_its_training(name, tmp_path):
+    loop = start(name)
+    steps(loop, 0, 14)
+    for average in (None, loop.average):
+        loop.hooks.save_model(tmp_path / "model.pt", average)
+        alone = load_model(tmp_path / "model.pt", net())
+        own = loop.model if average is None else loop.average.module
+        assert torch.equal(alone(IMAGES), own.eval()(IMAGES))
+        assert {type(layer).__module__.partition(".")[0] for layer in alone.modules()} == {"torch"}
+    with pytest.raises(UsageError, match=r"build it again and give it: load_model\(path, model\)"):
+        load_model(tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="its tensors do not fit the given model"):
+        load_model(tmp_path / "model.pt", nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(4)))
+
+
+def test_a_restored_model_can_be_saved_whole_although_it_was_planned():
+    model = net()
+    own = hooks(METHODS["sdgp"](), model)
+    own.finish()
+    buffer = io.BytesIO()
+    torch.save(restore(model), buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(IMAGES), model(IMAGES))
