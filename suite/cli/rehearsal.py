@@ -41,9 +41,7 @@ FEWEST_STEPS = 200
 class Unfit(UsageError):
     """A method cannot train a network. Its text names the method, the model and the task; `reason` does not."""
 
-    def __init__(self, trial: TrialSpec, reason: str) -> None:
-        super().__init__(f"{trial.label} cannot train {trial.model} on task {trial.task}: {reason}")
-        self.reason = reason
+    reason = ""
 
 
 def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: bool = False) -> dict[str, str]:
@@ -178,7 +176,9 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
         runner.attach(make_optimizer(model, recipe))
     except (UsageError, ValueError) as error:
-        raise Unfit(trial, str(error)) from error
+        unfit = Unfit(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}")
+        unfit.reason = str(error)
+        raise unfit from error
 
 
 def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:

@@ -245,6 +245,8 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
+    if not parameters["ignore"]:  # trials keep the ids that they had before every method had this parameter
+        del parameters["ignore"]
     before = {}
     for text in method.depends_on():
         read_names(text, "method", f"{choice} depends on")

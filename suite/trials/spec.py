@@ -32,7 +32,7 @@ class TrialSpec:
 
     Attributes:
         method: Name of the method.
-        parameters: Values of all parameters of the method.
+        parameters: Values of all parameters of the method, but for an empty `ignore`.
         method_version: `Method.version`.
         variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
         task: Task with the parameters that differ from the defaults of its preset: `imagenette[image_size=160]`.
@@ -97,10 +97,8 @@ class TrialSpec:
             determines["arithmetic"] = self.arithmetic
         if self.depends_on:
             determines["depends_on"] = self.depends_on
-        # Every method has `ignore`; trials from before it have the id that they had.
-        if self.files or not self.parameters.get("ignore", True):
-            own = {name: value for name, value in self.parameters.items() if name != "ignore" or value}
-            determines["parameters"] = {**own, **self.files}
+        if self.files:
+            determines["parameters"] = {**self.parameters, **self.files}
         if self.defined_by:
             determines["defined_by"] = digests(self.defined_by)
         return hashlib.sha256(canonical_json(determines).encode()).hexdigest()

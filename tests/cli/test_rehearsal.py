@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import textwrap
 from types import SimpleNamespace
 
@@ -221,8 +222,9 @@ def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(netwo
     )  # fmt: skip
     registry.load_plugin("networks.py")
     trials = plan(suite)
-    with pytest.raises(UsageError, match=r"^sdgp cannot train toy_linear on task digits: no layer"):
+    with pytest.raises(UsageError, match=r"^sdgp cannot train toy_linear on task digits: no layer") as raised:
         rehearse(trials)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # a child process raises it
     unfit = rehearse(trials, skip_unfit=True)
     assert {one.partition("-")[0] for one in unfit} == {"sdgp"}
     assert len(unfit) == 2  # both seeds

@@ -222,7 +222,7 @@ def test_a_twin_differs_in_nothing_else_and_is_not_its_own(caplog):
         return random_twin(MethodChoice("picky", typed, Picky), "digits", preset)
 
     assert str(twin("quick", share=0.75)) == "picky[share=0.75,mode=random]"
-    assert twin("quick").parameters("digits", "quick") == {"share": 0.25, "mode": "random"}
+    assert twin("quick").parameters("digits", "quick") == {"share": 0.25, "mode": "random", "ignore": ()}
     assert twin("quick", mode="random") is None
     assert twin("smoke") is None  # the preset selects at random
     with caplog.at_level("INFO"):

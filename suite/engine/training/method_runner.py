@@ -140,7 +140,12 @@ class MethodRunner:
         for name in () if ctx.rehearsal else method.depends_on():
             if name not in ctx.others:
                 raise UsageError(f"{type(method).__name__} depends on a trial of '{name}'; pass its result in others=")
-        method.setup(ctx)
+        try:
+            method.setup(ctx)
+        except ValueError as error:
+            if method.ignore:
+                raise ValueError(f"{error} (ignore={','.join(method.ignore)} leaves out others)") from error
+            raise
         for first in () if ctx.rehearsal else method.begin(ctx):
             if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")

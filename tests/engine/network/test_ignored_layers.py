@@ -1,7 +1,6 @@
 """Layers that a method leaves out by name (`ignore`), and layers that are not trained."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from methods.sdgp import SDGP
 from suite.errors import UsageError
 from suite.method import Method
 from suite.ops import apply
-from suite.trials.spec import TrialSpec
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec
 
 
 class Masked(MaskedMethod):
@@ -113,6 +113,12 @@ def test_a_pattern_that_names_nothing_is_refused_with_the_nearest_names(method):
         started(resnet(1), method(ignore=("3.brunch.0",)))
 
 
+@pytest.mark.parametrize("method", [SDGP, PruneTrain, Masked])
+def test_a_refusal_says_that_layers_were_left_out(method):
+    with pytest.raises(ValueError, match=r"\(ignore=\*,0 leaves out others\)$"):
+        started(plain(), method(ignore=("*", "0")))
+
+
 def test_a_method_cannot_replace_the_parameter_of_every_method():
     with pytest.raises(TypeError, match=r"Own\.ignore would replace the parameter ignore of every method; rename it"):
 
@@ -121,13 +127,11 @@ def test_a_method_cannot_replace_the_parameter_of_every_method():
 
 
 def test_a_trial_that_ignores_nothing_has_the_id_that_it_had():
-    spec = TrialSpec(
-        method="sdgp", task="digits", model="tiny", preset="smoke", recipe={}, seed=0, device="cpu", dtype="float32",
-        data_copy={"checksum": "0"}, parameters={"n": 2},
-    )  # fmt: skip
-    none, one = ({"n": 2, "ignore": names} for names in ((), ("fc",)))
-    assert dataclasses.replace(spec, parameters=none).hash == spec.hash
-    assert dataclasses.replace(spec, parameters=one).hash != spec.hash
+    given = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
+    plain, empty, one = plan(SuiteSpec(methods="sdgp[n=1],sdgp[n=1,m=8,ignore=()],sdgp[n=1,ignore=prep.*]", **given))
+    assert "ignore" not in {**plain.parameters, **empty.parameters}
+    assert one.parameters == {**plain.parameters, "ignore": ("prep.*",)}
+    assert len({plain.hash, empty.hash, one.hash}) == 3
 
 
 def test_layers_that_are_not_trained_keep_channels_and_values_below_the_threshold():
