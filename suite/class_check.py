@@ -1,7 +1,7 @@
 """Check the class of a method when it is defined: its parameters, its constants and the arguments of its hooks.
 
-Without these checks, an attribute could silently be no parameter or silently be one, and a hook with other arguments
-would fail in the middle of a trial.
+Without these checks, an attribute could become or miss becoming a parameter without a message. A hook with wrong
+arguments would fail only in the middle of a trial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_class(cls: type, base: type, context: type) -> None:
         if kind is cls or dataclasses.is_dataclass(kind):
             _check_values(kind, base)
             _check_annotations(kind, base)
-        else:  # dataclasses take no fields from such a class
+        else:  # `base` is no part of such a class, and dataclasses take no fields from it
             _check_mixin(kind, base)
         for name, function in _functions(kind):
             if "plan_version" in function.__code__.co_names:
@@ -66,7 +66,7 @@ def check_facts(cls: type) -> None:
         if key not in declared(cls):
             raise TypeError(f"{where}: {cls.__name__} has no parameter '{key}'{nearest(str(key), declared(cls))}")
     try:
-        if values:  # otherwise, types of parameters that are defined later need not be known yet
+        if values:  # without values, types of parameters that are defined later need not be known yet
             check(cls, values, prefix=f"{where}: ")
     except ValueError as error:
         raise TypeError(str(error)) from None
@@ -94,7 +94,7 @@ def _check_annotations(cls: type, base: type) -> None:
     for name, annotation in inspect.get_annotations(cls).items():
         try:
             found = _evaluated(cls, annotation)
-        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
+        except NameError:  # the type is defined later; an unknown type is reported when the parameters are read
             continue
         constant = found is ClassVar or typing.get_origin(found) is ClassVar
         if callable(getattr(base, name, None)):
@@ -134,7 +134,7 @@ def _check_mixin(mixin: type, base: type) -> None:
 
 
 def _check_arguments(cls: type, name: str, hook: Any, base: type, context: type) -> None:
-    """Refuse a hook that cannot be called with its arguments, or that takes the context for one of its attributes."""
+    """Refuse a hook that does not accept the hook's arguments, or that takes one attribute in place of the context."""
     wanted = list(inspect.signature(_function(vars(base)[name])).parameters)
     signature = inspect.signature(hook)
     shown, arguments = ", ".join(signature.parameters), ", ".join(wanted)
@@ -158,7 +158,7 @@ def _evaluated(cls: type, annotation: Any) -> Any:
 
 
 def _is_member(value: Any) -> bool:
-    """Whether a value is a class, a function or a descriptor."""
+    """Return whether a value is a class, a function or a descriptor."""
     return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
 
 
