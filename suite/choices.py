@@ -174,7 +174,7 @@ class MethodChoice(Choice):
             parameters: Values that replace the typed ones. The other parameters keep their declared defaults.
             label: Name of the method in errors (default: the choice as text).
 
-            es:
+        Raises:
             UsageError: The constructor raised a `ValueError`. For a method of a plugin, any exception counts.
         """
         label = label or str(self)
@@ -208,7 +208,7 @@ class TaskChoice(Choice):
         Args:
             parameters: Values that replace the typed ones. The other parameters keep their declared defaults.
 
-            es:
+        Raises:
             UsageError: The constructor raised a `ValueError`. For a task of a plugin, any exception counts.
         """
         values = self._values(self.typed if parameters is None else parameters)
