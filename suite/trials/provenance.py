@@ -28,7 +28,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     Args:
         device: Device of the computation. Its GPU, or the CPU, determines the `hardware_id`.
     """
-    busy = busy_cores()  # measured first, because the rest starts programs
+    busy = busy_cores()  # measured first, before this function starts programs
     device = torch.device(device)
     hardware = hardware_facts(device)
     return {
@@ -79,7 +79,7 @@ def git_facts(root: Path) -> dict[str, Any]:
     commit = program_output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}
-    # Without optional locks, `status` does not write to the repository. An untracked method may be the one that ran.
+    # Optional locks would let `status` write to the repository. Untracked files count, because a method may be one.
     changed = program_output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
     return {"commit": commit, "dirty": bool(changed)}
 

@@ -23,7 +23,7 @@ Steps = Annotated[int, Ge(1), Le(10**12)]
 
 
 def _read_pairs(value: Any) -> Any:
-    """Return pairs of seconds from a text of microseconds, or the given ones to the microsecond."""
+    """Return pairs of seconds from text in microseconds, or given pairs rounded to microseconds."""
     if isinstance(value, str):
         words = value.split()
         if len(words) % 2 or not all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words):
@@ -59,7 +59,7 @@ class _OfPhase(Strict):
     """Steps of a phase of the training.
 
     Attributes:
-        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        image_size: Side of the training images in pixels; `None` for the side that an evaluation uses.
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
@@ -79,7 +79,7 @@ class StageTime(_OfPhase):
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
         start: Pairs in the state in which the stage began.
-        end: Pairs in the state in which it ended; empty if the trial has not kept it.
+        end: Pairs in the state in which the stage ended; empty if the trial has not kept that state.
     """
 
     epoch: Annotated[int, Ge(1)]
@@ -110,13 +110,13 @@ class DenseSteps(_OfPhase):
 
 
 class Order(Strict):
-    """What was drawn for a pass.
+    """The random choices of a pass.
 
     Attributes:
-        number: Number of the pass, from 0, which decides the seed and what is drawn.
+        number: Number of the pass, from 0. It decides the seed and the choices.
         place: Number of the method among those of its pass, from 1.
-        built_first: Which trainer was built first in the first state; it alternates from state to state.
-        steps_first: Which of them ran the first step of the first pair; it alternates from pair to pair.
+        built_first: The trainer that was built first in the first state; it alternates from state to state.
+        steps_first: The trainer that ran the first step of the first pair; it alternates from pair to pair.
     """
 
     number: Annotated[int, Ge(0)]
@@ -133,8 +133,8 @@ class PassTime(Strict):
         stages: The stages, in order.
         dense: Steps of dense training with this recipe, in order.
         reconfigure_s: Recorded seconds of the trial's reconfigurations.
-        twice: Pairs of steps of a second dense trainer and of the first.
-        order: What was drawn for this pass.
+        twice: Pairs of steps of a second dense trainer and of the first one.
+        order: The random choices of this pass.
         load: Largest number of cores that other programs used before, between or after the states.
         threads: Threads that torch computed with.
         provenance: Machine, versions, commit and time of the measurement (`suite.trials.provenance`).
@@ -171,7 +171,7 @@ class PassTime(Strict):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of steps in all stages."""
+        """Number of pairs of steps in all stages together."""
         return sum(len(stage.pairs) for stage in self.stages)
 
     @property
@@ -186,9 +186,9 @@ class PassTime(Strict):
 
     @cached_property
     def seconds(self) -> Mapping[Phase, float]:
-        """Seconds of a dense step in each phase: the median over all stages of it.
+        """Seconds of a dense step in each phase: the median over all stages of the phase.
 
-        Steps of two phases were not measured next to each other, so that a drift of the machine changes the shares of
+        Steps of different phases did not run next to each other. A drift of the machine therefore changes the shares of
         the phases in dense training a little, but not the ratios.
         """
         return {
@@ -213,15 +213,15 @@ class PassTime(Strict):
         return math.fsum([*parts, self.reconfiguration])
 
     def share_of_step(self, phase: Phase) -> float:
-        """Return the part of dense's training time that a dense step in a phase takes."""
+        """Return the share of dense training's time that one dense step in a phase takes."""
         return self.seconds[phase] / self.dense_s
 
     def relative_step(self, phase: Phase) -> float:
-        """Return the time of a dense step in a phase relative to the mean; 1 for a phase without any."""
+        """Return the time of a dense step in a phase relative to the mean step; 1 for a phase without steps."""
         return self.share_of_step(phase) * self.dense_steps if phase in self.seconds else 1.0
 
     def dense_share(self, progress: float) -> float:
-        """Return the part of dense's training time after a part of its steps."""
+        """Return the share of dense training's time that has passed after a share of its steps."""
         done, share = progress * self.dense_steps, 0.0
         for one in self.dense:
             steps = min(done, one.steps)
@@ -246,17 +246,17 @@ class MethodTime(Strict):
 
     @property
     def sound(self) -> tuple[PassTime, ...]:
-        """The passes that other programs did not disturb."""
+        """The passes that are not disturbed by other programs."""
         return tuple(one for one in self.passes if not one.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether no pass is undisturbed."""
+        """Whether other programs disturbed every pass."""
         return not self.sound
 
     @property
     def ratio(self) -> float:
-        """Geometric mean of the ratios of the undisturbed passes, or of all if there are none."""
+        """Geometric mean of the ratios of the undisturbed passes; of all passes if none is undisturbed."""
         counted = self.sound or self.passes
         return math.exp(math.fsum(math.log(one.ratio) for one in counted) / len(counted))
 

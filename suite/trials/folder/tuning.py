@@ -30,10 +30,10 @@ class Setting(Strict):
     """One setting of a method, as a mean over the seeds.
 
     Attributes:
-        values: Values of what is searched; empty for the default setting.
+        values: Values of the searched dimensions; empty for the default setting.
         trial_ids: Its trials, one for each seed.
         val_accuracy: Accuracy on the validation images; `None` unless all trials are done.
-        train_flops_effective, inference_flops_effective: What it costs.
+        train_flops_effective, inference_flops_effective: Cost of the setting.
         reason: Why it could not be chosen; empty if it could.
     """
 
@@ -51,9 +51,9 @@ class TunedMethod(Strict):
     Attributes:
         method: The method as typed.
         space: The dimensions of the space: name, default, and either values or bounds.
-        settings: What was tried; as many as the budget.
+        settings: The settings that were tried; as many as the budget.
         chosen: Index of the chosen setting; `None` if no setting could be chosen.
-        label: The method with the chosen values, as the final comparison names it; empty without a choice.
+        label: The method with the chosen values, as the final comparison names it; empty if no setting was chosen.
     """
 
     method: str
@@ -70,11 +70,11 @@ class Tuned(Strict):
         budget: Number of settings of each method.
         search_seed: Seed of the settings.
         seeds: Seeds of the trials of each setting.
-        task, model, preset: What was trained.
+        task, model, preset: The trials' task, model and preset.
         validation_images, split_seed: The validation split: this many training images, stratified by class.
         rule: How a setting is chosen.
         methods: The methods.
-        command: The command of the final comparison; empty unless every method has a choice.
+        command: The command of the final comparison; empty if a method has no chosen setting.
     """
 
     version: Literal[1] = 1
@@ -94,7 +94,7 @@ class Tuned(Strict):
 def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None]:
     """Return the settings with the reasons why some cannot be chosen, and the index of the chosen one (`RULE`).
 
-    The first setting is the default one. If it is not done, there is no limit of the cost.
+    The first setting is the default. If it is not done, the cost has no limit.
     """
     default, found = settings[0], []
     limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
