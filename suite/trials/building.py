@@ -93,7 +93,7 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
 
     Returns:
         `classes` and `train_images`. With a test split also `test_images`, and `largest_test_class` if the split gives
-            its labels: the number of test images of the most frequent class.
+        its labels: the number of test images of the most frequent class.
     """
     found = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:

@@ -13,14 +13,14 @@ _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohea
 
 
 def use_threads_of_environment() -> None:
-    """Set torch's number of threads to OMP_NUM_THREADS. Torch itself reads the variable only when it is imported."""
+    """Set torch's number of threads to OMP_NUM_THREADS, which torch itself reads only at its import."""
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
 
 
 def hardware_facts(device: torch.device) -> dict[str, Any]:
-    """Return what is known about the CPU, the memory and, if `device` is one, the GPU."""
+    """Return what is known about the CPU, the memory and, if `device` is a GPU, the GPU."""
     found: dict[str, Any] = {
         "device": device.type,
         **read_cpu().facts(),

@@ -29,9 +29,9 @@ class Cluster:
         nodes: Number of nodes.
         gpus: GPUs of a node; 0 for nodes that train on their CPUs.
         cpus: Cores of a node; 0 for nodes that train on GPUs.
-        link: Bytes per second between two nodes, in each direction; 0 if it was not given.
-        local: Bytes per second between two ranks of a node, in each direction; `link` if it was not given.
-        latency: Seconds of an exchange between two ranks without its bytes.
+        link: Bytes per second between two nodes, in each direction; 0 if not given.
+        local: Bytes per second between two ranks of a node, in each direction; `link` if not given.
+        latency: Seconds of an exchange between two ranks, without the time for its bytes.
     """
 
     nodes: int
@@ -82,7 +82,7 @@ def check_device(cluster: Cluster, device: str) -> None:
         device: `cpu` or `cuda`, on which the probe runs.
 
     Raises:
-        UsageError: It does not.
+        UsageError: The probe runs on another kind of device.
     """
     if (device == "cuda") != bool(cluster.gpus):
         other = ("cuda", "gpus") if device == "cuda" else ("cpu", "cpus")
@@ -122,7 +122,7 @@ class Communication:
 
 
 def check_trial(cluster: Cluster, trial: TrialSpec, threads: int) -> None:
-    """Check that a cluster can run a trial, and that its description suffices, before anything is probed.
+    """Check before any probe that a cluster can run a trial, and that the cluster's description suffices.
 
     Args:
         cluster: The cluster.
@@ -130,8 +130,8 @@ def check_trial(cluster: Cluster, trial: TrialSpec, threads: int) -> None:
         threads: Threads of each rank here, and therefore in the probe.
 
     Raises:
-        UsageError: A node has fewer cores than a rank has threads, there are fewer devices than ranks, or no bandwidth
-            was given for the gradients.
+        UsageError: A node has fewer cores than a rank has threads, there are fewer devices than ranks, or the
+            description has no bandwidth for the gradients.
     """
     if cluster.cpus and cluster.cpus < threads:
         raise UsageError(
@@ -155,7 +155,7 @@ def _bandwidth(cluster: Cluster, ranks: int, threads: int) -> float:
 def communication(trial: TrialSpec, prediction: Prediction, cluster: Cluster, threads: int) -> Communication:
     """Return the communication of the gradients of a data-parallel trial on a cluster, by the ring all-reduce model.
 
-    Ranks of one node use `local`, and ranks of several nodes `link`, since the slowest link of the ring decides.
+    The slowest link of the ring decides. Ranks of one node therefore use `local`, and ranks of several nodes `link`.
     `check_trial` must have accepted the trial.
     """
     ranks = trial.processes

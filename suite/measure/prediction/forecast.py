@@ -1,4 +1,4 @@
-"""The forecast of a command: what each trial is expected to take, and what exists already."""
+"""The forecast of a command: the expected cost of each trial, and the trials that exist already."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Forecast:
 
     Attributes:
         trial: The trial.
-        status: Status in the output folder: `done`, `running` and so on; empty if it was never started.
+        status: Status in the output folder: `done`, `running` and so on; empty if it never started.
         runs: Whether the command would run it.
-        prediction: What it is expected to take; `None` if it does not run or could not be probed.
-        communication: Modelled communication on the cluster; `None` without one.
+        prediction: Its expected cost; `None` if it does not run or could not be probed.
+        communication: Modelled communication on the cluster; `None` without a cluster.
         measured: Result of the trial if it is done.
         error: Why it could not be probed; empty otherwise.
     """
@@ -78,7 +78,8 @@ def forecast(
         trials: The trials of the command, in order.
         folder: Its output folder, which may not exist.
         only: Which trials the command runs: `missing`, `failed` or `all`.
-        jobs: Number of trials that run at the same time; as many probes do, so that they disturb each other alike.
+        jobs: Number of trials that run at the same time. As many probes run at once, so that they disturb each other
+            alike.
         probe: Function that probes a trial.
         show: Function that prints a line of progress.
     """
@@ -90,7 +91,7 @@ def forecast(
         record = read_record(store.trial_folder(trial.trial_id)) if status == "done" else None
         found.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
 
-    # Choose what to probe: one trial of each setting, and dense training in place of a trial that cannot start yet.
+    # Probe one trial of each setting. Dense training replaces a trial that cannot start yet.
     done = {one.trial.trial_id for one in found if one.status == "done"}
     probed = {
         one.trial.trial_id: one.trial if done.issuperset(one.trial.depends_on.values()) else dense_spec(one.trial)
@@ -104,12 +105,12 @@ def forecast(
 def _probe_all(
     trials: Sequence[TrialSpec], folder: Path, jobs: int, probe: Probe, show: Callable[[str], None]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the result of a probe by setting. Settings that differ in their epochs share that of a steady method."""
+    """Return the result of a probe by setting. Settings of a steady method that differ only in epochs share a probe."""
     results: dict[str, Mapping[str, Any]] = {}
     by_cost: dict[str, list[TrialSpec]] = {}
     for trial in {setting(trial): trial for trial in trials}.values():
         by_cost.setdefault(setting(trial, epochs=False), []).append(trial)
-    # The probe of a steady method saves those of its other settings, which shows only when it has ended.
+    # A steady method needs no probe of its other settings. Only the end of the first probe shows that it is steady.
     began, most = 0, sum(map(len, by_cost.values()))
 
     def run(group: list[TrialSpec]) -> None:

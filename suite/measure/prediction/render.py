@@ -16,7 +16,7 @@ from suite.measure.prediction.forecast import Forecast
 from suite.trials.controls import BASELINE
 from suite.trials.progress import duration
 
-_ALL = 0.995  # of dense's FLOPs
+_ALL = 0.995  # share of dense training's FLOPs
 
 KINDS = {
     "train_s": "measured for some steps, times the number of steps; modelled for other sizes of images",
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:
-    """Return the table with a row a setting, whose trials differ in their seeds; `at most` marks an upper bound."""
+    """Return the table with a row for each setting, over all of its seeds; `at most` marks an upper bound."""
     found = Table(
         title="What a trial of each setting takes, predicted by probes (docs/scaling.md); of done trials: means"
     )
@@ -45,7 +45,7 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
         found.add_column(name, justify="right", overflow="fold")
     differing = _differing(forecasts)
     settings: dict[tuple[str, str, bool], list[Forecast]] = {}
-    for one in forecasts:  # the cost does not depend on the learning rate, which is part of the label
+    for one in forecasts:  # the learning rate is part of the label, but the cost does not depend on it
         settings.setdefault((setting(one.trial), one.trial.label, one.trial.control), []).append(one)
     for (_, _, is_control), several in settings.items():
         first = next((one for one in several if one.prediction or one.error), several[0])
@@ -66,7 +66,7 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
 
 
 def _differing(forecasts: Sequence[Forecast]) -> list[str]:
-    """Return which of task, model and dtype the trials of a command have several of."""
+    """Return which of task, model and dtype have several values among the trials of a command."""
     return [name for name in ("task", "model", "dtype") if len({getattr(one.trial, name) for one in forecasts}) > 1]
 
 
@@ -77,7 +77,7 @@ def _sent(sent: Communication, one: Forecast) -> str:
 
 
 def _measured(done: Sequence[Forecast]) -> list[str]:
-    """Return the means of trials that are done."""
+    """Return the means over the trials that are done."""
 
     def mean(column: str) -> float | None:
         known = [one.measured[column] for one in done if one.measured.get(column) is not None]
@@ -114,7 +114,7 @@ def _most(prediction: Prediction, name: str) -> str:
 
 
 def notes(forecasts: Iterable[Forecast]) -> list[str]:
-    """Return one line for each assumption and each failure, with the trials that it concerns."""
+    """Return one line for each assumption and each failure, with the trials concerned."""
     found: dict[str, list[str]] = {}
     known = list(forecasts)
     differing = _differing(known)
@@ -175,7 +175,7 @@ def as_json(
     cluster: Cluster | None = None,
     cluster_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the forecast as plain data; numbers that are not known are null."""
+    """Return the forecast as plain data. Unknown numbers are null."""
     return {
         "folder": folder,
         "jobs": jobs,

@@ -193,7 +193,7 @@ def export_damage(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why `model.pt`, which exists, is not the file that the trial wrote; empty if it is, or is not in the record."""
+    """Return why `model.pt`, which exists, is not the trial's; empty if it is, or is not in the record."""
     expected = record.get("files", {}).get("model.pt")
     try:
         changed = expected is not None and _facts(folder / "model.pt") != expected

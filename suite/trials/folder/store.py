@@ -303,7 +303,7 @@ class Store:
         return found
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
-        """Return the trials to run, each with its folder. A trial that is done but damaged is among them, with a warning.
+        """Return the trials to run, each with its folder. They include done but damaged trials, with a warning.
 
         Args:
             only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
