@@ -1,7 +1,8 @@
 """Compile CUDA kernels with NVRTC to machine code for one device, and cache it on disk.
 
-Only CuPy's bindings of NVRTC are used: CuPy's own compilation always adds `-ftz=true`, which flushes subnormal numbers
-to zero and so changes results. Unlike PTX, machine code (a cubin) also loads with a driver older than the compiler.
+This module uses only CuPy's bindings of NVRTC. CuPy's own compilation always adds `-ftz=true`, which flushes subnormal
+numbers to zero and so changes results. Unlike PTX, machine code (a cubin) also loads with a driver older than the
+compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ELF_HEADER_BYTES = 64
 
 
 class CompileError(Exception):
-    """A kernel does not compile, or cannot be stored; the message is one line."""
+    """A kernel does not compile, or cannot be stored. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def compile_cubin(
             nvrtc.addNameExpression(program, kernel)
         try:
             nvrtc.compileProgram(program, (*options, f"--gpu-architecture={target}"))
-        except Exception as error:  # CuPy's NVRTCError, or another binding's
+        except Exception as error:  # NVRTCError of CuPy or of other bindings
             lines = str(nvrtc.getProgramLog(program)).splitlines()
             said = next((line.strip() for line in lines if "error" in line.lower()), str(error))
             raise CompileError(f"{file} for {target}: {said}") from error
@@ -101,7 +102,7 @@ def _whole(content: bytes) -> bytes:
     """Return a cubin with the length that its ELF header declares.
 
     CuPy treats the cubin as text and drops the last byte, which a file must have. A cubin ends with its table of
-    program headers, whose last byte is the highest byte of an alignment and therefore 0.
+    program headers. The last byte of that table is the highest byte of an alignment, and is therefore 0.
     """
     if len(content) < ELF_HEADER_BYTES:
         raise CompileError(f"NVRTC returned {len(content)} bytes, which is not a cubin")

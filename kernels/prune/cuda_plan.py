@@ -1,6 +1,6 @@
-"""Plans of the CUDA kernels that prune a gradient: arithmetic on its shape, the same on every machine.
+"""Plans of the CUDA kernels that prune a gradient, computed from its shape and equal on every machine.
 
-Nothing here touches a device; the tests execute the same plans on the CPU.
+No code here touches a device. The tests execute the same plans on the CPU.
 """
 
 from __future__ import annotations
