@@ -53,8 +53,8 @@ CLICKTRAIN = Recipe(
 # with `recipe.micro_batches=1` are the original arrangement.
 # Training images have 160 pixels until epoch 65, then sizes that grow linearly to 192 at epoch 76 (counted from 0). The
 # code rounds them to multiples of 32. Epoch 71 is therefore the first with 192, and no epoch has a size in between.
-# An evaluation resizes the central 224/256 of the shorter side to 256 pixels. `eval_resize=293`, which is 256 * 256 / 224
-# rounded, does the same.
+# An evaluation resizes the central 224/256 of the shorter side to 256 pixels. `eval_resize=293`, that is
+# 256 * 256 / 224 rounded, does the same.
 SDGP = Recipe(
     epochs=88,
     batch_size=4096,
