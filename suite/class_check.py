@@ -158,7 +158,6 @@ def _evaluated(cls: type, annotation: Any) -> Any:
 
 
 def _is_member(value: Any) -> bool:
-    """Return whether a value is a class, a function or a descriptor."""
     return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
 
 
@@ -167,7 +166,6 @@ def _function(value: Any) -> Any:
 
 
 def _functions(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the functions that a class defines, by name."""
     for name, value in vars(cls).items():
         if inspect.isfunction(_function(value)):
             yield name, _function(value)

@@ -93,7 +93,6 @@ def read_bytes(path: Path, option: str, limit: int = MAX_FILE_BYTES) -> bytes:
     A device or a pipe is refused, because it may never end.
 
     Args:
-        path: Path of the file.
         option: Name of the option for error messages.
         limit: Largest number of bytes.
 
@@ -243,7 +242,6 @@ def open_descriptor(path: Path, flags: int) -> int:
     """Open an ordinary file, which is created if it does not exist, and return its descriptor.
 
     Args:
-        path: Path of the file.
         flags: Flags of `os.open`.
 
     Raises:

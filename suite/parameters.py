@@ -38,7 +38,6 @@ class Parameter:
     """A parameter of a class or function.
 
     Attributes:
-        name: Name.
         annotation: Type, as an object that includes the bounds.
         default: Default value, or `REQUIRED`.
     """
@@ -226,7 +225,6 @@ def _convert(text: str, annotation: Any) -> Any:
 
 
 def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
-    """Split `Annotated[type, bound, ...]` into the type and its bounds."""
     if typing.get_origin(annotation) is not Annotated:
         return annotation, []
     plain, *metadata = typing.get_args(annotation)

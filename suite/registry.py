@@ -254,7 +254,6 @@ def get(kind: str, name: str) -> Any:
 
 
 def _load(entry: Entry) -> None:
-    """Import the module of an entry. The import registers the object."""
     if ":" in entry.origin:
         module_name, attribute = entry.origin.split(":", 1)
         thing = importlib.import_module(module_name)
@@ -266,7 +265,6 @@ def _load(entry: Entry) -> None:
 
 
 def _member(collection: Entry, name: str) -> Any:
-    """Return the member of a collection by its name."""
     if (collection.kind, collection.name) not in _objects:
         _load(collection)
     try:

@@ -160,7 +160,6 @@ class PaperRecipe(NamedTuple):
 
     Attributes:
         source: Name of the paper; empty for a recipe of this suite.
-        recipe: The recipe.
         preset: The preset that it belongs to.
         model: Default model of trials with this recipe; empty for that of the preset.
     """

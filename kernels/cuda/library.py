@@ -120,7 +120,6 @@ def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> _Kernel:
 
 
 def _line(error: Exception) -> str:
-    """Return the message of an error as one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
 

@@ -55,7 +55,6 @@ def library() -> Kernels | None:
 
 
 def _loaded(kernels: Kernels | None) -> Kernels:
-    """Return the given kernels, or those of this process."""
     found = kernels or library()
     assert found is not None, "sparse convolution was called without compiled kernels"
     return found
@@ -293,7 +292,6 @@ def _size(image: Tensor) -> Pair:
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """Return the memory of a weight as a vector."""
     return weight.as_strided((weight.numel(),), (1,))
 
 

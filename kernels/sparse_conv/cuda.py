@@ -248,7 +248,6 @@ def _empty(images: int, channels: int, window: Window, like: Tensor) -> CudaBloc
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """Return the memory of a weight as a vector."""
     return weight.as_strided((weight.numel(),), (1,))
 
 

@@ -66,7 +66,6 @@ def train_again(
 
 
 def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
-    """Return the specifications of the trials that a trial depends on, and then its own."""
     found = []
     for trial_id in spec.depends_on.values():
         record = read_record(folder / "trials" / trial_id)

@@ -87,7 +87,6 @@ def measure(
     """Profile steps of one stage of a trial, in turn with dense steps.
 
     Args:
-        spec: Specification of the trial.
         dense: Specification of dense training; `None` if that is the trial.
         trials: Folder of the trials.
         epoch: First epoch of the stage.

@@ -47,7 +47,6 @@ def run_pass(
 
     Args:
         verb: Verb of the command, for messages.
-        file: The file.
         folder: Folder of a suite.
         methods: Comma list of methods; empty for all.
         threads: Number of threads; `None` for that of the trials.

@@ -85,9 +85,7 @@ def trainer_of_stage(
     """Return a trainer that continues a trial from a state of one of its stages.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials.
-        splits: The images.
         path: File of the state; `None` for the new network.
         choose_again: Whether the method repeats the measurements that it chooses by (`Method.choose_again`).
         eager: Whether steps run eagerly, whatever the recipe's execution is.
@@ -123,7 +121,6 @@ def other_cost(steps: Steps, expected: Cost, executed_before: float, chosen_agai
     the stage.
 
     Args:
-        steps: The steps.
         expected: Cost of a step in the trial.
         executed_before: FLOPs that a step before the stage executed.
         chosen_again: Whether layers may have other backends than in the trial, and so execute other FLOPs.

@@ -183,7 +183,6 @@ def in_words(threads: int) -> str:
 
 
 def _threads_of_run() -> int:
-    """Return the threads of a trial that runs alone."""
     text = environment(1)["OMP_NUM_THREADS"].partition(",")[0]
     return int(text) if text.isdecimal() and int(text) else available_cores()
 

@@ -122,7 +122,6 @@ def build_trainer(
     """Return the trainer of a trial before its first step.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials that this one may depend on.
         splits: The data (`load_splits`).
         from_images: Whether a model whose initialisation depends on training images gets them. It needs none if weights
@@ -215,7 +214,6 @@ def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
 
     Args:
         model: The new model.
-        splits: The data.
         seed: Seed of the trial.
 
     Raises:

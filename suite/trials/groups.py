@@ -55,7 +55,6 @@ class Elsewhere:
     """Trials on another machine.
 
     Attributes:
-        machine: The machine.
         done: Finished trials.
         differences: Accuracy there minus here, as a fraction, for each method that has three seeds on both machines.
         refused: Why the trials do not count here; empty if they do.
@@ -196,7 +195,6 @@ def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
 
 
 def _steps(group: TrialGroup) -> float:
-    """Return the steps of dense; 0 if they are not recorded."""
     dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
     steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
     return math.fsum(steps) if all(steps) else 0.0

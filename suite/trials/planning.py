@@ -78,7 +78,6 @@ def plan(
     time and space.
 
     Args:
-        suite: The command.
         copies: The prepared data (`suite.task.DataCopy`) of each task, if an earlier plan with a recipe for the same
             images has prepared it.
         formats: Number formats of networks that differ from the suite's.

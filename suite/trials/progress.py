@@ -26,7 +26,6 @@ def work(recipe: Recipe, epochs: float) -> float:
     The time of a step is assumed to grow with the pixels of its images.
 
     Args:
-        recipe: The recipe.
         epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
     """
     if len(recipe.train_sizes) < 2:
@@ -60,7 +59,6 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
     """Return one line for an epoch, with the values that the record has.
 
     Args:
-        trial: The trial.
         record: Record of the epoch.
         before: Record of an earlier epoch. The epochs since then give the remaining time.
     """

@@ -61,7 +61,6 @@ class MethodSearch:
 
     Attributes:
         method: The method as typed.
-        dimensions: The space.
         settings: Values of the searched dimensions, by setting.
         labels: The method with the values of each setting, without those of the recipe.
         trials: Trials of each setting, by seed.
@@ -158,7 +157,6 @@ def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int,
 
     Args:
         choice: The method, with typed parameters.
-        dimensions: The space.
         budget: Number of settings.
         seed: Seed of the sequence, from 0.
 

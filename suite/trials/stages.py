@@ -153,7 +153,6 @@ def _same_images(first: Cost, second: Cost) -> bool:
 
 
 def _nearest(cost: Cost, others: Mapping[int, Cost]) -> int:
-    """Return the key of the nearest cost."""
     return min(others, key=lambda key: (not _same_images(others[key], cost), abs(others[key].executed - cost.executed)))
 
 

@@ -42,7 +42,6 @@ class TrialRun:
     """Builds the task, model and method of a spec, trains, and writes the trial's files.
 
     Args:
-        spec: Specification of the trial.
         folder: Folder of the trial.
         rank: Number of this process among those of the trial. Only rank 0 writes files; all ranks read checkpoints.
         began: When its process began, by `time.perf_counter` (default: now).

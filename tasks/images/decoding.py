@@ -105,7 +105,6 @@ def reduced_size(height: int, width: int, shorter_side: int) -> tuple[int, int]:
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:
-    """Convert an image of Pillow to (H, W, 3) uint8."""
     if image.mode in _SIXTEEN_BITS:
         wide = np.asarray(image).astype(np.int64).clip(0, 65535)
         grey = ((wide * 255 + 32767) // 65535).astype(np.uint8)

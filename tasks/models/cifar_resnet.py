@@ -61,7 +61,6 @@ class CifarResNet(nn.Module):
 
 
 def _stage(block: type[Block], blocks: int, channels: int, planes: int, stride: int) -> tuple[nn.Sequential, int]:
-    """Return the blocks of a stage, and its number of output channels."""
     made = planes * block.expansion
     downsample = None
     if stride != 1 or channels != made:

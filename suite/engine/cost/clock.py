@@ -403,7 +403,6 @@ def open_nvml(device: torch.device, load: Callable[[str], ctypes.CDLL] = ctypes.
     """Return the counter of a GPU, `nvmlDeviceGetTotalEnergyConsumption` (since Volta).
 
     Args:
-        device: The GPU.
         load: Function that opens a shared library.
 
     Raises:

@@ -66,9 +66,6 @@ class Traffic:
 class KeptGradients:
     """Masks of the gradients that a method uses (`Method.kept_gradients`), and the bytes of the other gradients.
 
-    Args:
-        method: The method.
-
     Attributes:
         masks: Masks by the id of the weight, without weights that several layers share and weights that are not
             trained.

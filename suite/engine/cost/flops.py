@@ -200,7 +200,6 @@ def _further(products: Sequence[Product], costs: Mapping[str, LayerCost]) -> lis
 
 
 def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -> None:
-    """Add a product of attention to the row of its module."""
     name = f"{product.module}:attention"
     shapes = [operand.shape for operand in product.operands]
     queries, others = shapes[-2:] if product.op == "baddbmm" else shapes[:2]

@@ -98,7 +98,6 @@ def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Return the loss of blank images, computed as in training."""
     device = first_parameter(model).device
     blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):

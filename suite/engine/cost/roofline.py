@@ -26,7 +26,6 @@ class Bound:
     """Lower bound of the time of a product.
 
     Attributes:
-        seconds: The bound.
         by: What determines it: `multiply-adds` or `bytes`.
     """
 

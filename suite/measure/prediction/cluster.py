@@ -78,7 +78,6 @@ def check_device(cluster: Cluster, device: str) -> None:
     """Check that the probe runs on the kind of device that the cluster has.
 
     Args:
-        cluster: The cluster.
         device: `cpu` or `cuda`, on which the probe runs.
 
     Raises:
@@ -125,8 +124,6 @@ def check_trial(cluster: Cluster, trial: TrialSpec, threads: int) -> None:
     """Check before any probe that a cluster can run a trial, and that the cluster's description suffices.
 
     Args:
-        cluster: The cluster.
-        trial: The trial.
         threads: Threads of each rank here, and therefore in the probe.
 
     Raises:

@@ -183,7 +183,6 @@ def setting(trial: TrialSpec, *, epochs: bool = True) -> str:
     """Return what the cost of a trial depends on: everything except its seed and the learning rate.
 
     Args:
-        trial: The trial.
         epochs: Whether the number of epochs is part of the result.
     """
     recipe = {

@@ -33,7 +33,6 @@ class Forecast:
     """A trial of the command.
 
     Attributes:
-        trial: The trial.
         status: Status in the output folder: `done`, `running` and so on; empty if it never started.
         runs: Whether the command would run it.
         prediction: Its expected cost; `None` if it does not run or could not be probed.

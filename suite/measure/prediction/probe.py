@@ -94,7 +94,6 @@ def probe(spec: dict[str, Any], trials: str, steps: int, seconds: float, device:
     """Probe a trial, and return plain data.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials that it may depend on.
         steps: Number of timed steps of a stage.
         seconds: Seconds that the steps may take together.
@@ -121,7 +120,6 @@ class Probe:
     """Runs one probe.
 
     Args:
-        trial: Specification of the trial.
         trials: Folder of the trials that it may depend on.
         steps: Number of timed steps of a stage.
         seconds: Seconds that the steps may take together.

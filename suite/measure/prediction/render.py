@@ -77,7 +77,6 @@ def _sent(sent: Communication, one: Forecast) -> str:
 
 
 def _measured(done: Sequence[Forecast]) -> list[str]:
-    """Return the means over the trials that are done."""
 
     def mean(column: str) -> float | None:
         known = [one.measured[column] for one in done if one.measured.get(column) is not None]

@@ -103,7 +103,6 @@ class Calls:
 
     Args:
         names: Names of the callbacks.
-        trial: The trial.
         make: Returns the callback of a name (default: an object of the registered class).
 
     Attributes:

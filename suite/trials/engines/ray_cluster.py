@@ -334,7 +334,6 @@ def write_token(folder: Path) -> Path:
 
 
 def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, dict[str, bytes]]) -> Ended:
-    """Run a trial, as a Ray task."""
     import ray  # an optional package
 
     # Ray repeats the trial if a node is killed. The worker on that node would otherwise train on.

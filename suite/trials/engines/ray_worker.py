@@ -32,7 +32,6 @@ class Job:
     """A trial for a worker.
 
     Attributes:
-        spec: The trial.
         folder: Its folder on the machine of the command.
         token: File that the command has written. A worker sees it if the output folder is shared.
         secret: Content of that file.
@@ -87,7 +86,6 @@ def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
     """Run a trial on this machine.
 
     Args:
-        job: The trial.
         at_a_time: Number of such trials that this machine runs at a time.
         sent: Content of the folders of the trial and of those that it depends on, by trial.
 

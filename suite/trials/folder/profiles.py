@@ -118,7 +118,6 @@ class StepProfile(Strict):
 
     @model_validator(mode="after")
     def _layers_add_up(self) -> StepProfile:
-        """Check that the layers' products sum to those of the step."""
         for product in ("forward", "dgrad", "wgrad"):
             total = sum(one.products[product].seconds or 0.0 for one in self.layers if product in one.products)  # type: ignore[index]
             if not math.isclose(total, self.parts.get(product, 0.0), rel_tol=1e-6, abs_tol=1e-9):  # type: ignore[call-overload]

@@ -65,7 +65,6 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
 
     Args:
         folder: Folder of the trial.
-        spec: Specification of the trial.
         status: One of `ENDED`, or `RUNNING`.
         message: Reason for the status.
         more: `result` and `provenance`, if they are known.

@@ -106,7 +106,6 @@ def rows(
     """Return the rows of all trials that have ended.
 
     Args:
-        store: The folder.
         none_runs: Whether the caller has locked the folder and runs no trial. A killed command then left every trial
             whose record says `running`.
         earlier: Rows of the existing table by trial id; see `row`.
@@ -159,7 +158,6 @@ def write_results(
     trials. Unknown columns are kept while they have values. Fields of the recipe are columns if trials differ in them.
 
     Args:
-        store: The folder.
         none_runs: See `rows`.
         forget: Ids of trials whose rows are removed if the folder does not have the trial; `--only all` repeats them.
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).

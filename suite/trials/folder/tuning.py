@@ -73,7 +73,6 @@ class Tuned(Strict):
         task, model, preset: The trials' task, model and preset.
         validation_images, split_seed: The validation split: this many training images, stratified by class.
         rule: How a setting is chosen.
-        methods: The methods.
         command: The command of the final comparison; empty if a method has no chosen setting.
     """
 

@@ -51,7 +51,6 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
 
 
 def _remove_meetings(folder: Path) -> None:
-    """Remove the files through which ranks of a trial have met."""
     for path in folder.glob(f"{MEETING}*"):
         path.unlink(missing_ok=True)
 
