@@ -51,7 +51,7 @@ def make_folder(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be created.
     """
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -89,8 +89,8 @@ def keep_code_of_torch_compile() -> None:
     if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         own = folder() / "inductor"
         make_folder(own)
-        for one in (own.parent, own):
-            check_folder(one)
+        for path in (own.parent, own):
+            check_folder(path)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own.resolve())
 
 

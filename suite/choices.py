@@ -67,10 +67,10 @@ class Choice:
         requests = read_list(text, cls.kind)
         if len(requests) != 1:
             raise UsageError(f"{cls.kind} '{text}': expected one, not a list")
-        found = cls.expand(requests[0])
-        if len(found) != 1:
-            raise UsageError(f"{cls.kind} '{text}': expected one, not a grid of {len(found)}")
-        return found[0]
+        choices = cls.expand(requests[0])
+        if len(choices) != 1:
+            raise UsageError(f"{cls.kind} '{text}': expected one, not a grid of {len(choices)}")
+        return choices[0]
 
     @classmethod
     def expand(cls, request: Request, definition: Any = None) -> list[Self]:

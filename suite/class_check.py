@@ -56,7 +56,7 @@ def check_facts(cls: type) -> None:
     if not isinstance(shrinks, bool):
         raise TypeError(f"{cls.__name__}.shrinks_network is {shrinks!r}; allowed: True, False")
     tuning: Any = vars(cls).get("tuning", ())
-    if not (isinstance(tuning, (tuple, list)) and all(isinstance(one, Tuning) for one in tuning)):
+    if not (isinstance(tuning, (tuple, list)) and all(isinstance(item, Tuning) for item in tuning)):
         raise TypeError(f"{cls.__name__}.tuning is {tuning!r}; write a tuple of suite.recipe.Tuning")
     values: Any = cls.random_twin  # type: ignore[attr-defined]
     where = f"{cls.__name__}.random_twin"
@@ -93,10 +93,10 @@ def _check_annotations(cls: type, base: type) -> None:
     """Refuse annotations that would make a hook, a constant of the base class or state a parameter."""
     for name, annotation in inspect.get_annotations(cls).items():
         try:
-            found = _evaluated(cls, annotation)
+            evaluated = _evaluated(cls, annotation)
         except NameError:  # the type is defined later; an unknown type is reported when the parameters are read
             continue
-        constant = found is ClassVar or typing.get_origin(found) is ClassVar
+        constant = evaluated is ClassVar or typing.get_origin(evaluated) is ClassVar
         if callable(getattr(base, name, None)):
             kind = "constant" if constant else "parameter"
             raise TypeError(f"{cls.__name__}.{name} is a {kind} that would replace the hook {name}(); rename it")
@@ -107,7 +107,7 @@ def _check_annotations(cls: type, base: type) -> None:
                 f"{cls.__name__}.{name} is annotated, which would make it a parameter, but it is a constant of "
                 f"{base.__name__}; write '{name} = ...' or annotate it as ClassVar[...]"
             )
-        if name.startswith("_") or not can_be_set(found):
+        if name.startswith("_") or not can_be_set(evaluated):
             shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
             why = (
                 "its name is private"

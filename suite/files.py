@@ -375,12 +375,12 @@ def parts(folder: Path, name: str = "") -> list[Path]:
 
     The writer of each was killed or still runs.
     """
-    found = []
+    paths = []
     for path in sorted(folder.glob(".*.part")):
         matched = _PART.fullmatch(path.name)
         if matched and path.is_file() and name in ("", matched["name"]):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:

@@ -212,13 +212,13 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             space: A space of this model, or one that `split_by_gating` returned.
             layers: The layers to look at, by name, for example `ctx.layers`.
         """
-        found = []
+        weights = []
         for part in space.slices:
             if part.attribute == "weight" and part.module in layers and part.module not in self.grouped:
                 weight = layers[part.module].weight
                 assert isinstance(weight, Tensor)
-                found.append(LayerWeight(part.module, weight, part.axis, part.entries))
-        return found
+                weights.append(LayerWeight(part.module, weight, part.axis, part.entries))
+        return weights
 
     def original_outputs(self, layer: str, count: int) -> list[int]:
         """Return the original index of each of the `count` output channels that a layer has now.
@@ -273,7 +273,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             (space.consumers, 1, "in", GATHER_INDEX),
         ):
             for name in layers:
-                (weight,) = (one for one in space.slices if (one.tensor, one.axis) == (f"{name}.weight", axis))
+                (weight,) = (cut for cut in space.slices if (cut.tensor, cut.axis) == (f"{name}.weight", axis))
                 part = IndexSpace(f"{name}:{ending}", list(space.original))
                 part.slices = [weight, Slice(f"{name}.{buffer}", 0, weight.entries)]
                 part.counts = [entry for entry in space.counts if entry[0] == name and entry[1].startswith(ending)]
@@ -290,8 +290,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             reason: The reason why channels of the rest may not be removed any more.
         """
         space = self[name]
-        moved = {(one.tensor, one.axis) for part in parts for one in part.slices}
-        space.slices = [one for one in space.slices if (one.tensor, one.axis) not in moved]
+        moved = {(cut.tensor, cut.axis) for part in parts for cut in part.slices}
+        space.slices = [cut for cut in space.slices if (cut.tensor, cut.axis) not in moved]
         counted = {entry[:2] for part in parts for entry in part.counts}
         space.counts = [entry for entry in space.counts if entry[:2] not in counted]
         space.producers, space.consumers, space.frozen_because = [], [], reason
@@ -313,10 +313,10 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             if self[name].producers or self[name].consumers:  # the branch's inner spaces, and those of gated layers
                 del self._spaces[name]
         for space in self._spaces.values():
-            emitted = [Slice(constant, 0, one.entries) for one in space.slices if (one.tensor, one.axis) == (last, 0)]
+            emitted = [Slice(constant, 0, cut.entries) for cut in space.slices if (cut.tensor, cut.axis) == (last, 0)]
             space.producers = [layer for layer in space.producers if not layer.startswith(inside)]
             space.consumers = [layer for layer in space.consumers if not layer.startswith(inside)]
-            space.slices = [one for one in space.slices if not one.tensor.startswith(inside)] + emitted
+            space.slices = [cut for cut in space.slices if not cut.tensor.startswith(inside)] + emitted
             space.counts = [entry for entry in space.counts if not entry[0].startswith(inside)]
         for layer in branch.layers:
             self.positions.pop(layer, None)

@@ -88,14 +88,14 @@ def declared(thing: Any) -> Mapping[str, Parameter]:
     """
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
-    found = {}
+    parameters = {}
     for name, parameter in inspect.signature(thing).parameters.items():
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, if the default is a value
         default = factory() if callable(factory) else parameter.default
-        found[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
-    return types.MappingProxyType(found)
+        parameters[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
+    return types.MappingProxyType(parameters)
 
 
 def _annotation(thing: Any, name: str, annotation: Any) -> Any:

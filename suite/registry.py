@@ -72,7 +72,7 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
         UsageError: The arguments of a decorator are not literal strings, or the kind is unknown.
     """
     tree = ast.parse(text, str(path))
-    found = []
+    listed = []
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             continue
@@ -92,8 +92,8 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
             end = "/" if collection else ""
-            found += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
-    return found
+            listed += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
+    return listed
 
 
 PACKAGES = {
@@ -220,13 +220,13 @@ def _key(name: str) -> str:
 
 
 def _all_entries(kind: str) -> dict[str, Entry]:
-    found = dict(_own(kind))
+    listed = dict(_own(kind))
     for name, entry in _installed(kind).items():
-        found.setdefault(name, entry)
+        listed.setdefault(name, entry)
     for (entry_kind, name), entry in _plugin_entries.items():
         if entry_kind == kind:
-            found[name] = entry
-    return found
+            listed[name] = entry
+    return listed
 
 
 def get(kind: str, name: str) -> Any:
@@ -316,14 +316,14 @@ def load_plugin(path: str | Path) -> list[Entry]:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
     try:
         text = source.decode()
-        found = read_entries(path, str(path), text)
+        listed = read_entries(path, str(path), text)
         code = compile(text, str(path), "exec")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         # Invalid UTF-8 and null bytes raise a ValueError. Brackets that are nested too deeply raise a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
-    if not found:
+    if not listed:
         raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
-    for entry in found:
+    for entry in listed:
         if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
             raise UsageError(
                 f"--plugin {path}: '{entry.name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'"
@@ -338,19 +338,19 @@ def load_plugin(path: str | Path) -> list[Entry]:
         sys.path.append(str(path.parent))  # the plugin may import its neighbours; last, so that they hide nothing
     try:
         exec(code, vars(module))
-        missing = [entry for entry in found if (entry.kind, entry.name) not in _objects]
+        missing = [entry for entry in listed if (entry.kind, entry.name) not in _objects]
         if missing:
             raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; use suite.registry.register")
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        for entry in found:
+        for entry in listed:
             _objects.pop((entry.kind, entry.name), None)
         message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         place = "" if isinstance(error, UsageError) else _line_in(error, str(path))
         raise UsageError(f"--plugin {path}: {place}{message}") from error
-    _plugin_entries.update({(entry.kind, entry.name): entry for entry in found})
+    _plugin_entries.update({(entry.kind, entry.name): entry for entry in listed})
     _plugin_sources[str(path)] = source
-    return found
+    return listed
 
 
 def _line_in(error: BaseException, path: str) -> str:
@@ -368,15 +368,15 @@ def _own(kind: str) -> dict[str, Entry]:
 def _in_package(package: str) -> list[Entry]:
     """Read the entries of all modules of a package and its subpackages."""
     specification = importlib.util.find_spec(package)
-    found: list[Entry] = []
+    listed: list[Entry] = []
     for folder in (specification and specification.submodule_search_locations) or ():
         for path in sorted(Path(folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if "@register" in text:  # parsing the other files would take most of the time of listing
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
-                found += read_entries(path, module, text)
-    return found
+                listed += read_entries(path, module, text)
+    return listed
 
 
 @functools.cache

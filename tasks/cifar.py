@@ -88,11 +88,11 @@ class Cifar(Task):
             MissingData: The decoded images have been deleted or are no longer those of `copy`.
             UsageError: The recipe asks for more images than there are.
         """
-        data, found = self.decoded(copy)
-        if found != copy.checksum:
+        data, checksum = self.decoded(copy)
+        if checksum != copy.checksum:
             raise MissingData(
                 f"{copy.path or 'the sample'}: the images have changed since this trial was planned "
-                f"(checksum {found[:8]}, not {copy.checksum[:8]}); run the command again"
+                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
             )
         return make_splits(data, recipe, seed, device, NORMALIZATION)
 
@@ -129,9 +129,9 @@ class Cifar(Task):
                 f"and the download failed ({error}); give another folder with --data-root or PDT_DATA, "
                 f"or use data that needs no download: {self.without_data}"
             ) from error
-        found = self._find(data_root)
-        assert found is not None, f"{archive} was downloaded, but it does not exist"
-        return found
+        source = self._find(data_root)
+        assert source is not None, f"{archive} was downloaded, but it does not exist"
+        return source
 
     def _published(self) -> PublishedArchive:
         # torchvision takes a second to import. Only data that was published as an archive needs it.

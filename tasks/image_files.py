@@ -246,12 +246,12 @@ def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
     """Return the text on converted and left out files for the note of the data copy; empty if there are none."""
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
-    for files, one, several in (
+    for files, singular, several in (
         (meta["skipped"], "file that cannot be read as an image", "files that cannot be read as images"),
         (tree.others, "file that is not an image by its name", "files that are not images by their names"),
         (tree.outside, "image outside the folders of classes", "images outside the folders of classes"),
     ):
         if files:
-            kind = f"{one} was" if len(files) == 1 else f"{several} were"
+            kind = f"{singular} was" if len(files) == 1 else f"{several} were"
             remarks.append(f"{len(files):,} {kind} left out, the first is {shown(files[0])}")
     return "".join(f"; {remark}" for remark in remarks)

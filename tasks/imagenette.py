@@ -134,10 +134,10 @@ class Imagenette(ImageFilesTask):
 
         def unpack(temporary: Path) -> None:
             with open(archive, "rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if found != ARCHIVES[folder.name]:
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if digest != ARCHIVES[folder.name]:
                 raise UsageError(
-                    f"{archive}: is not the published archive, or incomplete (MD5 {found}, not "
+                    f"{archive}: is not the published archive, or incomplete (MD5 {digest}, not "
                     f"{ARCHIVES[folder.name]}); remove it, or extract it yourself"
                 )
             with tarfile.open(archive, "r:gz") as packed:

@@ -68,11 +68,11 @@ class ImageTask(Task):
             UsageError: The recipe asks for more images than there are.
         """
         data = self.read_images(Path(copy.path))
-        found = data.checksum()
-        if found != copy.checksum:
+        checksum = data.checksum()
+        if checksum != copy.checksum:
             raise MissingData(
                 f"task {self.registered_name}: the images have changed since this trial was planned "
-                f"(checksum {found[:8]}, not {copy.checksum[:8]}); run the command again"
+                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
             )
         return make_splits(data, recipe, seed, device, self.normalization or Normalization.of(data.train_images))
 

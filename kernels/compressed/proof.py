@@ -125,9 +125,9 @@ def differs(products: Products, case: Case) -> str:
     grad, activation, weight = case.operands()
     data = reference.data_gradient(grad, weight, case.size, case.geometry)
     weights = reference.weight_gradient(grad, activation, weight, case.geometry)
-    for one in (products.with_threads(1), products.with_threads(THREADS)):
-        if not torch.equal(one.data_gradient(grad, weight, case.size, case.geometry), data):
+    for kernels in (products.with_threads(1), products.with_threads(THREADS)):
+        if not torch.equal(kernels.data_gradient(grad, weight, case.size, case.geometry), data):
             return f"the data gradient of {case}"
-        if not torch.equal(one.weight_gradient(grad, activation, weight, case.geometry), weights):
+        if not torch.equal(kernels.weight_gradient(grad, activation, weight, case.geometry), weights):
             return f"the weight gradient of {case}"
     return ""

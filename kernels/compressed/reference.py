@@ -18,18 +18,18 @@ def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry
         return (dense @ weight.double()).to(weight.dtype)
     shape = (len(dense), weight.shape[1] * geometry.groups, *size)
     activation = dense.new_empty(1).expand(shape)  # an operand of which only the shape is used
-    found, _ = _convolution_gradients(dense, activation, weight, geometry, (True, False))
-    return found.to(weight.dtype).contiguous(memory_format=torch.channels_last)
+    gradient, _ = _convolution_gradients(dense, activation, weight, geometry, (True, False))
+    return gradient.to(weight.dtype).contiguous(memory_format=torch.channels_last)
 
 
 def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the weight gradient, as `kernels.compressed.dispatch.weight_gradient`."""
     dense, activation = _dense(grad, len(weight)), activation.double()
     if weight.ndim == 2:
-        found = dense.t() @ activation
+        gradient = dense.t() @ activation
     else:
-        _, found = _convolution_gradients(dense, activation, weight, geometry, (False, True))
-    return torch.empty_like(weight).copy_(found)
+        _, gradient = _convolution_gradients(dense, activation, weight, geometry, (False, True))
+    return torch.empty_like(weight).copy_(gradient)
 
 
 def _dense(grad: Gradient, out_channels: int) -> Tensor:

@@ -141,14 +141,14 @@ def find_compiler() -> list[str]:
     except ValueError as error:
         raise BuildError(f"$CXX cannot be parsed: {error}") from error
     if chosen:
-        found = shutil.which(chosen[0])
-        if not found:
+        path = shutil.which(chosen[0])
+        if not path:
             raise BuildError(f"$CXX names the compiler {chosen[0]!r}, which was not found")
-        return [found, *chosen[1:]]
+        return [path, *chosen[1:]]
     for name in COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return [found]
+        path = shutil.which(name)
+        if path:
+            return [path]
     raise BuildError(f"no C++ compiler was found ($CXX, {', '.join(COMPILERS)})")
 
 
@@ -193,9 +193,9 @@ def _processor() -> Iterator[str]:
         yield platform.processor()
         return
     for name in ("model name", "flags", "Features"):
-        found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
-        if found:
-            yield found.group(1)
+        match = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+        if match:
+            yield match.group(1)
 
 
 def _torch_openmp() -> Path | None:
@@ -208,8 +208,8 @@ def _torch_openmp() -> Path | None:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    found = re.search(r"(/\S*/libgomp-[^/\s]*\.so[.0-9]*)$", mapped, re.MULTILINE)
-    return Path(found.group(1)) if found else None
+    match = re.search(r"(/\S*/libgomp-[^/\s]*\.so[.0-9]*)$", mapped, re.MULTILINE)
+    return Path(match.group(1)) if match else None
 
 
 def _compile(source: str, compiler: list[str], target: Build) -> str:

@@ -59,19 +59,19 @@ def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
     name = kernel.partition("<")[0].removeprefix("pdt::")
     path = cache.folder() / f"{name}-{target}-{digest.hexdigest()[:20]}.cubin"
     try:
-        found = cache.find(path)
+        facts = cache.find(path)
     except cache.RefusedError as error:
         raise CompileError(str(error)) from error
-    if found is None or "function" not in found:
+    if facts is None or "function" not in facts:
         content, functions = compile_cubin(nvrtc, file, (kernel,), target)
-        found = {"function": functions[kernel]}
+        facts = {"function": functions[kernel]}
         try:
             with cache.building(path) as built:
                 built.write_bytes(content)
-                cache.store(built, path, **found)
+                cache.store(built, path, **facts)
         except OSError as error:
             raise CompileError(f"the cache {path.parent} cannot be written ({error.strerror})") from error
-    return Cubin(path, found["function"])
+    return Cubin(path, facts["function"])
 
 
 def compile_cubin(

@@ -114,9 +114,9 @@ def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
 @functools.cache
 def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> _Kernel:
     """Load one module per kernel, because a trial needs only a few of the thousands that the templates allow."""
-    found = cubin(cupy.cuda.nvrtc, file, kernel, architecture(torch.cuda.get_device_capability(device)))
+    compiled = cubin(cupy.cuda.nvrtc, file, kernel, architecture(torch.cuda.get_device_capability(device)))
     with cupy.cuda.Device(device):
-        return _Kernel(cupy.RawModule(path=str(found.path)).get_function(found.function))
+        return _Kernel(cupy.RawModule(path=str(compiled.path)).get_function(compiled.function))
 
 
 def _line(error: Exception) -> str:

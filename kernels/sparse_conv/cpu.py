@@ -55,9 +55,9 @@ def library() -> Kernels | None:
 
 
 def _loaded(kernels: Kernels | None) -> Kernels:
-    found = kernels or library()
-    assert found is not None, "sparse convolution was called without compiled kernels"
-    return found
+    loaded = kernels or library()
+    assert loaded is not None, "sparse convolution was called without compiled kernels"
+    return loaded
 
 
 class Blocked(NamedTuple):

@@ -35,18 +35,18 @@ def train_again(
     """
     own: dict[str, TrialSpec] = {}
     others: dict[str, TrialSpec] = {}
-    for one in wanted:
-        assert one.lacking is not None
+    for candidate in wanted:
+        assert candidate.lacking is not None
         try:
             *before, spec = (
                 dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
-                for spec in _with_others(folder, one.lacking)
+                for spec in _with_others(folder, candidate.lacking)
             )
         except UsageError as error:
-            show(f"{one.label}: not trained: {error}")
+            show(f"{candidate.label}: not trained: {error}")
             continue
-        reason = one.reason.partition(";")[0]
-        show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
+        reason = candidate.reason.partition(";")[0]
+        show(f"{candidate.label}: {reason}; {candidate.trial} is trained here first, into {folder / AGAIN}")
         own[spec.trial_id] = spec
         others |= {other.trial_id: other for other in before}
     if not own:
@@ -66,10 +66,10 @@ def train_again(
 
 
 def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
-    found = []
+    specs = []
     for trial_id in spec.depends_on.values():
         record = read_record(folder / "trials" / trial_id)
         if record is None or "spec" not in record:
             raise UsageError(f"it depends on {trial_id}, which is not in the folder")
-        found += _with_others(folder, TrialSpec.from_json(record["spec"]))
-    return [*found, spec]
+        specs += _with_others(folder, TrialSpec.from_json(record["spec"]))
+    return [*specs, spec]

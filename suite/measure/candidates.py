@@ -77,12 +77,12 @@ def find_candidates(
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
-    found = []
+    candidates = []
     records = read(folder, current_rows(folder))
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
     if threads is not None:
-        groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
+        groups = list(_on_this_machine(groups, threads, [candidate.key for candidate in records.times]))
     for group in groups:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
@@ -90,15 +90,15 @@ def find_candidates(
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
-            ready = [one for one in several if one.spec is not None]
-            ready = ready or [one for one in several if one.lacking is not None][:1] or several[:1]
-            found.append(dataclasses.replace(ready[number % len(ready)], number=number))
+            ready = [candidate for candidate in several if candidate.spec is not None]
+            ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
+            candidates.append(dataclasses.replace(ready[number % len(ready)], number=number))
     if not methods:
-        found = [one for one in found if one.label != BASELINE] or found
-    if not found:
+        candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
+    if not candidates:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
-    return found if not methods else _chosen(found, split(methods))
+    return candidates if not methods else _chosen(candidates, split(methods))
 
 
 def _repeated(folder: Path) -> dict[str, Trial]:
@@ -144,13 +144,13 @@ def this_machine(device: str) -> dict[str, str]:
 
 
 def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
-    known = {name for one in found for name in (one.label, _name(one.label))}
+    known = {name for candidate in found for name in (candidate.label, _name(candidate.label))}
     for text in typed:
         if text == BASELINE and text not in known:
             raise UsageError(f"--methods {BASELINE}: the other methods are measured next to it; name one of them")
         if text not in known:
             raise UsageError(f"--methods '{text}': the folder has no finished trial of it{nearest(text, known)}")
-    return [one for one in found if {one.label, _name(one.label)} & set(typed)]
+    return [candidate for candidate in found if {candidate.label, _name(candidate.label)} & set(typed)]
 
 
 def _name(method: str) -> str:

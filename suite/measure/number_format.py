@@ -53,16 +53,16 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
         UsageError: A measurement failed.
     """
     threads = int(environment(jobs)["OMP_NUM_THREADS"].partition(",")[0])
-    found: dict[tuple[str, str], str] = {}
+    formats: dict[tuple[str, str], str] = {}
     for trial in trials:
-        if (trial.task, trial.model) not in found:
+        if (trial.task, trial.model) not in formats:
             ratio = _ratio(trial, threads)
-            found[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
+            formats[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
             log.info(
                 "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
-                trial.task, trial.model, found[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
+                trial.task, trial.model, formats[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
             )  # fmt: skip
-    return found
+    return formats
 
 
 def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:

@@ -75,7 +75,7 @@ def _profile_of(
     """
     assert candidate.spec is not None
     stages = chosen_stages(candidate.stages, all_stages)
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for stage, before in stages:
         arguments = {
             "spec": candidate.spec.to_json(),
@@ -87,7 +87,7 @@ def _profile_of(
             "rounds": rounds or DEFAULT_ROUNDS,
             "limit_s": METHOD_S / len(stages) if rounds is None else 1e9,
         }
-        found.append(measure_here(measure, candidate, arguments, threads))
+        measured.append(measure_here(measure, candidate, arguments, threads))
     return MethodProfile(
         trial=candidate.trial,
         stages=tuple(
@@ -96,15 +96,15 @@ def _profile_of(
                 steps=stage.steps,
                 **{name: result[name] for name in ("method", "dense", "ratio")},
             )
-            for (stage, _), result in zip(stages, found, strict=True)
+            for (stage, _), result in zip(stages, measured, strict=True)
         ),
         stages_of_trial=len(candidate.stages),
-        machine=found[0]["machine"],
+        machine=measured[0]["machine"],
         execution=str(candidate.spec.recipe.get("execution", "eager")),
         dtype=candidate.spec.dtype,
-        load=max(float(result["provenance"]["busy_cores"]) for result in found),
+        load=max(float(result["provenance"]["busy_cores"]) for result in measured),
         threads=threads,
-        provenance=found[0]["provenance"],
+        provenance=measured[0]["provenance"],
     )
 
 

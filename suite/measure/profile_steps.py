@@ -138,10 +138,10 @@ def measure(
 
 def run_rounds(steps: Sequence[ProfiledSteps], rounds: int) -> list[Samples]:
     """Measure steps of several trainers in turn, each without and with clocks."""
-    calls = [call for one in steps for call in (one.steps, one.clocked)]
+    calls = [call for trainer in steps for call in (trainer.steps, trainer.clocked)]
     times = interleaved_times(calls, rounds, stamps_of(steps[0].trainer.device))
     columns = zip(times[:, ::2].T, times[:, 1::2].T, strict=True)
-    return [Samples(one, *both, one.parts[-rounds:]) for one, both in zip(steps, columns, strict=True)]
+    return [Samples(trainer, *both, trainer.parts[-rounds:]) for trainer, both in zip(steps, columns, strict=True)]
 
 
 def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def faster_half(seconds: ArrayLike) -> list[int]:
 
 def interval(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
     """Return the median ratio of times that were measured next to each other, with its interval."""
-    found = ratio_of(first, second)
-    return {"ratio": found.median, "low": found.low, "high": found.high}
+    ratio = ratio_of(first, second)
+    return {"ratio": ratio.median, "low": ratio.low, "high": ratio.high}
 
 
 def _layer(name: str, steps: ProfiledSteps, seconds: Mapping[Key, float], machine: Machine) -> dict[str, Any]:

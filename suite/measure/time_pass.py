@@ -116,19 +116,19 @@ class _Command:
             return None
         assert candidate.spec is not None
         here = dataclasses.replace(candidate, spec=with_data_here(candidate.spec))
-        found = _pass_of(here, self.pairs, count, self.measure)
+        measured = _pass_of(here, self.pairs, count, self.measure)
         self._measured[str(candidate.key), candidate.label] = candidate
-        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
-        return MethodTime(passes=(*kept, found))
+        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != measured.number]
+        return MethodTime(passes=(*kept, measured))
 
     def train(self, candidates: Sequence[Candidate]) -> bool:
         """Train what candidates with missing passes lack, and return whether any trial was trained."""
         wanted = []
-        for one in candidates:
-            others = self._known(one)
-            if one.lacking and len(self._counted(others.get(one.label))) < self.passes:
+        for candidate in candidates:
+            others = self._known(candidate)
+            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
                 self._refuse_other_threads(others, self.count)
-                wanted.append(one)
+                wanted.append(candidate)
         return train_again(self.folder, wanted, self.plugins, self.count, self.say_once)
 
     def close(self, complete: bool) -> bool:

@@ -65,7 +65,7 @@ def measure(
         and the first; `dense`: steps of dense training, as successive pairs of a phase and a number; `load`: cores that
         other programs used; `provenance`. If the trial cannot be measured, only `error`, the reason.
     """
-    own, other, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
+    own, dense_spec, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
     loads: list[float] = []
     built_first = cycle((method_built_first, not method_built_first))
 
@@ -73,26 +73,26 @@ def measure(
         return lambda: trainer_of_stage(own, folder, splits, path, choose_again)
 
     def of_dense() -> Trainer:
-        return build_trainer(other, folder, splits)
+        return build_trainer(dense_spec, folder, splits)
 
     try:
         own.check_files()
         provenance = collect(device_of(own))
         splits = load_splits(own)
-        found: list[dict[str, Any]] = []
+        of_stages: list[dict[str, Any]] = []
         before = stages[0]["cost"]["flops"][0]  # the step before the first stage is dense
         for stage, states in _states(folder / own.trial_id, stages, pairs):
             cost = Cost(**{**stage["cost"], "flops": tuple(stage["cost"]["flops"])})
             refuse = partial(other_cost, expected=cost, executed_before=before, chosen_again=choose_again)
-            found.append({"start": None, "end": None})
+            of_stages.append({"start": None, "end": None})
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
                 times, phase = in_turn(both, count, next(built_first), method_steps_first, refuse)
                 loads.append(busy_cores())
-                found[-1] |= {name: times, **phase._asdict()}
+                of_stages[-1] |= {name: times, **phase._asdict()}
             before = cost.executed
         twice: Pairs = []
-        first = Phase(found[0]["image_size"], found[0]["frozen"])
+        first = Phase(of_stages[0]["image_size"], of_stages[0]["frozen"])
         both = (lambda: at_phase(of_dense(), first), of_dense)
         for first_is_built_first in (method_built_first, not method_built_first):
             count = max(FEWEST_PAIRS, pairs // 2)
@@ -101,7 +101,7 @@ def measure(
     except UsageError as error:
         return {"error": str(error)}
     return {
-        "stages": found,
+        "stages": of_stages,
         "twice": twice,
         "dense": _dense_steps(own.make_recipe(), splits),
         "load": max(float(provenance["busy_cores"]), *loads),

@@ -95,14 +95,14 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
         `classes` and `train_images`. With a test split also `test_images`, and `largest_test_class` if the split gives
         its labels: the number of test images of the most frequent class.
     """
-    found = {"classes": classes, "train_images": splits.train.num_samples}
+    facts = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:
-        found["test_images"] = splits.test.num_samples
+        facts["test_images"] = splits.test.num_samples
         labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
         whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
         if whole and labels.numel() and labels.min() >= 0:
-            found["largest_test_class"] = int(labels.bincount().max())
-    return found
+            facts["largest_test_class"] = int(labels.bincount().max())
+    return facts
 
 
 def check_splits(task: Task, copy: DataCopy, recipe: Recipe, processes: int) -> None:
@@ -171,7 +171,7 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
     Raises:
         UsageError: One of them is damaged or not done.
     """
-    found = {}
+    results = {}
     for text, trial_id in spec.depends_on.items():
         folder = trials / trial_id
         record = read_record(folder) or {}
@@ -182,8 +182,8 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
             raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
         model_file = folder / "model.pt"
         plans = tuple(model_files.read_reconfigurations(model_file))
-        found[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
-    return found
+        results[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
+    return results
 
 
 def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:

@@ -58,13 +58,13 @@ def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> 
     Returns:
         For each method its random twin and its matched dense network, if it has them; then dense training again.
     """
-    found: list[MethodChoice] = []
+    controls: list[MethodChoice] = []
     for choice in _distinct(methods, task, preset):
         if twin := random_twin(choice, task, preset):
-            found.append(twin)
+            controls.append(twin)
         if choice.definition.shrinks_network:
-            found.append(dense(match=str(choice)))
-    return _distinct([*found, dense(repeat=2)], task, preset)
+            controls.append(dense(match=str(choice)))
+    return _distinct([*controls, dense(repeat=2)], task, preset)
 
 
 def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | None:

@@ -61,5 +61,5 @@ def check_processes(processes: int, typed: str, device: str, count: bool) -> Non
         return
     if ":" in typed:
         raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
-    if count and (found := torch.cuda.device_count()) < processes:
-        raise UsageError(f"--nproc-per-trial {processes}: this machine has {found} GPU(s), and each process needs one")
+    if count and (gpus := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {gpus} GPU(s), and each process needs one")

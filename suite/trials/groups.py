@@ -104,17 +104,17 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
     named = [(_key(trial), trial) for trial in trials if trial.text("method")]
     # Trials with the most complete keys come first, so that later trials find their groups.
     order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
-    found: dict[tuple[str, ...], list[Trial]] = {}
+    trials_by_key: dict[tuple[str, ...], list[Trial]] = {}
     for own, trial in order:
-        fits = [own] if own in found else [key for key in found if not _contradict(own, key)]
+        fits = [own] if own in trials_by_key else [key for key in trials_by_key if not _contradict(own, key)]
         if len(fits) > 1 and not trial.done:
             unassigned.append(trial)
         else:
-            found.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
+            trials_by_key.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
     places = {id(trial): place for place, trial in enumerate(trials)}
     groups = [
         TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
-        for key, members in found.items()
+        for key, members in trials_by_key.items()
     ]
     # Groups are in the order of their first finished trial, or of their first trial if none has finished.
     groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
@@ -154,12 +154,12 @@ def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
         The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
     """
     absorbed: set[int] = set()
-    found = []
+    kept = []
     for group in groups:
-        shorter = [other for other in groups if _is_budget(other, group)]
-        absorbed |= {id(other) for other in shorter}
-        found.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
-    return [folded for group, folded in found if id(group) not in absorbed]
+        shorter = [budget for budget in groups if _is_budget(budget, group)]
+        absorbed |= {id(budget) for budget in shorter}
+        kept.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
+    return [folded for group, folded in kept if id(group) not in absorbed]
 
 
 def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
@@ -188,7 +188,7 @@ def epochs(group: TrialGroup) -> float:
 def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
     """Return the steps of a dense training for fewer epochs relative to the whole one."""
     if epochs(budget) % 1 or epochs(group) % 1:  # an epoch is partial: the last epoch has fewer steps
-        steps = [_steps(one) for one in (budget, group)]
+        steps = [_steps(item) for item in (budget, group)]
         if all(steps):
             return steps[0] / steps[1]
     return epochs(budget) / epochs(group)

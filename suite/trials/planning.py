@@ -101,7 +101,7 @@ def plan(
         for setting in settings:
             _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
 
-    found: dict[str, TrialSpec] = {}
+    specs: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without trials that only controls need
     for setting in settings:
         data_copy = copies[setting.task].fields()
@@ -119,11 +119,11 @@ def plan(
                     if trials[-1].hash in own and not is_control:
                         log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
                     for digest, trial in [(trial.hash, trial) for trial in trials]:
-                        found.setdefault(digest, trial)
+                        specs.setdefault(digest, trial)
                         if not is_control:
                             own.setdefault(digest, trial)
     if suite.controls:
-        added = [trial for digest, trial in found.items() if digest not in own]
+        added = [trial for digest, trial in specs.items() if digest not in own]
         log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
         for setting in settings:
             if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
@@ -131,7 +131,7 @@ def plan(
                     "%s: %g epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
                     "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
                 )  # fmt: skip
-    return list(found.values())
+    return list(specs.values())
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class _Template:
         """Return the trial of a seed, preceded by those that it depends on."""
         before: list[TrialSpec] = []
         depends_on = {}
-        for text, other in self.before.items():
-            before += other.trials(seed)
+        for text, template in self.before.items():
+            before += template.trials(seed)
             depends_on[text] = before[-1].trial_id
         return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
 
@@ -297,7 +297,7 @@ def _template(
         files=method.files,
         defined_by=defining_files(method=method.choice.name, task=setting.task.partition("[")[0], model=model.name),
     )
-    before = {text: _template(suite, setting, other, model, data_copy) for text, other in method.before.items()}
+    before = {text: _template(suite, setting, needed, model, data_copy) for text, needed in method.before.items()}
     return _Template(trial, before)
 
 
@@ -319,7 +319,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
             )
     else:
         recipe = task.recipe(suite.preset)
-        source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
+        source = next((item.source for item in task.paper_recipes.values() if item[1:3] == (recipe, suite.preset)), "")
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
     return dataclasses.replace(recipe, **suite.overrides), source

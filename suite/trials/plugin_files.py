@@ -39,20 +39,20 @@ def defining_files(**things: str) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: A file cannot be read.
     """
-    found = {}
+    files = {}
     for kind, name in things.items():
         if not registry.is_own(kind, name):
             path = _file_of(kind, name)
             if path is not None:
-                found[kind] = _described(path)
-    return found
+                files[kind] = _described(path)
+    return files
 
 
 def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return the part of `defining_files` that enters the trial's hash: the checksums without the paths."""
     return {
-        kind: [one["sha256"], *(f"{name} {digest}" for name, digest in sorted(one.get("imports", {}).items()))]
-        for kind, one in files.items()
+        kind: [file["sha256"], *(f"{name} {digest}" for name, digest in sorted(file.get("imports", {}).items()))]
+        for kind, file in files.items()
     }
 
 
@@ -67,10 +67,10 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
         UsageError: A file has changed.
     """
     now = defining_files(**things)
-    for kind, one in planned.items():
-        if digests({kind: one}) != digests({kind: now[kind]} if kind in now else {}):
+    for kind, file in planned.items():
+        if digests({kind: file}) != digests({kind: now[kind]} if kind in now else {}):
             raise UsageError(
-                f"the {kind} '{things[kind]}' is defined by {one['path']}, which has changed since this trial was "
+                f"the {kind} '{things[kind]}' is defined by {file['path']}, which has changed since this trial was "
                 "planned; run the command again"
             )
 
@@ -86,7 +86,7 @@ def load_recorded(path: str, recorded: Iterable[Mapping[str, Mapping[str, Any]]]
         UsageError: No record was made with that content, so the file is not run. Or it is not a plugin.
     """
     here = digests({"typed": _described(files.read_path(path, "--plugin").resolve())})["typed"]
-    if not any(here in digests(one).values() for one in recorded):
+    if not any(here in digests(item).values() for item in recorded):
         raise UsageError(f"--plugin {path}: is not run: no trial of the folder was defined by a file of this content")
     registry.load_plugin(path)
 
@@ -137,7 +137,7 @@ def _with_imports(path: Path, content: bytes) -> dict[str, Any]:
             if module not in contents:
                 contents[module] = read_bytes(module, f"{path} imports", MOST_BYTES)
                 waiting.append(module)
-    checksums = {file: hashlib.sha256(found).hexdigest() for file, found in contents.items()}
+    checksums = {file: hashlib.sha256(content_of_file).hexdigest() for file, content_of_file in contents.items()}
     described: dict[str, Any] = {"path": without_home(str(path)), "sha256": checksums.pop(path)}
     if checksums:
         start = _places(path)[0]
@@ -164,9 +164,9 @@ def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
             module = f"{node.module}." if node.module else ""
             names = [(base, module + alias.name) for alias in node.names]
         for base, name in names:
-            for found in _modules(base, name.split(".")):
-                if found.is_relative_to(inside) and not _is_project(found):
-                    yield found
+            for file_of_module in _modules(base, name.split(".")):
+                if file_of_module.is_relative_to(inside) and not _is_project(file_of_module):
+                    yield file_of_module
 
 
 def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:

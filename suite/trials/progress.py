@@ -175,8 +175,8 @@ class ProgressFile:
     def read(self) -> Position | None:
         """Return the progress; `None` if the trial has not written any."""
         try:
-            found = Position(**json.loads(self._path.read_bytes()))
-            return found if 0 <= found.fraction <= 1 else None
+            position = Position(**json.loads(self._path.read_bytes()))
+            return position if 0 <= position.fraction <= 1 else None
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -200,15 +200,15 @@ class EpochReader:
             self._offset = 0  # the trial starts from the beginning, or its folder was removed
             return []
         self._offset += len(complete) + len(newline)
-        found = []
+        records = []
         for line in complete.splitlines():
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # the report names damaged lines
             if isinstance(record, dict):
-                found.append(record)
-        return found
+                records.append(record)
+        return records
 
 
 SMALLEST_SHARE = 0.02

@@ -55,7 +55,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
 
 
 def _software() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
@@ -66,10 +66,10 @@ def _software() -> dict[str, Any]:
     }
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return facts
 
 
 def git_facts(root: Path) -> dict[str, Any]:
@@ -86,4 +86,4 @@ def git_facts(root: Path) -> dict[str, Any]:
 
 def tuning(definition: Any, preset: str) -> list[str]:
     """Return in words how the defaults of a method, or the recipes of a task, were chosen for a preset."""
-    return [one.in_words() for one in definition.tuning if preset in one.presets or not one.presets]
+    return [item.in_words() for item in definition.tuning if preset in item.presets or not item.presets]

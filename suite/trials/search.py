@@ -51,8 +51,8 @@ class Dimension:
         if self.values:
             return self.values[int(share * len(self.values))]
         low, high = self.low, self.high
-        found = low * (high / low) ** share if self.log else low + (high - low) * share
-        return round(found) if self.is_integer else float(f"{found:.3g}")
+        number = low * (high / low) ** share if self.log else low + (high - low) * share
+        return round(number) if self.is_integer else float(f"{number:.3g}")
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def space(
     """
     fields = declared(Recipe)
     annotations = {name: fields[name.removeprefix(RECIPE)].annotation for name in choice.also_typed()}
-    annotations |= {name: one.annotation for name, one in choice.declared.items() if search_of(one.annotation)}
+    annotations |= {name: item.annotation for name, item in choice.declared.items() if search_of(item.annotation)}
     defaults = {**{RECIPE + name: value for name, value in vars(recipe).items()}, **choice.parameters(task, preset)}
     typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
-    found = []
+    dimensions = []
     for name, annotation in annotations.items():
         if only and name not in only:
             continue
@@ -113,12 +113,12 @@ def space(
             raise UsageError(
                 f"{choice}: {name} is typed and searched at once; leave it out, or list what is searched with --search"
             )
-        found.append(_dimension(choice.name, name, annotation, defaults[name]))
-    if not found:
+        dimensions.append(_dimension(choice.name, name, annotation, defaults[name]))
+    if not dimensions:
         raise UsageError(
             f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(annotations)}"
         )
-    return found
+    return dimensions
 
 
 def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
         UsageError: No method declares a search of a name.
     """
     known = {name for choice in choices for name in choice.also_typed()}
-    known |= {name for choice in choices for name, one in choice.declared.items() if search_of(one.annotation)}
+    known |= {name for choice in choices for name, item in choice.declared.items() if search_of(item.annotation)}
     for name in names:
         if name not in known:
             raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, sorted(known))}")
@@ -163,23 +163,23 @@ def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int,
     Raises:
         UsageError: The space has fewer settings.
     """
-    found: dict[str, dict[str, Any]] = {canonical_json({one.name: one.default for one in dimensions}): {}}
+    settings_by_text: dict[str, dict[str, Any]] = {canonical_json({axis.name: axis.default for axis in dimensions}): {}}
     for point in _points(len(dimensions), budget * MOST_POINTS, seed):
-        if len(found) == budget:
+        if len(settings_by_text) == budget:
             break
         values = {
-            one.name: normal(one.value(share), _annotation(choice, one.name))
-            for one, share in zip(dimensions, point, strict=True)
+            axis.name: normal(axis.value(share), _annotation(choice, axis.name))
+            for axis, share in zip(dimensions, point, strict=True)
         }
         try:
             choice.with_typed(values).build()
         except UsageError:
             continue
-        found.setdefault(canonical_json(values), values)
-    if len(found) < budget:
-        names = ", ".join(one.name for one in dimensions)
-        raise UsageError(f"--budget {budget}: {choice} has only {len(found)} different settings of {names}")
-    return list(found.values())
+        settings_by_text.setdefault(canonical_json(values), values)
+    if len(settings_by_text) < budget:
+        names = ", ".join(axis.name for axis in dimensions)
+        raise UsageError(f"--budget {budget}: {choice} has only {len(settings_by_text)} different settings of {names}")
+    return list(settings_by_text.values())
 
 
 def _annotation(choice: MethodChoice, name: str) -> Any:

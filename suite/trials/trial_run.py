@@ -132,10 +132,10 @@ class TrialRun:
 
     def _fallbacks(self, trainer: Trainer) -> list[str] | str:
         """Return the products of the final network that oneDNN computes with slow reference code, and warn of each."""
-        found: list[str] | str = trainer.products.fallbacks()
-        for product in found if isinstance(found, list) else []:
+        products: list[str] | str = trainer.products.fallbacks()
+        for product in products if isinstance(products, list) else []:
             log.warning("oneDNN has no fast implementation of %s: the times do not represent a tuned kernel", product)
-        return found or "none"
+        return products or "none"
 
     def _resume(self, trainer: Trainer, provenance: dict[str, Any]) -> int:
         """Continue from the checkpoint if there is one, and drop records that are newer than the checkpoint.

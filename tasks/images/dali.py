@@ -94,8 +94,8 @@ class DaliCutter:
                 ) from error
             # DALI does not report which file failed.
             for place in range(len(images)):
-                one = np.array([place])
-                self._cut(images[one], [contents[place]], cuts.of(one))
+                first = np.array([place])
+                self._cut(images[first], [contents[place]], cuts.of(first))
             raise
 
     def _run(self, contents: Sequence[Any], cuts: Cuts) -> Tensor:
@@ -104,7 +104,7 @@ class DaliCutter:
         if self._pipeline is None or self._pipeline.max_batch_size < len(contents):
             self._pipeline = _build(self._size, len(contents), self._device)
         boxes = cuts.boxes.astype(np.int32)
-        (found,) = self._pipeline.run(
+        (windows,) = self._pipeline.run(
             content=list(contents),
             start=np.ascontiguousarray(boxes[:, :2]),
             shape=np.ascontiguousarray(boxes[:, 2:]),
@@ -114,7 +114,7 @@ class DaliCutter:
         )
         # The copy waits for DALI's stream, because DALI's next run uses its memory again.
         pixels = torch.empty(len(contents), self._size, self._size, 3, dtype=torch.uint8, device=self._device)
-        feed_ndarray(found.as_tensor(), pixels)
+        feed_ndarray(windows.as_tensor(), pixels)
         return pixels
 
 

@@ -104,8 +104,8 @@ def read_fingerprint(path: Path) -> str:
 def _opened(path: Path) -> Iterator[Any]:
     """Open the arrays of a file. Pipes and devices are refused, because a read may never return."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
             raise ValueError("not a regular file of a possible size")
         with np.load(path, allow_pickle=False) as file:
             yield file

@@ -100,8 +100,8 @@ def reduced_size(height: int, width: int, shorter_side: int) -> tuple[int, int]:
     short, long = min(height, width), max(height, width)
     if short <= shorter_side:
         return height, width
-    other = int(shorter_side * long / short)
-    return (shorter_side, other) if height <= width else (other, shorter_side)
+    longer = int(shorter_side * long / short)
+    return (shorter_side, longer) if height <= width else (longer, shorter_side)
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:

@@ -19,10 +19,10 @@ def scaled(channels: int, width: float, narrowest: int) -> int:
     Raises:
         ValueError: The product is not a positive integer.
     """
-    found = channels * width
-    if not (found >= 1 and float(found).is_integer()):
-        raise ValueError(f"width {width} turns {channels} channels into {found}; use a multiple of 1/{narrowest}")
-    return int(found)
+    product = channels * width
+    if not (product >= 1 and float(product).is_integer()):
+        raise ValueError(f"width {width} turns {channels} channels into {product}; use a multiple of 1/{narrowest}")
+    return int(product)
 
 
 def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:

@@ -82,11 +82,11 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
 def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:
     with files.replacing(destination) as file:
         try:
-            found = _transfer(url, file, may_be_slow)
+            digest = _transfer(url, file, may_be_slow)
         except (OSError, http.client.HTTPException) as error:
             raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
-        if found != md5:
-            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
+        if digest != md5:
+            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {digest}, not {md5})")
 
 
 def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:

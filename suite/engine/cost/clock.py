@@ -227,11 +227,11 @@ class StepClock:
     def end(self) -> dict[Key, float]:
         """End the step, and return the seconds of its parts. They add up to the time since `begin`."""
         last = self._stamps.now()
-        found: dict[Key, float] = {}
+        seconds: dict[Key, float] = {}
         points = [*self._marks, (("", ""), last)]
         for (key, start), (_, stop) in pairwise(points):
-            found[key] = found.get(key, 0.0) + self._stamps.seconds(start, stop)
-        return found
+            seconds[key] = seconds.get(key, 0.0) + self._stamps.seconds(start, stop)
+        return seconds
 
 
 class NormalizationClock(TorchFunctionMode):

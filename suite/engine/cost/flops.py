@@ -170,8 +170,8 @@ def _run(
                 previous + macs, has_dgrad, params, elements, has_wgrad=layer.weight.requires_grad,
             )  # fmt: skip
 
-    found = run_blank(model, input_shape, images, training, on_layer=note).products
-    products = [replace(one, macs=one.macs // images) if one.macs else one for one in found]
+    multiplied = run_blank(model, input_shape, images, training, on_layer=note).products
+    products = [replace(one, macs=one.macs // images) if one.macs else one for one in multiplied]
     parameters = dict(model.named_parameters())
     for product in products:
         if not _has_row(product):
@@ -225,8 +225,8 @@ def _add_matrix_product(
     left, right = product.operands[-2:]
     weight = right.parameter or left.parameter
     macs, module = product.macs or 0, product.module
-    dgrad = macs * sum(one.has_grad for one in (left, right) if not one.parameter)
-    wgrad = macs * sum(one.has_grad for one in (left, right) if one.parameter)
+    dgrad = macs * sum(factor.has_grad for factor in (left, right) if not factor.parameter)
+    wgrad = macs * sum(factor.has_grad for factor in (left, right) if factor.parameter)
     name = f"{module}:{weight.removeprefix(f'{module}.') if weight else 'matmul'}"
     if name in costs:
         known = costs[name]
@@ -242,7 +242,7 @@ def _add_matrix_product(
         # The first of several rows that multiply with a parameter, or the parameter's layer, counts the parameter.
         counted = weight.removesuffix(".weight") in costs or any(cost.weight == weight for cost in costs.values())
         own = {weight, _bias_of(weight)} & parameters.keys()
-        params = 0 if counted else sum(parameters[one].numel() for one in own)
+        params = 0 if counted else sum(parameters[factor].numel() for factor in own)
         costs[name] = LayerCost(
             name, "linear", width, max(parameters[weight].numel() // max(width, 1), 1), (1, 1), (1, 1), (1, 1),
             macs, dgrad > 0, params, elements, weight=weight, gradient_macs=(dgrad, wgrad),

@@ -80,17 +80,17 @@ class Cpu:
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
     """Read the CPU. Without that file, as on macOS, only the name is known."""
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon:
             # The processors follow one another. The last lines have what the first processor lacks (Arm's "Hardware").
-            found.setdefault(key.strip().lower(), value.strip())
-    fields = {name: next((found[key] for key in keys if key in found), "") for name, keys in _KEYS.items()}
-    if "cpu variant" in found:
-        fields["stepping"] = f"r{_number(found['cpu variant'])}p{_number(found.get('cpu revision', ''))}"
-    fields["name"] = fields["name"] or found.get("hardware", "") or platform.processor() or platform.machine()
-    flags = set(next((found[key] for key in _FLAGS if key in found), "").split())
+            facts.setdefault(key.strip().lower(), value.strip())
+    fields = {name: next((facts[key] for key in keys if key in facts), "") for name, keys in _KEYS.items()}
+    if "cpu variant" in facts:
+        fields["stepping"] = f"r{_number(facts['cpu variant'])}p{_number(facts.get('cpu revision', ''))}"
+    fields["name"] = fields["name"] or facts.get("hardware", "") or platform.processor() or platform.machine()
+    flags = set(next((facts[key] for key in _FLAGS if key in facts), "").split())
     instructions = tuple(sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)))
     vendor, vectors = _BFLOAT16_VECTORS
     bfloat16 = bool(flags & _BFLOAT16_FLAGS) or (fields["vendor"] == vendor and vectors in flags)

@@ -69,7 +69,7 @@ def interleaved_times(
             calls[index]()
             points[-1][index] = (began, stamps.now())
     # On a GPU, reading a duration waits for the device. The durations are therefore read after all rounds.
-    return np.array([[stamps.seconds(*one[index]) for index in range(len(calls))] for one in points])
+    return np.array([[stamps.seconds(*row[index]) for index in range(len(calls))] for row in points])
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:

@@ -113,7 +113,7 @@ class Ledger:
 
     def counts(self) -> Tensor:
         """Return the counts of the running interval and of the whole trial, as one tensor that ranks can sum."""
-        layers = [value for flops in self._interval.values() for one in flops.values() for value in one.values()]
+        layers = [value for flops in self._interval.values() for row in flops.values() for value in row.values()]
         values = [*layers, *self._overhead.values(), *self.train_flops.values(), self._samples]
         return torch.tensor(values, dtype=torch.float64)
 

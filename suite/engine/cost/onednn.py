@@ -83,8 +83,8 @@ def is_reference(implementation: str) -> bool:
 
 def version() -> str:
     """Return version and commit of the oneDNN that torch was built with."""
-    found = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
-    return f"{found[1]} ({found[2][:12]})" if found else NOT_RECORDED
+    match = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
+    return f"{match[1]} ({match[2][:12]})" if match else NOT_RECORDED
 
 
 def instruction_set() -> str:

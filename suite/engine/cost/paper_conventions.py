@@ -74,10 +74,10 @@ class Interval:
 
 def read_intervals(rows: Iterable[Mapping[str, Any]]) -> list[Interval]:
     """Return the intervals of a trial in order, from the rows of its `layers.csv`."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
+    rows_by_start: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(int(row["interval"]), []).append(row)
-    return [_interval(several) for _, several in sorted(found.items())]
+        rows_by_start.setdefault(int(row["interval"]), []).append(row)
+    return [_interval(several) for _, several in sorted(rows_by_start.items())]
 
 
 def _interval(rows: list[Mapping[str, Any]]) -> Interval:

@@ -21,7 +21,7 @@ def use_threads_of_environment() -> None:
 
 def hardware_facts(device: torch.device) -> dict[str, Any]:
     """Return what is known about the CPU, the memory and, if `device` is a GPU, the GPU."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": device.type,
         **read_cpu().facts(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -31,11 +31,11 @@ def hardware_facts(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        facts |= {
             "gpu": properties.name,
             "gpu_count": torch.cuda.device_count(),
             "gpu_memory_bytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "driver": program_output(*_DRIVER_QUERY).partition("\n")[0],
         }
-    return found
+    return facts

@@ -56,21 +56,21 @@ def read_cluster(text: str) -> Cluster:
     Raises:
         UsageError: A key is unknown, missing or given twice, or a value is wrong.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in KEYS:
             raise UsageError(f"--cluster '{text}': no key is called '{key}'{nearest(key, KEYS)}; example: {EXAMPLE}")
         if not equals or not value:
             raise UsageError(f"--cluster '{text}': {key} has no value; example: {EXAMPLE}")
-        if key in found:
+        if key in pairs:
             raise UsageError(f"--cluster '{text}': {key} is given twice")
-        found[key] = value
-    if "nodes" not in found or ("gpus" in found) == ("cpus" in found):
+        pairs[key] = value
+    if "nodes" not in pairs or ("gpus" in pairs) == ("cpus" in pairs):
         raise UsageError(f"--cluster '{text}': give nodes, and either gpus or cpus of a node; example: {EXAMPLE}")
-    counts = {key: _count(text, key, found[key]) for key in ("nodes", "gpus", "cpus") if key in found}
-    rates = {key: _quantity(text, key, found[key], _BANDWIDTHS) for key in ("link", "local") if key in found}
-    times = {"latency": _quantity(text, "latency", found["latency"], _TIMES)} if "latency" in found else {}
+    counts = {key: _count(text, key, pairs[key]) for key in ("nodes", "gpus", "cpus") if key in pairs}
+    rates = {key: _quantity(text, key, pairs[key], _BANDWIDTHS) for key in ("link", "local") if key in pairs}
+    times = {"latency": _quantity(text, "latency", pairs["latency"], _TIMES)} if "latency" in pairs else {}
     return Cluster(**counts, **rates, **times)  # type: ignore[arg-type]
 
 

@@ -84,21 +84,21 @@ def forecast(
     """
     store = Store(folder)
     locked = folder.is_dir() and store.is_locked()
-    found = []
+    forecasts = []
     for trial, (status, _) in zip(trials, store.states(trials, in_use=locked), strict=True):
         runs = only == "all" or (status != "done" if only == "missing" else status not in ("", "done", RUNNING))
         record = read_record(store.trial_folder(trial.trial_id)) if status == "done" else None
-        found.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
+        forecasts.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
 
     # Probe one trial of each setting. Dense training replaces a trial that cannot start yet.
-    done = {one.trial.trial_id for one in found if one.status == "done"}
+    done = {item.trial.trial_id for item in forecasts if item.status == "done"}
     probed = {
-        one.trial.trial_id: one.trial if done.issuperset(one.trial.depends_on.values()) else dense_spec(one.trial)
-        for one in found
-        if one.runs
+        item.trial.trial_id: item.trial if done.issuperset(item.trial.depends_on.values()) else dense_spec(item.trial)
+        for item in forecasts
+        if item.runs
     }
     results = _probe_all(list(probed.values()), folder / "trials", jobs, probe, show)
-    return [_predicted(one, probed[one.trial.trial_id], results) if one.runs else one for one in found]
+    return [_predicted(item, probed[item.trial.trial_id], results) if item.runs else item for item in forecasts]
 
 
 def _probe_all(
@@ -159,10 +159,10 @@ def in_subprocess(steps: int, jobs: int, seconds: float = PROBE_S) -> Probe:
     def probe(trial: TrialSpec, folder: Path) -> Mapping[str, Any]:
         arguments = {"spec": trial.to_json(), "trials": str(folder), "steps": steps, "seconds": seconds}
         try:
-            found = call_in_subprocess(FUNCTION, arguments, device_text(trial), trial.plugins, threads_of(trial, jobs))
+            result = call_in_subprocess(FUNCTION, arguments, device_text(trial), trial.plugins, threads_of(trial, jobs))
         except RuntimeError as error:
             return {"error": str(error)}
-        return {**found.value, "where": found.where, "busy_cores": found.busy_cores}
+        return {**result.value, "where": result.where, "busy_cores": result.busy_cores}
 
     return probe
 
@@ -175,12 +175,12 @@ def device_text(trial: TrialSpec) -> str:
 def on_cluster(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> list[Forecast]:
     """Add the modelled communication to each prediction."""
     return [
-        one
-        if one.prediction is None
+        item
+        if item.prediction is None
         else dataclasses.replace(
-            one, communication=communication(one.trial, one.prediction, cluster, threads_of(one.trial, jobs))
+            item, communication=communication(item.trial, item.prediction, cluster, threads_of(item.trial, jobs))
         )
-        for one in forecasts
+        for item in forecasts
     ]
 
 
@@ -191,18 +191,18 @@ def seconds_here(forecasts: Sequence[Forecast], jobs: int) -> float:
 
 def seconds_on(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> float:
     """Return the seconds of all trials that run on a cluster."""
-    threads = max((threads_of(one.trial, jobs) for one in forecasts), default=1)
+    threads = max((threads_of(item.trial, jobs) for item in forecasts), default=1)
     return makespan(_jobs(forecasts, ranks=True), cluster.nodes, cluster.devices(threads))
 
 
 def _jobs(forecasts: Sequence[Forecast], ranks: bool) -> list[Job]:
     return [
         Job(
-            one.trial.trial_id,
-            one.wall_s,
-            one.trial.processes if ranks else 1,
-            tuple(one.trial.depends_on.values()),
+            item.trial.trial_id,
+            item.wall_s,
+            item.trial.processes if ranks else 1,
+            tuple(item.trial.depends_on.values()),
         )
-        for one in forecasts
-        if one.prediction is not None
+        for item in forecasts
+        if item.prediction is not None
     ]

@@ -195,24 +195,24 @@ class Probe:
     def _run_steps(self) -> _Stage:
         """Run the first batches of an epoch, or one small batch if the epoch walks, and return their stage."""
         trainer, seconds = self.trainer, list[float]()
-        found = _Stage(self.epochs + 1, self.trainer.steps_per_epoch)
+        stage = _Stage(self.epochs + 1, self.trainer.steps_per_epoch)
         # Compiled and captured steps have one shape.
         limit = WALKING_IMAGES if self.walks and trainer.recipe.execution == "eager" else None
         began = self._now()
         for batch in trainer.batches():
             count = math.ceil(len(batch.images) / self.trial.processes)  # images of the first rank
             count = min(count, limit or count)
-            found.images = found.images or count
-            found.fetching.append(self._now() - began)
+            stage.images = stage.images or count
+            stage.fetching.append(self._now() - began)
             trainer.train_step(Batch(batch.images[:count], batch.labels[:count], count))
             seconds.append(self._now() - began)
-            if count == found.images:  # excludes a smaller last batch
-                found.record = {**trainer.setting_of_step(), **trainer.ledger.step_cost(), "params": self.params}
+            if count == stage.images:  # excludes a smaller last batch
+                stage.record = {**trainer.setting_of_step(), **trainer.ledger.step_cost(), "params": self.params}
             if not self._wants_more(seconds):
                 break
             began = self._now()
-        found.seconds = seconds[self.warm_ups :] or seconds[-1:]
-        return found
+        stage.seconds = seconds[self.warm_ups :] or seconds[-1:]
+        return stage
 
     def _wants_more(self, seconds: Sequence[float]) -> bool:
         """Return whether the epoch runs another step, after steps that took `seconds`."""

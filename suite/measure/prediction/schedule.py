@@ -45,15 +45,15 @@ def schedule(jobs: Sequence[Job], nodes: int, devices: int) -> dict[Hashable, tu
     devices = min(devices, max(1, sum(job.devices for job in jobs)))
     nodes = min(nodes, sum(-(-job.devices // devices) for job in jobs))
     free = [[0.0] * devices for _ in range(nodes)]  # the time when each device becomes free
-    found: dict[Hashable, tuple[float, float]] = {}
+    times: dict[Hashable, tuple[float, float]] = {}
     for job in jobs:
-        ready = max((found[other][1] for other in job.after if other in found), default=0.0)
+        ready = max((times[name][1] for name in job.after if name in times), default=0.0)
         chosen = _places(free, job.devices, devices)
         start = max([ready, *(free[node][place] for node, place in chosen)])
         for node, place in chosen:
             free[node][place] = start + job.seconds
-        found[job.name] = (start, start + job.seconds)
-    return found
+        times[job.name] = (start, start + job.seconds)
+    return times
 
 
 def makespan(jobs: Sequence[Job], nodes: int, devices: int) -> float:

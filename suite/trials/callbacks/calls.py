@@ -61,11 +61,11 @@ def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
             raise UsageError(f"{option} '{text}': no callback is called '{name}'{nearest(name, known)}")
         if names.count(name) > 1:
             raise UsageError(f"{option} '{text}': '{name}' occurs twice")
-        found = registry.get("callback", name)
-        if not any(callable(getattr(found, hook, None)) for hook in HOOKS):
+        callback = registry.get("callback", name)
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise UsageError(f"{option} '{text}': callback '{name}' has neither on_epoch nor on_trial")
-        _check_calls(found, f"{option} '{text}': callback '{name}'")
-        if check := getattr(found, "check", None):
+        _check_calls(callback, f"{option} '{text}': callback '{name}'")
+        if check := getattr(callback, "check", None):
             check()
     return names
 

@@ -44,8 +44,8 @@ class Place:
         Args:
             cores: Number of physical cores that all trials of the command may use.
         """
-        found = {PLACE: json.dumps(asdict(self)), CORES: str(cores)}
-        return found | ({_GPUS: ",".join(self.gpus)} if self.gpus else {})
+        variables = {PLACE: json.dumps(asdict(self)), CORES: str(cores)}
+        return variables | ({_GPUS: ",".join(self.gpus)} if self.gpus else {})
 
 
 def take_place() -> None:

@@ -64,14 +64,14 @@ def why_skipped(trial: TrialSpec, folder: Path) -> str:
     A control of methods that removed nothing would repeat dense training (`REMOVED_NOTHING`).
     """
     results = {}
-    for other in trial.depends_on.values():
-        record = read_record(folder.parent / other)
-        if record is None or record["status"] != "done" or damage(folder.parent / other, record):
-            return f"it depends on {other}, which is not done"
-        results[other] = record.get("result", {})
+    for trial_id in trial.depends_on.values():
+        record = read_record(folder.parent / trial_id)
+        if record is None or record["status"] != "done" or damage(folder.parent / trial_id, record):
+            return f"it depends on {trial_id}, which is not done"
+        results[trial_id] = record.get("result", {})
     counts = ("params", "inference_flops")
     # Some methods also depend on the dense training whose weights they start from. It removes nothing.
-    whole = all(one.get(name) == one.get(f"{name}_dense") for one in results.values() for name in counts)
+    whole = all(result.get(name) == result.get(f"{name}_dense") for result in results.values() for name in counts)
     if trial.control and results and whole:
         return f"it is a control of {' and '.join(results)}, which {REMOVED_NOTHING}"
     return ""

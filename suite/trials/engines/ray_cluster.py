@@ -295,11 +295,11 @@ def task_needs(nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, jobs: int) 
         UsageError: No machine has these resources.
     """
     gpus = trial.processes if trial.device == "cuda" else 0
-    found = [node["Resources"] for node in nodes if node["Alive"]]
-    able = [one["CPU"] for one in found if one.get("CPU", 0) > 0 and one.get("GPU", 0) >= gpus]
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    able = [machine["CPU"] for machine in machines if machine.get("CPU", 0) > 0 and machine.get("GPU", 0) >= gpus]
     if not able:
         what = f"a CPU and {gpus} GPU(s)" if gpus else "a CPU"
-        raise UsageError(f"--engine ray: none of the {len(found)} machines of the cluster has {what} for a trial")
+        raise UsageError(f"--engine ray: none of the {len(machines)} machines of the cluster has {what} for a trial")
     cpus = min(able)
     share = -(-cpus // jobs) if cpus >= jobs else int(10_000 * cpus / jobs) / 10_000  # Ray rounds to four decimals
     return {"CPU": share, **({"GPU": gpus} if gpus else {})}
@@ -315,8 +315,8 @@ def fits(node: Mapping[str, Any], needs: Mapping[str, float]) -> int:
 def own_variables() -> dict[str, str]:
     """Return the variables of this process that trials read, except those that describe this machine."""
     names = [name for name in os.environ if name.startswith(FLAG_PREFIXES) and name not in _OF_THE_MACHINE]
-    found = environment(1)
-    return {name: found[name] for name in (*names, *_OURS) if name in found}
+    variables = environment(1)
+    return {name: variables[name] for name in (*names, *_OURS) if name in variables}
 
 
 def write_token(folder: Path) -> Path:

@@ -328,8 +328,8 @@ def is_needless(status: str, message: str) -> bool:
 
 def minor_version(version: str) -> str:
     """Return `2.15` for `2.15.0+cu132`. The speed of operations may change between minor releases."""
-    found = re.match(r"[0-9]+\.[0-9]+", version)
-    return found[0] if found else version
+    match = re.match(r"[0-9]+\.[0-9]+", version)
+    return match[0] if match else version
 
 
 def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        found = [dict(line) for line in reader]
+        rows = [dict(line) for line in reader]
         names = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
@@ -382,11 +382,11 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
     if damaged := _damaged_column(names):
         raise UsageError(f"{path}: has a column {damaged} is expected; repair it, or move it away")
-    for number, line in enumerate(found, 2):
+    for number, line in enumerate(rows, 2):
         if None in line or any(value is None for value in line.values()):
             raise UsageError(f"{path}: row {number} does not have {len(names)} fields; repair it, or move it away")
-    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in found}
-    if len(table) < len(found):
+    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in rows}
+    if len(table) < len(rows):
         raise UsageError(f"{path}: a trial has two rows; repair it, or move it away")
     return table
 

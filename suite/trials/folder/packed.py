@@ -70,12 +70,12 @@ def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
     facts = record.get("files")
     if record.get("status") != "done" or not isinstance(facts, Mapping):
         return []
-    found = []
+    lines = []
     for name in COMPRESSED:
         path, expected = held(folder / name), facts.get(name)
         if path is None or not isinstance(expected, Mapping):
             continue
         with contextlib.suppress(OSError):  # the reader of the file reports the error
             if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
-                found.append(f"{name} does not have the checksum in trial.json")
-    return found
+                lines.append(f"{name} does not have the checksum in trial.json")
+    return lines

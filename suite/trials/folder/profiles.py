@@ -119,7 +119,7 @@ class StepProfile(Strict):
     @model_validator(mode="after")
     def _layers_add_up(self) -> StepProfile:
         for product in ("forward", "dgrad", "wgrad"):
-            total = sum(one.products[product].seconds or 0.0 for one in self.layers if product in one.products)  # type: ignore[index]
+            total = sum(layer.products[product].seconds or 0.0 for layer in self.layers if product in layer.products)  # type: ignore[index]
             if not math.isclose(total, self.parts.get(product, 0.0), rel_tol=1e-6, abs_tol=1e-9):  # type: ignore[call-overload]
                 raise ValueError(f"the seconds of {product} in layers do not add up to those in parts")
         return self

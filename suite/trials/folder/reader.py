@@ -131,7 +131,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and _are_finite([one for one in value.values() if one is not None])
+    return isinstance(value, dict) and _are_finite([number for number in value.values() if number is not None])
 
 
 def _are_layers(value: Any) -> bool:
@@ -212,13 +212,13 @@ def _cell(text: str) -> int | float | str | None:
 
 
 def _read(path: Path, damage: list[str]) -> bytes | None:
-    found = packed.held(path)
-    if found is None:
+    held = packed.held(path)
+    if held is None:
         return None
     try:
-        return packed.read(found)
+        return packed.read(held)
     except OSError as error:
-        damage.append(f"{found.name} cannot be read: {error.strerror or error}")
+        damage.append(f"{held.name} cannot be read: {error.strerror or error}")
         return None
 
 
@@ -397,10 +397,10 @@ def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
 def _version(trial: Trial, kind: str) -> str:
     """Return a short checksum of the files that define the method, task or model; empty for the project's own."""
     files = trial.spec.get("defined_by")
-    one = files.get(kind) if isinstance(files, Mapping) else None
-    if not isinstance(one, Mapping):
+    file = files.get(kind) if isinstance(files, Mapping) else None
+    if not isinstance(file, Mapping):
         return ""
-    known = {"sha256": one.get("sha256"), "imports": one.get("imports")}
+    known = {"sha256": file.get("sha256"), "imports": file.get("imports")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 

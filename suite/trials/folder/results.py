@@ -46,7 +46,7 @@ def row(
     }
     if record["status"] == RUNNING:
         outcome |= {"status": "error", "message": "did not end: the command that ran it is gone"}
-    found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
+    cells = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
     if "spec" in record:
         values, wrong = _values(record)
         others = {
@@ -55,10 +55,10 @@ def row(
             if name not in COLUMNS and not name.startswith(RECIPE_PREFIX)
         }
         reached = target_columns(folder, targets) if record["status"] == "done" else {}
-        found = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
+        cells = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
         if wrong:
-            found |= {"status": "error", "message": f"damaged record: {wrong}"}
-    return found
+            cells |= {"status": "error", "message": f"damaged record: {wrong}"}
+    return cells
 
 
 def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -112,12 +112,12 @@ def rows(
         targets: See `row`.
     """
     busy = not none_runs and store.is_locked()
-    found = []
+    lines = []
     for folder in store.trial_folders():
         record = read_record(folder)
         if record is not None and not (record["status"] == RUNNING and busy):
-            found.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
-    return found
+            lines.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
+    return lines
 
 
 def current_rows(folder: Path) -> list[dict[str, Any]]:
@@ -127,8 +127,8 @@ def current_rows(folder: Path) -> list[dict[str, Any]]:
         UsageError: There is a `results.csv` that cannot be read.
     """
     store, table = Store(folder), read_table(folder)
-    found = rows(store, earlier=table, targets=read_declared_targets(folder))
-    return _merged(table, found)
+    current = rows(store, earlier=table, targets=read_declared_targets(folder))
+    return _merged(table, current)
 
 
 def _merged(table: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -171,9 +171,9 @@ def write_results(
     """
     table_rows = {**(further or {}), **read_table(store.folder)}
     earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
-    found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
-    table = _merged(earlier, found)
-    ours = {line["trial_id"] for line in found}
+    current = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
+    table = _merged(earlier, current)
+    ours = {line["trial_id"] for line in current}
     others = [
         name
         for line in table
@@ -190,4 +190,4 @@ def write_results(
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in table)
     files.write(store.folder / "results.csv", text.getvalue())
-    return found
+    return current

@@ -83,7 +83,7 @@ def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
     try:
         suite = files.read_json(files.read_bytes(path, path.name, LARGEST_SUITE))
         json.dumps(suite, allow_nan=False)
-        if not isinstance(suite["commands"], list) or not all(isinstance(one, dict) for one in suite["commands"]):
+        if not isinstance(suite["commands"], list) or not all(isinstance(item, dict) for item in suite["commands"]):
             raise ValueError("its commands are not a list of objects")
     except (ValueError, KeyError, TypeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -204,12 +204,12 @@ class Store:
     def fingerprint(self) -> tuple[Any, ...]:
         """Return a value that changes whenever a source of the table or the report changes."""
         trials = [packed.held(folder / "trial.json") for folder in self.trial_folders()]
-        found: list[Any] = [self.is_locked()]
+        state: list[Any] = [self.is_locked()]
         for path in (*(self.folder / name for name in FACTS), *trials):
             if path is not None and path.exists():
                 facts = path.stat()
-                found.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        return tuple(found)
+                state.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        return tuple(state)
 
     @property
     def _lock_file(self) -> Path:
@@ -253,10 +253,10 @@ class Store:
         Raises:
             UsageError: An earlier version wrote the suite, and its records have another format.
         """
-        found = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
-        if found:
-            refuse_earlier(found[0])
-        return found
+        folders = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+        if folders:
+            refuse_earlier(folders[0])
+        return folders
 
     def status(self, trial_id: str, in_use: bool = False) -> str:
         """Return one of `ENDED`, or `""` for a trial that never started.
@@ -291,7 +291,7 @@ class Store:
             trials: The trials; those that others depend on precede them.
             in_use: As for `status`.
         """
-        found: list[tuple[str, str]] = []
+        states: list[tuple[str, str]] = []
         needed: set[str] = set()
         for trial in reversed(trials):
             status, reason = self._state(trial.trial_id, in_use)
@@ -299,8 +299,8 @@ class Store:
                 status, reason = "error", "another trial needs its model, which is not in the folder"
             if status != "done":
                 needed.update(trial.depends_on.values())
-            found.insert(0, (status, reason))
-        return found
+            states.insert(0, (status, reason))
+        return states
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
         """Return the trials to run, each with its folder. They include done but damaged trials, with a warning.

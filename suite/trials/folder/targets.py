@@ -29,7 +29,7 @@ def read_targets(text: str) -> tuple[float, ...]:
         UsageError: A part is not a percentage above 1 and up to 100, or occurs twice, or there are too many parts.
     """
     hint = "expected percentages above 1 and up to 100, separated by commas: 88,90.5"
-    found: list[float] = []
+    targets: list[float] = []
     for part in text.split(","):
         try:
             percent = float(part)
@@ -39,12 +39,12 @@ def read_targets(text: str) -> tuple[float, ...]:
             raise UsageError(f"--target '{text}': targets are percentages; did you mean {100 * percent:g}?")
         if not 1 < percent <= 100:
             raise UsageError(f"--target '{text}': {hint}")
-        found.append(percent / 100)
-    if len(set(found)) < len(found):
+        targets.append(percent / 100)
+    if len(set(targets)) < len(targets):
         raise UsageError(f"--target '{text}': a target occurs twice")
-    if len(found) > MOST_TARGETS:
+    if len(targets) > MOST_TARGETS:
         raise UsageError(f"--target '{text}': at most {MOST_TARGETS} targets")
-    return tuple(found)
+    return tuple(targets)
 
 
 def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
@@ -54,13 +54,13 @@ def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
         suite: Content of `suite.json`, of any version.
     """
     commands = suite.get("commands")
-    found: list[tuple[float, ...]] = []
+    declared: list[tuple[float, ...]] = []
     for command in commands if isinstance(commands, list) else ():
         spec = command.get("spec") if isinstance(command, Mapping) else None
         targets = spec.get("targets") if isinstance(spec, Mapping) else None
         if isinstance(targets, list) and targets and all(map(_is_share, targets)):
-            found.append(tuple(map(float, targets)))
-    return [targets for targets, _ in groupby(found)]
+            declared.append(tuple(map(float, targets)))
+    return [targets for targets, _ in groupby(declared)]
 
 
 def _is_share(value: Any) -> bool:
@@ -119,9 +119,9 @@ def target_columns(folder: Path, targets: Sequence[float]) -> dict[str, Any]:
     if not targets:
         return {}
     target = targets[0]
-    found = first_reached(_epochs(folder), target)
+    record = first_reached(_epochs(folder), target)
     columns = dict.fromkeys(("flops_to_target", *COSTS))
-    costs = {} if found is None else {column: cost_until(found, column) for column in columns}
+    costs = {} if record is None else {column: cost_until(record, column) for column in columns}
     return {"target_accuracy": target, **columns, **costs}
 
 

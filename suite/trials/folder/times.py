@@ -152,7 +152,7 @@ class PassTime(Strict):
 
     @model_validator(mode="after")
     def _have_equal_phases(self) -> PassTime:
-        own, of_dense = ({one.phase for one in several} for several in (self.stages, self.dense))
+        own, of_dense = ({item.phase for item in several} for several in (self.stages, self.dense))
         if missing := of_dense - own:
             raise ValueError(f"no stage of its trial has {missing.pop().in_words()}, as dense has")
         if missing := own - of_dense:
@@ -182,7 +182,7 @@ class PassTime(Strict):
     @property
     def dense_steps(self) -> int:
         """Steps of dense training."""
-        return sum(one.steps for one in self.dense)
+        return sum(part.steps for part in self.dense)
 
     @cached_property
     def seconds(self) -> Mapping[Phase, float]:
@@ -192,14 +192,14 @@ class PassTime(Strict):
         the phases in dense training a little, but not the ratios.
         """
         return {
-            phase: statistics.median(dense for one in self.stages if one.phase == phase for _, dense in one.pairs)
-            for phase in {one.phase for one in self.stages}
+            phase: statistics.median(dense for stage in self.stages if stage.phase == phase for _, dense in stage.pairs)
+            for phase in {stage.phase for stage in self.stages}
         }
 
     @cached_property
     def dense_s(self) -> float:
         """Seconds of all steps of dense training."""
-        return math.fsum(one.steps * self.seconds[one.phase] for one in self.dense)
+        return math.fsum(part.steps * self.seconds[part.phase] for part in self.dense)
 
     @property
     def reconfiguration(self) -> float:
@@ -209,7 +209,7 @@ class PassTime(Strict):
     @cached_property
     def ratio(self) -> float:
         """Time of all steps of the trial, and of its reconfigurations, relative to dense training."""
-        parts = [one.steps * one.ratio * self.share_of_step(one.phase) for one in self.stages]
+        parts = [stage.steps * stage.ratio * self.share_of_step(stage.phase) for stage in self.stages]
         return math.fsum([*parts, self.reconfiguration])
 
     def share_of_step(self, phase: Phase) -> float:
@@ -223,9 +223,9 @@ class PassTime(Strict):
     def dense_share(self, progress: float) -> float:
         """Return the share of dense training's time that has passed after a share of its steps."""
         done, share = progress * self.dense_steps, 0.0
-        for one in self.dense:
-            steps = min(done, one.steps)
-            share, done = share + steps * self.share_of_step(one.phase), done - steps
+        for part in self.dense:
+            steps = min(done, part.steps)
+            share, done = share + steps * self.share_of_step(part.phase), done - steps
         return share
 
 
@@ -240,14 +240,14 @@ class MethodTime(Strict):
 
     @model_validator(mode="after")
     def _have_one_number_of_threads(self) -> MethodTime:
-        if len({one.threads for one in self.passes}) > 1:
+        if len({item.threads for item in self.passes}) > 1:
             raise ValueError("its passes have different numbers of threads")
         return self
 
     @property
     def sound(self) -> tuple[PassTime, ...]:
         """The passes that are not disturbed by other programs."""
-        return tuple(one for one in self.passes if not one.is_disturbed)
+        return tuple(item for item in self.passes if not item.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
@@ -258,7 +258,7 @@ class MethodTime(Strict):
     def ratio(self) -> float:
         """Geometric mean of the ratios of the undisturbed passes; of all passes if none is undisturbed."""
         counted = self.sound or self.passes
-        return math.exp(math.fsum(math.log(one.ratio) for one in counted) / len(counted))
+        return math.exp(math.fsum(math.log(item.ratio) for item in counted) / len(counted))
 
     @property
     def threads(self) -> int:
@@ -267,7 +267,7 @@ class MethodTime(Strict):
 
     def pass_of(self, trial: str) -> PassTime:
         """Return a pass that measured the stages of a trial, or the first one if none did."""
-        return next((one for one in self.passes if one.trial == trial), self.passes[0])
+        return next((item for item in self.passes if item.trial == trial), self.passes[0])
 
 
 GroupTimes = GroupEntries[MethodTime]

@@ -95,17 +95,17 @@ def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None
 
     The first setting is the default. If it is not done, the cost has no limit.
     """
-    default, found = settings[0], []
+    default, judged = settings[0], []
     limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
-    for one in settings:
-        reason = "" if one.val_accuracy is not None else "not all of its trials are done"
+    for setting in settings:
+        reason = "" if setting.val_accuracy is not None else "not all of its trials are done"
         for column, limit in limits.items():
-            cost = getattr(one, column)
+            cost = getattr(setting, column)
             if not (reason or cost is None or limit is None or cost <= TOLERANCE * limit):
                 reason = f"its {column} are {cost / limit:.3g} times those of the default setting"
-        found.append(one.model_copy(update={"reason": reason}))
-    free = [index for index, one in enumerate(found) if not one.reason]
-    return tuple(found), max(free, key=lambda index: (found[index].val_accuracy or 0.0, -index), default=None)
+        judged.append(setting.model_copy(update={"reason": reason}))
+    free = [index for index, setting in enumerate(judged) if not setting.reason]
+    return tuple(judged), max(free, key=lambda index: (judged[index].val_accuracy or 0.0, -index), default=None)
 
 
 def write_tuned(folder: Path, content: Tuned) -> Path:
@@ -129,8 +129,8 @@ def read_tuned(folder: Path) -> Tuned | None:
         data = files.read_json(files.read_bytes(path, "tune"))
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; the command that wrote it writes it again") from error
-    found: Tuned = validate(Tuned, data, f"{path} is damaged")
-    for one in found.methods:
-        if one.chosen is not None and one.chosen >= len(one.settings):
-            raise UsageError(f"{path} is damaged: {one.method} has no setting {one.chosen}")
-    return found
+    tuned: Tuned = validate(Tuned, data, f"{path} is damaged")
+    for method in tuned.methods:
+        if method.chosen is not None and method.chosen >= len(method.settings):
+            raise UsageError(f"{path} is damaged: {method.method} has no setting {method.chosen}")
+    return tuned

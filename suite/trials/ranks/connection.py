@@ -45,17 +45,17 @@ def join_ranks(spec: TrialSpec) -> None:
     if spec.device == "cuda":
         torch.cuda.set_device(cuda_device())
     place = os.environ[RENDEZVOUS]
-    found: dict[str, Any] = {"init_method": place}
+    options: dict[str, Any] = {"init_method": place}
     if place.startswith("file://"):
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if loopback := _loopback():
                 os.environ.setdefault(variable, loopback)
         # torch would read the name of a folder such as `a#b` as a URL, so it gets a path.
-        found = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
-        found["store"].set_timeout(WAIT_FOR_OTHERS)
+        options = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
+        options["store"].set_timeout(WAIT_FOR_OTHERS)
     dist.init_process_group(
         "nccl" if spec.device == "cuda" else "gloo",
-        **found,
+        **options,
         rank=rank,
         world_size=spec.processes,
         timeout=WAIT_FOR_OTHERS,

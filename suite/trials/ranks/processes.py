@@ -87,13 +87,13 @@ def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
     """
     began: float | None = None
     while True:
-        found = [_failure(rank, one) for rank, one in ranks.items() if one.poll() or one.failure()]
-        if all(one.poll() is not None or one.failure() for one in ranks.values()):
-            return found
-        if began is None and (found or ranks[0].poll() == 0):
+        failed = [_failure(rank, process) for rank, process in ranks.items() if process.poll() or process.failure()]
+        if all(process.poll() is not None or process.failure() for process in ranks.values()):
+            return failed
+        if began is None and (failed or ranks[0].poll() == 0):
             began = time.monotonic()
         if began is not None and time.monotonic() - began >= GRACE_SECONDS:
-            return found
+            return failed
         time.sleep(POLL_INTERVAL)
 
 

@@ -41,11 +41,11 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
             ranks: dict[int, RankProcess] = {rank: LocalRank(rank, rank, folder, url, reports) for rank in here}
             ranks |= others.ranks if others else {}
             try:
-                found = wait_for(ranks)
-                return _end(spec, folder, ranks, failures.cause(found)) if found else 0
+                failed = wait_for(ranks)
+                return _end(spec, folder, ranks, failures.cause(failed)) if failed else 0
             finally:
-                for one in ranks.values():
-                    one.kill()
+                for process in ranks.values():
+                    process.kill()
     finally:
         _remove_meetings(folder)
 
@@ -57,9 +57,9 @@ def _remove_meetings(folder: Path) -> None:
 
 def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
     """Write into the trial's record why it failed and what rank 0 measured, and return the exit status."""
-    for rank, one in ranks.items():
-        if rank or not one.failure():
-            one.kill()  # otherwise it would write into the record
+    for rank, process in ranks.items():
+        if rank or not process.failure():
+            process.kill()  # otherwise it would write into the record
     record = read_record(folder) or {}
     if record.get("status") == "done" and not damage(folder, record):
         log.warning("%s, after the trial was done; its result is kept", cause.in_words())
