@@ -40,12 +40,12 @@ DATA_ROOT = "~/.cache/pdt-data"
 # `.NAME.RANDOM.part`, in the folder of the file that it will replace
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
-"""Lone surrogates, which UTF-8 does not have, and control characters, which XML does not have and terminals obey."""
-_ABANDONED_AFTER_S = 3600
+"""Lone surrogates, which UTF-8 excludes, and control characters, which XML excludes and terminals obey."""
 _LOCK_INTERVAL_S = 0.1
-"""Temporary files older than this are considered abandoned."""
+_ABANDONED_AFTER_S = 3600
+"""Seconds without a write after which a temporary file is abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
-"""Errors of file systems that have no hard links, or do not allow another one."""
+"""Errors of file systems that have no hard links or refuse another one."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 

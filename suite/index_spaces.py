@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 GATHER_INDEX, SCATTER_INDEX = "gather_index", "scatter_index"
-"""Buffers of a gated layer: the channels of the node that it consumes and produces, each (channels,) int64."""
+"""Buffers of a gated layer, each (channels,) int64: the channels of the residual stage that it reads and writes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ from annotated_types import Ge, Gt, Interval
 from suite.parameters import Search, check
 
 EPOCH_PERCENTAGES: Final = (55, 70, 80, 90)
-"""Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
+"""Lengths of the dense budget curve (part of `--controls`), in percent of the recipe's epochs."""
 FEWEST_BUDGETS: Final = 4
-"""Lengths of dense training that a verdict at equal cost needs, the whole one among them."""
+"""Number of lengths of dense training that a verdict at equal cost needs, the whole training among them."""
 WIDEST_GAP: Final = 0.20
-"""Between neighbouring lengths, as a share of the whole dense training."""
+"""Widest gap between neighbouring lengths, as a share of the whole dense training."""
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
 """Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""

@@ -97,4 +97,4 @@ class SkipStep:
 
 
 SKIP_STEP: Final = SkipStep()
-"""Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""
+"""Return value of `before_optimizer_step` that skips the optimizer step. Everything else runs as usual."""

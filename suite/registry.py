@@ -104,7 +104,7 @@ PACKAGES = {
     "callback": "suite.trials.callbacks",
     "reproduction": "reports.papers",
 }
-"""The package that contains the project's own objects of each kind, in its modules or those of its subpackages."""
+"""The package whose modules, or modules of subpackages, contain the project's own objects of each kind."""
 ENTRY_POINTS = {
     "method": "pdt.methods",
     "task": "pdt.tasks",
@@ -117,7 +117,7 @@ CONTRACTS = {
     "task": ("suite.task", "Task"),
     "reproduction": ("reports.papers.contract", "Reproduction"),
 }
-"""Module and name of the base class of each kind that has one."""
+"""Module and name of the base class, for each kind that has a base class."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # users type names, and names are parts of folder names
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])

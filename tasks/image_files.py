@@ -28,7 +28,7 @@ from tasks.sources.image_tree import ImageTree, read_tree
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean"}
-"""Fields of the recipe that apply to images of one size only, with the values that leave them out."""
+"""Fields of the recipe that apply only to images of one size, with the values that turn them off."""
 
 
 class ImageFilesTask(Task):

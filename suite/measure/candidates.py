@@ -23,7 +23,7 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
-"""Folder, within that of a suite, of the trials that were trained again because their states were not here."""
+"""Folder in that of a suite, for trials that were trained again because their states were not here."""
 
 
 @dataclass(frozen=True)

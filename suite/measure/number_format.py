@@ -36,7 +36,7 @@ from suite.trials.spec import TrialSpec
 log = logging.getLogger(__name__)
 
 MARGIN = 0.1
-"""Share of bfloat16's time by which float32 has to be faster, over the whole interval of the ratio."""
+"""Share of bfloat16's time by which float32 must be faster, over the whole interval of the ratio."""
 FEWEST_PAIRS, MOST_PAIRS = 5, 15
 LONGEST_S = 30.0  # longest time of the pairs, if the fewest pairs take less
 FORMAT = 1  # format of the stored answers; increase it when the measurement changes

@@ -23,7 +23,7 @@ METHOD_S = 120.0
 
 Entry = TypeVar("Entry", bound=Strict)
 Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
-"""Measures stages: takes the candidate, the arguments of a function and the number of threads."""
+"""Measures stages, given the candidate, the arguments of a function and the number of threads."""
 
 
 def run_pass(

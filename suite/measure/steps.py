@@ -20,7 +20,7 @@ WARM_UPS = 3
 """Unmeasured steps of each trainer; one if a step takes long."""
 LONG_STEP_S = 1.0
 MOST_WARM_UPS = 10
-"""Steps after which the method's cost must be that of the stage: some methods decide in their first steps."""
+"""Steps after which the method's cost must be that of the stage, because some methods decide in their first steps."""
 
 
 class Steps:

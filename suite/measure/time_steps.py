@@ -25,9 +25,9 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost, end_file, stage_file
 
 TURN_S = 0.05
-"""Seconds that a trainer runs at least before the other one does, so that caches are not those of the other."""
+"""Least seconds of a trainer's turn, so that the caches are its own and not the other trainer's."""
 MOST_STEPS = 20
-"""Of a turn."""
+"""Most steps of a turn."""
 
 Pairs = list[list[float]]
 

@@ -156,7 +156,7 @@ def mean_of(quantity: Quantity) -> float | None:
 
 
 GUESS_LEVEL = 0.01
-"""A guess that reaches a trial's accuracy with a larger probability cannot be told from it."""
+"""A trial counts as a guess if a guess reaches its accuracy with a larger probability."""
 _NAMES = ("classes", "test_images", "largest_test_class")
 
 

@@ -13,7 +13,7 @@ from suite.trials.progress import Position, Sweep, duration, ended_line, epoch_l
 from suite.trials.spec import TrialSpec
 
 SWEEP_INTERVAL = 60.0
-"""Seconds between two lines about all trials, unless a trial ends."""
+"""Seconds between two lines about all trials while no trial ends."""
 
 
 class ProgressListener(Protocol):

@@ -212,7 +212,7 @@ class EpochReader:
 
 
 SMALLEST_SHARE = 0.02
-"""Share of a trial after which its time is extrapolated; before, the start of its process would count too much."""
+"""Share of a trial after which its time is extrapolated. Earlier, the start of its process would count too much."""
 
 
 @dataclass

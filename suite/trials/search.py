@@ -22,7 +22,7 @@ from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 
 MOST_POINTS = 200
-"""Points of the sequence for each setting of the budget, before a space counts as too small."""
+"""Points of the sequence that are tried for each setting of the budget before a space counts as too small."""
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from suite import files
 
 MOST_STAGES = 12
 MOST_BYTES = 2**30
-"""Size of all ends of a trial's stages together; an end that would exceed it is not kept."""
+"""Largest size of all ends of a trial's stages together. An end that exceeds it is not kept."""
 TOLERANCE = 1e-3
-"""Relative difference of FLOPs up to which two steps cost the same; densities that are measured vary a little."""
+"""Relative difference of FLOPs up to which two steps cost the same, because measured densities vary a little."""
 
 _FLOPS = ("dense", "current", "effective", "executed")
 

@@ -26,7 +26,7 @@ CONVERSIONS = (
     *("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space"),
     "16-bit colour",
 )
-"""What an image may have been converted from; the first is that of RGB and grey images. Caches store positions."""
+"""Formats that an image may have been converted from. RGB and grey images have the first. Caches store positions."""
 
 
 def shown(path: str | Path) -> str:

@@ -13,7 +13,7 @@ from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
 
 FEWEST_BLURRED = 16
-"""Input channels of a strided convolution from which SDGP's code blurs its input."""
+"""SDGP's code blurs the input of strided convolutions with at least this many input channels."""
 
 
 @register("model", "resnet18")

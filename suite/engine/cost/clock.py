@@ -111,7 +111,7 @@ def images_per_second(trainer: Any) -> float:
 PARTS = ("forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest")
 """Parts of a step.
 
-forward, dgrad, wgrad: The three products of planned layers, in the operands that the plan gives them.
+forward, dgrad, wgrad: The three products of planned layers, with the operands that the plan gives them.
 normalization: Normalisation and activation functions, forward and backward.
 pruning: The method's own work: transforms of operands, the regularization term and its gradient, and its hooks.
 optimizer: The step of the optimizer, and the removal of gradients.
@@ -121,7 +121,7 @@ network: Everything else in forward and backward: pooling, sums, the loss, atten
 rest: Everything else in a step: the norm of the gradients, counting of FLOPs, the training loop.
 """
 CLOCKS = "clocks"
-"""What the clocks themselves take where it is known; it belongs to no part."""
+"""Known time of the clocks themselves, which belongs to no part."""
 
 Key = tuple[str, str]
 """Part, and name of the layer; the name is empty if the part belongs to no layer."""

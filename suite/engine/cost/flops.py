@@ -29,7 +29,7 @@ from suite.errors import UsageError
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-"""Names of the matrix products in torch's dispatcher. `matmul`, `einsum` and `linear` consist of them."""
+"""Names of the matrix products in torch's dispatcher, of which `matmul`, `einsum` and `linear` consist."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import psutil
 
 CPUINFO = Path("/proc/cpuinfo")
 CORES = "PDT_CORES"
-"""Environment variable of a trial: number of cores of its command, which may give each trial only some of them."""
+"""Environment variable of a trial: number of cores of its command. Each trial may have only some of them."""
 
 # These flags decide which kernels a library chooses. Other flags (virtualisation, mitigations, power) differ between
 # two boots of one machine and tell nothing about arithmetic.

@@ -14,7 +14,7 @@ from suite.trials.spec import TrialSpec
 KEYS = ("nodes", "gpus", "cpus", "link", "local", "latency")
 EXAMPLE = "nodes=16,gpus=8,link=400Gb"
 DEFAULT_LATENCY_S = 10e-6
-"""Seconds of an exchange without its bytes, between nodes: an assumption, of the order of what NCCL needs."""
+"""Seconds of an exchange between nodes without its bytes. This is an assumption, of NCCL's order of magnitude."""
 _BANDWIDTHS = {"Gb": 1e9 / 8, "Gb/s": 1e9 / 8, "Gbit/s": 1e9 / 8, "GB": 1e9, "GB/s": 1e9}
 LARGEST = 1e12
 """Limit of the number in a bandwidth or a latency, which keeps all products finite."""

@@ -11,7 +11,7 @@ from suite.files import canonical_json
 from suite.trials.spec import TrialSpec
 
 BOUNDED = ("train_s", "communication_s", "flops_executed", "memory_bytes")
-"""Numbers that are upper bounds if the probe does not shrink the network and training may."""
+"""Numbers that are upper bounds if training may shrink the network, which the probe does not."""
 INFERENCE_BATCHES = 6
 """Evaluation batches that a trial runs after its training to measure the inference speed."""
 DISTURBED = "disturbed"

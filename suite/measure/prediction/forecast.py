@@ -22,7 +22,7 @@ from suite.trials.spec import TrialSpec
 FUNCTION = "suite.measure.prediction.probe:probe"
 DEFAULT_STEPS = 8
 PROBE_S = 10.0
-"""Seconds that the steps of a probe may take. Start, first epoch and data of its process come on top."""
+"""Seconds that the steps of a probe may take, in addition to start, first epoch and data of its process."""
 
 Probe = Callable[[TrialSpec, Path], Mapping[str, Any]]
 """Probes a trial, given the folder of the trials that it may depend on."""

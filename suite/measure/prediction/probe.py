@@ -36,10 +36,10 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost
 
 WARM_UPS = 3
-"""Steps before the first timed step of a training; two if they take long."""
+"""Steps before the first timed step of a training; two if steps take long."""
 LONG_STEP_S = 1.0
 FEWEST_TIMED = 2
-"""Timed steps of an epoch that is measured, even if the time is over."""
+"""Fewest timed steps of a measured epoch, even if the time is over."""
 WALKING_IMAGES = 4
 """Images of the step in an epoch that only shows whether the cost of a step has changed."""
 HOOKS = (
@@ -51,7 +51,7 @@ HOOKS = (
     "reconfigure",
     "on_reconfigured",
 )
-"""Hooks by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
+"""Hooks that can change the cost of a step from epoch to epoch. A method without them is steady."""
 
 
 @dataclasses.dataclass

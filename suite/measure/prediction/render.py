@@ -28,7 +28,7 @@ KINDS = {
     "communication_s": "modelled: ring all-reduce of all gradients, without overlap with the backward",
     "total_s": "modelled: trials start in order, each as soon as its devices are free",
 }
-"""How each number is obtained, by its name in the JSON."""
+"""Origin of each number, by its name in the JSON."""
 
 
 def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:

@@ -21,7 +21,7 @@ from suite.trials.spec import TrialSpec
 TEMPORARY = "pdt-ray-"
 """Beginning of the names of temporary folders."""
 EARLIER_WORKER_S = 60.0
-"""Seconds to wait until an earlier process of the same trial has ended, for example one of a killed command."""
+"""Seconds to wait until an earlier process of the same trial, for example of a killed command, has ended."""
 
 Content = dict[str, bytes]
 """Files of a folder by their path in it."""

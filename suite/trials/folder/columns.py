@@ -309,11 +309,11 @@ SCHEMA: tuple[Column, ...] = (
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 REMOVED_NOTHING = "removed nothing"
-"""End of the message of a control that was skipped for this reason (`is_needless`)."""
+"""End of the message of a control that was skipped because its methods removed nothing (`is_needless`)."""
 TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)
 NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
 REQUIRED_COLUMNS = ("trial_id", "method", "status")
-"""A file without these columns is not a results table."""
+"""Columns of every results table; a file without them is refused."""
 
 RECIPE_COLUMNS = ("batch_size", "epochs", "optimizer", "learning_rate", "schedule", "weight_decay")
 """Fields of the recipe that every table has."""

@@ -31,7 +31,7 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 FORMAT = 2
-"""Version of the records that this version of the suite writes. Those without one have format 1."""
+"""Format of the records that this version of the suite writes. Records without a format have format 1."""
 CONVERT = "python tools/rename_trials.py OLD NEW writes a copy of the folder in it"
 # The type that a field of a specification has by its annotation, and the message about another type. Numbers have their
 # own limits.

@@ -62,14 +62,14 @@ WRITTEN = (
 )
 
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
-"""Files that the table and the report are made from, besides the trials."""
+"""Files that, besides the trials, the table and the report are made from."""
 
 LARGEST_SUITE = 64 * 2**20  # size of suite.json in bytes
 
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 WRITING_TIMEOUT = 60.0
-"""Seconds to wait for a command that writes results, which may be stopped for ever."""
+"""Seconds to wait for a command that writes results and may be stopped for ever."""
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from suite.recipe import Phase
 from suite.trials.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 BUSY = 0.5
-"""Cores that other programs use, as a share of a measurement's threads, from which it is disturbed."""
+"""A measurement is disturbed if other programs use this many cores for each of its threads, or more."""
 FEWEST_PAIRS = 3
-"""Of steps in one state of a trial."""
+"""Fewest pairs of steps in one state of a trial."""
 _LONGEST = 10**15  # microseconds
 Steps = Annotated[int, Ge(1), Le(10**12)]
 
@@ -46,8 +46,8 @@ def _write_pairs(pairs: tuple[tuple[float, float], ...]) -> str:
 Pairs = Annotated[
     tuple[tuple[float, float], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_read_pairs), PlainSerializer(_write_pairs)
 ]
-"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has microseconds, as one
-text: as short as compressed numbers."""
+"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has them in microseconds
+as one text, which is as short as compressed numbers."""
 
 
 def ratio_of(pairs: Pairs) -> float:

@@ -15,9 +15,9 @@ from suite.trials.folder.entries import Strict
 
 NAME = "tune.json"
 TOLERANCE = 1.02
-"""A setting may cost this times the FLOPs of the default setting: the verdict takes costs up to 2 % apart for equal."""
+"""A setting may cost this many times the default's FLOPs. The verdict takes costs up to 2 % apart for equal."""
 COSTS = ("train_flops_effective", "inference_flops_effective")
-"""Columns that say what a setting costs."""
+"""Columns with the cost of a setting."""
 RULE = (
     "The setting with the highest validation accuracy, among those that cost at most 1.02 times the effective training "
     "and inference FLOPs of the default setting; the first of equal ones. Without the limit, a method would be tuned "

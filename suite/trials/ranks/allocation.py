@@ -39,7 +39,7 @@ VARIABLE = "PDT_ALLOCATION"
 POLL_INTERVAL = 0.2
 TRIALS = "trials"
 MEETING = ".ranks-"
-"""Beginning of the name of a file in a trial's folder, through which its ranks on one machine find each other."""
+"""Beginning of the name of a file in a trial's folder through which its ranks on one machine meet."""
 Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
 """Returns the output folder and the trials of a command line."""
 _END = "end"

@@ -15,7 +15,7 @@ from annotated_types import MaxLen
 from suite import files
 
 FOLDER = "PDT_RANK_FAILURES"
-"""Environment variable of a rank: the folder for the file that says how it failed."""
+"""Environment variable of a rank: the folder for the report of its failure."""
 
 
 FailedStatus = Literal["diverged", "oom", "error"]

@@ -14,7 +14,7 @@ from suite.trials.ranks import failures
 from suite.trials.ranks.failures import Failure
 
 RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
-"""Environment variables of a rank: its number, that on its machine, and the URL at which the ranks find each other."""
+"""Environment variables of a rank: its number, its number on its machine, and the URL at which the ranks meet."""
 
 POLL_INTERVAL = 0.1
 GRACE_SECONDS = 10.0  # after the first failure: the other ranks find it, and rank 0 writes its measurements
