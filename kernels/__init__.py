@@ -1,9 +1,9 @@
 """Pruning kernels: keep n of every m consecutive channels of a gradient.
 
-`prune_nm` returns the pruned gradient, and `compress_nm` only the kept values and their channels. `prune_nm` runs
-compiled kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch where they are not
-available; `compress_nm` has a compiled kernel on the CPU only. `backend_of` returns the backend of a tensor, and
-`backend_report` the reason for it. `kernels.prune.reference` defines the results.
+`prune_nm` returns the pruned gradient, `compress_nm` only the kept values and their channels. `prune_nm` runs compiled
+kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and plain torch if there are none.
+`compress_nm` has a compiled kernel on the CPU only. `backend_of` returns the backend of a tensor, and `backend_report`
+the reason for it. `kernels.prune.reference` defines the results.
 """
 
 from kernels.cache import folder as cache_folder

@@ -1,10 +1,10 @@
 """Compiled kernels on disk.
 
 Each file has a note, NAME.json, with its size and SHA-256, so that a truncated or altered file is never loaded. The
-loader maps a library into memory, and reading past the end of a truncated file kills the process with SIGBUS.
+loader maps a library into memory, and a read past the end of a truncated file would kill the process with SIGBUS.
 
-Whoever can write a library can run code as its user. A folder that is not the user's, or that others can write, is
-therefore refused, and so is such a file in it.
+Anyone who can write a library can run code as its user. A folder or file that others own or can write is therefore
+refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 log = logging.getLogger("pdt.kernels")
 
 _TEMPORARY = ".building-"
-# Temporary files older than this are considered abandoned. A compiler is stopped after minutes.
+# Older temporary files are abandoned, because a compiler is stopped after minutes.
 ABANDONED_AFTER_S = 6 * 3600.0
 
 
@@ -36,42 +36,42 @@ def folder() -> Path:
 
 
 def choices_folder() -> Path:
-    """Return the folder of what was measured on this machine: `$PDT_CHOICES`, otherwise `choices` in `folder`."""
+    """Return the folder of measured choices of this machine: `$PDT_CHOICES`, otherwise `choices` in `folder`."""
     chosen = os.environ.get("PDT_CHOICES")
     return Path(chosen).expanduser() if chosen else folder() / "choices"
 
 
 class RefusedError(Exception):
-    """The folder may contain what somebody else wrote; the message is one line that says what to type."""
+    """Others may have written to the folder. The message is one line that tells what to type."""
 
 
 def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The folder cannot be created.
     """
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that somebody else owns or can write to. A missing one is accepted.
+    """Refuse a folder that somebody else owns or can write to. A missing folder is accepted.
 
-    Files in it then stay the same between a check and an opening by name. The folders above it are not checked: whoever
-    can write to one of them can exchange the whole folder.
+    Files in it then stay the same between a check and an opening by name. The folders above it are not checked,
+    although whoever can write to one of them can exchange the whole folder.
 
     Raises:
-        RefusedError: The folder may contain what somebody else wrote.
+        RefusedError: Others may have written to the folder.
     """
-    folder = folder.expanduser().resolve()  # the folder that is used, if the path leads through symbolic links
+    folder = folder.expanduser().resolve()  # the folder behind symbolic links in the path
     try:
         status = folder.stat()
     except OSError:
         return
     why = _strangers(status)
     if why:
-        shared = not why.startswith("others") or status.st_mode & stat.S_ISVTX  # such as /tmp, which stays open
+        shared = not why.startswith("others") or status.st_mode & stat.S_ISVTX  # /tmp, for example, stays open
         close = "" if shared else f"type chmod go-w {shlex.quote(str(folder))}, or "
         raise RefusedError(f"the cache {folder} is not used: {why}; {close}set PDT_CACHE to a folder of your own")
 
@@ -79,8 +79,8 @@ def check_folder(folder: Path) -> None:
 def keep_code_of_torch_compile() -> None:
     """Let `torch.compile` of this process and its children keep compiled code in this cache.
 
-    torch's own choice is a name among the temporary files that everybody can guess, where whoever makes it first may
-    leave code for others. $TORCHINDUCTOR_CACHE_DIR, if it is set, stays.
+    torch's own folder has a name among the temporary files that everybody can guess. Whoever makes it first may leave
+    code in it for others. A $TORCHINDUCTOR_CACHE_DIR that is already set stays.
 
     Raises:
         RefusedError: See `check_folder`.
@@ -89,16 +89,16 @@ def keep_code_of_torch_compile() -> None:
     if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         own = folder() / "inductor"
         make_folder(own)
-        for one in (own.parent, own):
-            check_folder(one)
+        for path in (own.parent, own):
+            check_folder(path)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own.resolve())
 
 
 def _strangers(status: os.stat_result) -> str:
     """Return who else can write to a file or folder; empty if only its user and root can.
 
-    An access control list that lets others write shows among the bits of the group. Windows has neither owners of this
-    kind nor these bits, and keeps a user's folders from others by itself.
+    An access control list that lets others write shows among the bits of the group. Windows has no owners and bits of
+    this kind; it protects a user's folders by itself.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -113,7 +113,7 @@ def find(path: Path) -> dict[str, str] | None:
     """Check a compiled file against its note.
 
     Returns:
-        The facts that were stored with the file, or None if the file or its note is missing, they do not match, or
+        The facts that were stored with the file. None if the file or its note is missing, if they do not match, or if
         others can write to one of them.
 
     Raises:
@@ -135,7 +135,7 @@ def find(path: Path) -> dict[str, str] | None:
 def building(path: Path) -> Iterator[Path]:
     """Provide a temporary file in the folder of `path`, to be passed to `store`, and remove it afterwards.
 
-    Also removes the temporary files of processes that were killed.
+    This also removes the temporary files of processes that were killed.
 
     Raises:
         OSError: The folder cannot be created or written.
@@ -145,7 +145,7 @@ def building(path: Path) -> Iterator[Path]:
     check_folder(path.parent)
     _remove_abandoned(path.parent)
     temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}{path.suffix}")
-    temporary.touch(exist_ok=False)  # a folder without write permission is detected before a compiler runs
+    temporary.touch(exist_ok=False)  # shows a folder without write permission before a compiler runs
     try:
         yield temporary
     finally:
@@ -153,10 +153,10 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def store(built: Path, path: Path, **facts: str) -> None:
-    """Move a file into place, then write its note; both reach the disk before they get their names.
+    """Move a file into place, then write its note. Both reach the disk before they get their names.
 
     A process that is killed in between leaves a file without a note, which `find` ignores. Two processes may store the
-    same file at once: each rename replaces one complete file by another.
+    same file at once, because each rename replaces one complete file by another.
 
     Raises:
         OSError: The file or its note cannot be written.
@@ -190,7 +190,7 @@ def forget(path: Path) -> None:
 
 def _remove_abandoned(folder: Path) -> None:
     for temporary in folder.glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError):  # another process may remove it, or own it
+        with contextlib.suppress(OSError):  # another process may remove or own it
             if time.time() - temporary.stat().st_mtime > ABANDONED_AFTER_S:
                 temporary.unlink()
 
@@ -201,12 +201,12 @@ def _write_note(path: Path, note: dict[str, object]) -> None:
         _close(temporary)
         _sync(temporary)
         temporary.replace(_note(path))
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and the files are in place already
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and the files are already in place
         _sync(path.parent)
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file after checking its owner and mode, of the open file and not of its name."""
+    """Return the content of a file after a check of owner and mode. The check is of the open file, not of its name."""
     with path.open("rb") as file:
         why = _strangers(os.fstat(file.fileno()))
         if why:
@@ -216,7 +216,7 @@ def _read(path: Path) -> bytes:
 
 
 def _close(path: Path) -> None:
-    """Take from group and others the permission to write, which the user's umask may have given."""
+    """Take the write permission, which the user's umask may have given, from group and others."""
     path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 

@@ -5,7 +5,7 @@
     net[milestones=(0.5,0.75)]     parentheses or brackets around a value protect its commas
     torchvision/vgg11              a member of a collection (`suite.registry.register_collection`)
 
-This module does not know types; `suite.choices` gives the values the types of the declared parameters.
+This module does not know types. `suite.choices` gives the values the types of the declared parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def split(text: str, separator: str = ",") -> list[str]:
     """Split text at the separators outside of brackets, and strip the parts.
 
     Raises:
-        UsageError: If brackets are not balanced.
+        UsageError: Brackets are not balanced.
     """
     parts, start, opened = [], 0, ""
     for position, character in enumerate(text):
@@ -63,7 +63,7 @@ def read_list(text: str, option: str) -> list[Request]:
         option: Name of the option for error messages.
 
     Raises:
-        UsageError: If the text does not have this syntax.
+        UsageError: The text does not have this syntax.
     """
     try:
         return [_read_item(item) for item in split(text)]

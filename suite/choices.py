@@ -1,7 +1,7 @@
 """Methods and models as a command line names them: a registered class or function with values for its parameters.
 
-A choice looks its class up in the registry once and reads the declared parameters once. `suite.parameters` knows the
-types, `suite.brackets` the syntax.
+A choice looks up its class in the registry and reads the declared parameters, each once. `suite.parameters` knows the
+types, and `suite.brackets` the syntax.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from suite.recipe import Recipe
 if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
     from torch import nn
 
-MAX_CHOICES = 10_000  # of one grid
-RECIPE = "recipe."  # in front of a field of the recipe that is typed for one method
+MAX_CHOICES = 10_000  # choices in one grid
+RECIPE = "recipe."  # prefix of a recipe field that is typed for one method
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A registered class or function with one value for each parameter that was typed.
+    """A registered class or function with the values that were typed for its parameters.
 
     Attributes:
         name: Registered name.
@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def variant(self) -> str:
-        """The typed parameters: `k=v`, joined by commas."""
+        """The typed parameters as text: `k=v`, joined by commas."""
         return ",".join(f"{key}={show(value)}" for key, value in self.typed.items())
 
     @functools.cached_property
@@ -62,21 +62,21 @@ class Choice:
         """Read exactly one `name[key=value,...]`.
 
         Raises:
-            UsageError: `text` is a list or a grid, or nothing of this kind has the name, or as in `expand`.
+            UsageError: `text` is a list or a grid, its name is not registered, or `expand` refuses a parameter.
         """
         requests = read_list(text, cls.kind)
         if len(requests) != 1:
             raise UsageError(f"{cls.kind} '{text}': expected one, not a list")
-        found = cls.expand(requests[0])
-        if len(found) != 1:
-            raise UsageError(f"{cls.kind} '{text}': expected one, not a grid of {len(found)}")
-        return found[0]
+        choices = cls.expand(requests[0])
+        if len(choices) != 1:
+            raise UsageError(f"{cls.kind} '{text}': expected one, not a grid of {len(choices)}")
+        return choices[0]
 
     @classmethod
     def expand(cls, request: Request, definition: Any = None) -> list[Self]:
         """Return every choice of a request's grid.
 
-        The last declared parameter varies fastest, in whatever order the keys were typed.
+        The last declared parameter varies fastest, whatever the order of the typed keys.
 
         Args:
             request: A name with the alternatives that were typed for each parameter.
@@ -108,7 +108,7 @@ class Choice:
 
     @classmethod
     def also_typed(cls) -> Mapping[str, Parameter]:
-        """Return what brackets may contain in addition to declared parameters."""
+        """Return what brackets may contain besides declared parameters."""
         return {}
 
     def canonical(self, *layers: Mapping[str, Any]) -> Self:
@@ -125,15 +125,15 @@ class Choice:
 
 
 def _is_default(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Whether a value is the default one; 1 is not `true`, and a parameter without a default has none."""
+    """Return whether a value is the default. 1 is not `true`, and a parameter without a default has none."""
     return key in defaults and type(value) is type(defaults[key]) and value == defaults[key]
 
 
 class MethodChoice(Choice):
-    """A method with the parameters that were typed for it, and with fields of the recipe for this method alone.
+    """A method with the values typed for its parameters and for fields of the recipe.
 
-    `sdgp[n=2,recipe.learning_rate=0.1]` trains SDGP with another learning rate than the other methods of the command.
-    Only fields that `tune` searches can be typed in this way.
+    `sdgp[n=2,recipe.learning_rate=0.1]` changes the learning rate for SDGP alone. Only fields that `tune` searches can
+    be typed like this.
     """
 
     kind = "method"
@@ -151,11 +151,11 @@ class MethodChoice(Choice):
 
     @property
     def typed_parameters(self) -> dict[str, Any]:
-        """The typed values without those of the recipe."""
+        """The typed values of the method's parameters, without fields of the recipe."""
         return {name: value for name, value in self.typed.items() if not name.startswith(RECIPE)}
 
     def with_typed(self, values: Mapping[str, Any]) -> Self:
-        """Return the choice with other typed values in addition, in the order of declaration."""
+        """Return the choice with further typed values, in the order of declaration."""
         typed = {**self.typed, **values}
         order = (*self.declared, *self.also_typed())
         return replace(self, typed={name: typed[name] for name in order if name in typed})
@@ -171,11 +171,11 @@ class MethodChoice(Choice):
         """Construct the method.
 
         Args:
-            parameters: Values that replace the typed ones; the others keep their declared defaults.
+            parameters: Values that replace the typed ones. The other parameters keep their declared defaults.
             label: Name of the method in errors (default: the choice as text).
 
         Raises:
-            UsageError: The constructor raised a `ValueError`, or, for a method of a plugin, any exception.
+            UsageError: The constructor raised a `ValueError`. For a method of a plugin, any exception counts.
         """
         label = label or str(self)
         values = self._values(self.typed_parameters if parameters is None else parameters)
@@ -199,17 +199,17 @@ class TaskChoice(Choice):
     kind = "task"
 
     def parameters(self, preset: str, recipe: str = "") -> dict[str, Any]:
-        """Return the value of every parameter in a preset, or with a recipe by its name (`Task.defaults`)."""
+        """Return the value of every parameter in a preset, or with a named recipe (`Task.defaults`)."""
         return self._values(self.definition.defaults(preset, recipe), self.typed)
 
     def build(self, parameters: Mapping[str, Any] | None = None) -> Any:
         """Construct the task.
 
         Args:
-            parameters: Values that replace the typed ones; the others keep their declared defaults.
+            parameters: Values that replace the typed ones. The other parameters keep their declared defaults.
 
         Raises:
-            UsageError: The constructor raised a `ValueError`, or, for a task of a plugin, any exception.
+            UsageError: The constructor raised a `ValueError`. For a task of a plugin, any exception counts.
         """
         values = self._values(self.typed if parameters is None else parameters)
         try:
@@ -233,13 +233,13 @@ class ModelChoice(Choice):
     def build(self, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """Construct the network for images of shape (C, H, W).
 
-        The model receives those of `num_classes`, `input_shape` and `in_channels` that it declares.
+        The model receives `num_classes`, `input_shape` and `in_channels` as far as it declares them.
 
         Raises:
-            UsageError: The function refuses the parameters, needs more memory than there is, or returns something else
-                than a module with parameters; for a model of a plugin, the function raised any exception.
+            UsageError: The function refuses the parameters, needs more memory than there is, or does not return a
+                module with parameters. For a model of a plugin, any exception counts.
         """
-        import torch  # not needed to list or describe methods and tasks
+        import torch  # listing and describing do not need torch
 
         given = {"num_classes": num_classes, "input_shape": input_shape, "in_channels": input_shape[0]}
         accepted = inspect.signature(self.definition).parameters
@@ -258,8 +258,8 @@ class ModelChoice(Choice):
     def check_size(self, input_shape: tuple[int, int, int], num_classes: int) -> None:
         """Check that the weights fit into this machine's memory, before they are allocated.
 
-        Otherwise the kernel would kill the command without a message. A network that cannot be built on torch's `meta`
-        device is not checked.
+        Without this check, the kernel would kill the command without a message. A network that cannot be built on
+        torch's `meta` device is not checked.
 
         Raises:
             UsageError: The weights alone are larger than the memory.
@@ -269,13 +269,13 @@ class ModelChoice(Choice):
             for value, default in ((value, self.declared[key].default) for key, value in self.typed.items())
         )
         if not any(larger):
-            return  # the default network or a smaller one; the first use of `meta` takes seconds
+            return  # no parameter exceeds its default; the first use of `meta` takes seconds
         import torch  # as in `build`
 
         with torch.device("meta"):
             try:
                 model = self.build(input_shape, num_classes)
-            except Exception:  # `build` on the real device reports what is wrong
+            except Exception:  # `build` on the real device reports the error
                 return
         size = sum(
             tensor.numel() * tensor.element_size()
@@ -292,17 +292,17 @@ class ModelChoice(Choice):
 
 
 def build_method(name: str, parameters: Mapping[str, Any], label: str = "") -> Any:
-    """Construct a registered method; arguments and errors as in `MethodChoice.build`."""
+    """Construct a registered method, with the arguments and errors of `MethodChoice.build`."""
     return MethodChoice(name, definition=registry.get("method", name)).build(parameters, label or name)
 
 
 def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Construct the network that `text` (`resnet9[width=0.25]`) names; errors as in `ModelChoice.build`."""
+    """Construct the network that `text` (`resnet9[width=0.25]`) names, with the errors of `ModelChoice.build`."""
     return ModelChoice.read(text).build(input_shape, num_classes)
 
 
 def build_task(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Construct a registered task; errors as in `TaskChoice.build`."""
+    """Construct a registered task, with the errors of `TaskChoice.build`."""
     return TaskChoice(name, definition=registry.get("task", name)).build(parameters)
 
 
@@ -311,10 +311,10 @@ def _is_text(value: Any) -> bool:
 
 
 def _refusal(error: Exception, kind: str, name: str) -> str:
-    """The message of a failed constructor for the user; empty for a programming error in the project itself."""
+    """Return a message for the user about a failed constructor; empty for a programming error in the project itself."""
     if isinstance(error, (ValueError, UsageError)):
         return " ".join(str(error).removeprefix(f"{name}: ").split())  # libraries write several lines
-    # torch reports with these messages that memory does not suffice and that a size does not fit into 64 bits.
+    # With these messages, torch reports too little memory and a size beyond 64 bits.
     if isinstance(error, (MemoryError, OverflowError)) or "allocate" in str(error) or "verflow" in str(error):
         return "does not fit into memory"
     if registry.is_own(kind, name):

@@ -1,7 +1,7 @@
 """Check the class of a method when it is defined: its parameters, its constants and the arguments of its hooks.
 
-Without these checks, an attribute could silently be no parameter or silently be one, and a hook with other arguments
-would fail in the middle of a trial.
+Without these checks, an attribute could become or miss becoming a parameter without a message. A hook with wrong
+arguments would fail only in the middle of a trial.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_class(cls: type, base: type, context: type) -> None:
         if kind is cls or dataclasses.is_dataclass(kind):
             _check_values(kind, base)
             _check_annotations(kind, base)
-        else:  # dataclasses take no fields from such a class
+        else:  # `base` is no part of such a class, and dataclasses take no fields from it
             _check_mixin(kind, base)
         for name, function in _functions(kind):
             if "plan_version" in function.__code__.co_names:
@@ -63,7 +63,7 @@ def check_facts(cls: type) -> None:
     if not isinstance(shrinks, bool):
         raise TypeError(f"{cls.__name__}.shrinks_network is {shrinks!r}; allowed: True, False")
     tuning: Any = vars(cls).get("tuning", ())
-    if not (isinstance(tuning, (tuple, list)) and all(isinstance(one, Tuning) for one in tuning)):
+    if not (isinstance(tuning, (tuple, list)) and all(isinstance(item, Tuning) for item in tuning)):
         raise TypeError(f"{cls.__name__}.tuning is {tuning!r}; write a tuple of suite.recipe.Tuning")
     values: Any = cls.random_twin  # type: ignore[attr-defined]
     where = f"{cls.__name__}.random_twin"
@@ -73,7 +73,7 @@ def check_facts(cls: type) -> None:
         if key not in declared(cls):
             raise TypeError(f"{where}: {cls.__name__} has no parameter '{key}'{nearest(str(key), declared(cls))}")
     try:
-        if values:  # otherwise, types of parameters that are defined later need not be known yet
+        if values:  # without values, types of parameters that are defined later need not be known yet
             check(cls, values, prefix=f"{where}: ")
     except ValueError as error:
         raise TypeError(str(error)) from None
@@ -105,10 +105,10 @@ def _check_annotations(cls: type, base: type) -> None:
     """Refuse annotations that would make a hook, a constant of the base class or state a parameter."""
     for name, annotation in inspect.get_annotations(cls).items():
         try:
-            found = _evaluated(cls, annotation)
-        except NameError:  # a type that is defined later; reading the parameters reports it if it stays unknown
+            evaluated = _evaluated(cls, annotation)
+        except NameError:  # the type is defined later; an unknown type is reported when the parameters are read
             continue
-        constant = found is ClassVar or typing.get_origin(found) is ClassVar
+        constant = evaluated is ClassVar or typing.get_origin(evaluated) is ClassVar
         if callable(getattr(base, name, None)):
             kind = "constant" if constant else "parameter"
             raise TypeError(f"{cls.__name__}.{name} is a {kind} that would replace the hook {name}(); rename it")
@@ -119,7 +119,7 @@ def _check_annotations(cls: type, base: type) -> None:
                 f"{cls.__name__}.{name} is annotated, which would make it a parameter, but it is a constant of "
                 f"{base.__name__}; write '{name} = ...' or annotate it as ClassVar[...]"
             )
-        if name.startswith("_") or not can_be_set(found):
+        if name.startswith("_") or not can_be_set(evaluated):
             shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
             why = (
                 "its name is private"
@@ -146,7 +146,7 @@ def _check_mixin(mixin: type, base: type) -> None:
 
 
 def _check_arguments(cls: type, name: str, hook: Any, base: type, context: type) -> None:
-    """Refuse a hook that cannot be called with its arguments, or that takes the context for one of its attributes."""
+    """Refuse a hook that does not accept the hook's arguments, or that takes one attribute in place of the context."""
     wanted = list(inspect.signature(_function(vars(base)[name])).parameters)
     signature = inspect.signature(hook)
     shown, arguments = ", ".join(signature.parameters), ", ".join(wanted)
@@ -212,7 +212,6 @@ def _evaluated(cls: type, annotation: Any) -> Any:
 
 
 def _is_member(value: Any) -> bool:
-    """Whether a value is a class, a function or a descriptor."""
     return isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
 
 
@@ -221,7 +220,6 @@ def _function(value: Any) -> Any:
 
 
 def _functions(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the functions that a class defines, by name."""
     for name, value in vars(cls).items():
         if inspect.isfunction(_function(value)):
             yield name, _function(value)

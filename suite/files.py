@@ -1,10 +1,10 @@
 """Paths, and reading and writing of files.
 
-`read_path` and `read_bytes` check paths and files that a user names. Text from outside enters through `read_json` and
-`clean`: what they return can be encoded, and printed on a terminal. The other functions write files atomically: a
-reader, or a program that starts after a crash, finds either the old content or the new content, never a part of it.
-Nothing here writes or deletes through a symbolic link: if a link has the name of one of the suite's files or folders,
-its target does not belong to the suite, and a `UsageError` is raised. Errors of the disk name the file.
+`read_path` and `read_bytes` check paths and files that a user names. `read_json` and `clean` take text from outside;
+their result can be encoded and printed on a terminal. The other functions write files atomically: a reader finds either
+the old content or the new content, even after a crash. Nothing here writes or deletes through a symbolic link. A link
+in the place of the suite's file or folder raises a `UsageError`, because its target does not belong to the suite.
+Errors of the disk name the file.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from filelock import lock_descriptor
 from suite.errors import UsageError, in_words
 
 MAX_NAME_BYTES = 255  # the limit of every file system in common use
-MAX_PATH_BYTES = 3500  # Linux allows 4,095; the suite's own folders and files are appended to the path
-MAX_FILE_BYTES = 1 << 20  # of a file of options or a plugin
+MAX_PATH_BYTES = 3500  # Linux allows 4,095; the suite appends its own folders and files
+MAX_FILE_BYTES = 1 << 20  # size of a file of options or a plugin
 
 DATA_ROOT = "~/.cache/pdt-data"
 
-# `.NAME.RANDOM.part`, in the folder of the file that it will replace.
+# `.NAME.RANDOM.part`, in the folder of the file that it will replace
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
-"""Lone surrogates, which UTF-8 does not have, and control characters, which XML does not have and terminals obey."""
-_ABANDONED_AFTER_S = 3600
+"""Lone surrogates, which UTF-8 excludes, and control characters, which XML excludes and terminals obey."""
 _LOCK_INTERVAL_S = 0.1
-"""Temporary files older than this are considered abandoned."""
+_ABANDONED_AFTER_S = 3600
+"""Seconds without a write after which a temporary file is abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
-"""Errors of file systems that have no hard links, or do not allow another one."""
+"""Errors of file systems that have no hard links or refuse another one."""
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
@@ -59,16 +59,16 @@ def read_path(text: str, option: str) -> Path:
 
     Args:
         text: Path as typed.
-        option: Name of the option for error messages, like `--out`.
+        option: Name of the option for error messages, for example `--out`.
 
     Raises:
-        UsageError: If the text is not a valid path, or the path cannot be looked up.
+        UsageError: The text is not a valid path, or the path cannot be looked up.
     """
     if not text:
         raise UsageError(f"{option} is empty; give the path of a file or a folder")
     try:
         path = Path(text).expanduser().absolute()
-    except RuntimeError:  # raised by pathlib for ~NAME where no such user exists
+    except RuntimeError:  # pathlib raises it for ~NAME if no such user exists
         user = Path(text).parts[0]
         hint = f"there is no user '{user[1:]}'; ./{user} is a folder of that name" if user != "~" else "HOME is not set"
         raise UsageError(f"{option} '{text}': {hint}") from None
@@ -81,7 +81,7 @@ def read_path(text: str, option: str) -> Path:
             raise UsageError(f"{option} '{text}': the path is longer than {MAX_PATH_BYTES} bytes")
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # the caller reports a missing file, or a file in place of a folder
+        pass  # the caller reports a missing file or parent folder
     except (OSError, ValueError) as error:  # a loop of links, a folder without permission; a null byte
         raise UsageError(f"{option} '{text}': {getattr(error, 'strerror', None) or error}") from error
     return path
@@ -90,15 +90,14 @@ def read_path(text: str, option: str) -> Path:
 def read_bytes(path: Path, option: str, limit: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a regular file.
 
-    Devices and pipes, which may never end, are refused, and so are files larger than `limit` bytes.
+    A device or a pipe is refused, because it may never end.
 
     Args:
-        path: Path of the file.
         option: Name of the option for error messages.
         limit: Largest number of bytes.
 
     Raises:
-        UsageError: If the file does not exist, cannot be read, is not a regular file, or is too large.
+        UsageError: The file does not exist, cannot be read, is not a regular file, or is larger than `limit`.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
@@ -128,18 +127,18 @@ _MAX_INTEGER = 2**63
 _TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _LONG = b"0" * 19  # digits of an integer that may not fit into 64 bits
 _ASCII_CONTROL = bytes(code for code in range(128) if clean(chr(code)) != chr(code))
-_NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))  # and not quotes
+_NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))  # all bytes but brackets and quotes
 
 
 def read_json(text: str | bytes) -> Any:
     """Parse JSON into plain data with clean text. Integers beyond 64 bits become floats.
 
     Raises:
-        ValueError: If the text is not JSON, or is nested more deeply than any record.
+        ValueError: The text is not JSON, or is nested more than `_MAX_DEPTH` levels deep.
     """
     content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
-        # Folders of 1,000 trials have millions of numbers. Usual documents need no Python code for each of them.
+        # Folders of 1,000 trials have millions of numbers. A call of Python code for each would be slow.
         value = json.loads(text, parse_int=_integer) if _LONG in content.translate(_TO_ZERO) else json.loads(text)
         return value if _is_plain(content) and _is_shallow(content) else _tidy(value, 0)
     except RecursionError as error:
@@ -156,7 +155,7 @@ def _integer(text: str) -> int | float:
 
 
 def _is_plain(content: bytes) -> bool:
-    """Return whether every text in a JSON document is clean already: it has no escapes and nothing to replace."""
+    """Return whether every text in a JSON document is already clean, with no escapes and nothing to replace."""
     if b"\\" in content:
         return False
     if content.isascii():
@@ -169,7 +168,7 @@ def _is_plain(content: bytes) -> bool:
 
 
 def _is_shallow(content: bytes) -> bool:
-    """Return whether a JSON document without escapes is not nested too deeply, without a walk through its values."""
+    """Return whether a JSON document without escapes is shallow enough. This looks at its brackets, not its values."""
     with_texts = content.translate(None, _NOT_BRACKETS).replace(b'""', b"")
     brackets = b"".join(with_texts.split(b'"')[::2])
     for _ in range(_MAX_DEPTH):
@@ -205,10 +204,10 @@ def _file_type(mode: int) -> str:
 
 
 def refuse_link(path: Path) -> None:
-    """Check that a path is not a symbolic link, whether the target of the link exists or not.
+    """Check that a path is not a symbolic link, whether or not the link's target exists.
 
     Raises:
-        UsageError: If it is a symbolic link.
+        UsageError: The path is a symbolic link.
     """
     if path.is_symlink():
         raise UsageError(
@@ -218,11 +217,11 @@ def refuse_link(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents; the folder may exist already.
+    """Create a folder and its parents; the folder may already exist.
 
     Raises:
-        UsageError: If the path is a symbolic link.
-        OSError: If the folder cannot be created.
+        UsageError: The path is a symbolic link.
+        OSError: The folder cannot be created.
     """
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -232,8 +231,8 @@ def remove_folder(path: Path) -> None:
     """Delete a folder with its content. Links inside it are deleted; their targets are kept.
 
     Raises:
-        UsageError: If the path is a symbolic link.
-        OSError: If the folder cannot be deleted.
+        UsageError: The path is a symbolic link.
+        OSError: The folder cannot be deleted.
     """
     refuse_link(path)
     shutil.rmtree(path)
@@ -243,15 +242,14 @@ def open_descriptor(path: Path, flags: int) -> int:
     """Open an ordinary file, which is created if it does not exist, and return its descriptor.
 
     Args:
-        path: Path of the file.
         flags: Flags of `os.open`.
 
     Raises:
-        UsageError: If the path is a symbolic link, a folder, a pipe or a device.
-        OSError: If the file cannot be opened.
+        UsageError: The path is a symbolic link, a folder, a pipe or a device.
+        OSError: The file cannot be opened.
     """
     refuse_link(path)
-    # This also excludes a pipe, where opening would wait for the other end.
+    # The check also excludes a pipe, which would wait for its other end.
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not an ordinary file; move it away")
     return os.open(path, flags | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -261,8 +259,8 @@ def append(path: Path, text: str) -> None:
     """Append text to a file and wait until it is on the disk. After a crash, the text may be incomplete.
 
     Raises:
-        UsageError: If the path is a symbolic link or not a regular file.
-        OSError: If the file cannot be written; the error names the file.
+        UsageError: The path is a symbolic link or not a regular file.
+        OSError: The file cannot be written; the error names the file.
     """
     with _named(path), os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
         file.write(_encoded(text))
@@ -272,7 +270,7 @@ def append(path: Path, text: str) -> None:
 
 @contextmanager
 def errors_of(folder: Path) -> Iterator[None]:
-    """Turn errors of files in a folder, such as a full disk, into a `UsageError`: one line with reason and file."""
+    """Turn errors of files in a folder, such as a full disk, into a one-line `UsageError` with reason and file."""
     try:
         yield
     except OSError as error:
@@ -283,7 +281,7 @@ def errors_of(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the name of the file to errors of the disk; `write` and `fsync` do not know it."""
+    """Add the name of the file to errors of the disk, because `write` and `fsync` do not know the name."""
     try:
         yield
     except OSError as error:
@@ -296,8 +294,7 @@ def _named(path: Path) -> Iterator[None]:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary binary file that replaces `path` when the block ends.
 
-    If the block fails, the temporary file is removed. Two processes may write the same path at once; the later one
-    wins.
+    If the block fails, the temporary file is removed. If two processes write the same path at once, the later one wins.
 
     Args:
         path: Path in an existing folder.
@@ -307,8 +304,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         The temporary file.
 
     Raises:
-        UsageError: If `path` is a symbolic link.
-        OSError: If the file cannot be written; the error names the file, and `path` is unchanged.
+        UsageError: `path` is a symbolic link.
+        OSError: The file cannot be written. The error names the file, and `path` is unchanged.
     """
     refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -328,8 +325,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     if durable:
-        # A power failure undoes the rename unless the folder is written to the disk too. Some file systems cannot do
-        # this for a folder; the file has been replaced in any case.
+        # A power failure undoes the rename unless the folder is also written to the disk. Some file systems cannot
+        # write a folder; the file is replaced nevertheless.
         with contextlib.suppress(OSError):
             folder = os.open(path.parent, os.O_RDONLY)
             try:
@@ -341,19 +338,19 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 def write(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Replace the content of a file; text is written as UTF-8. Arguments and errors are those of `replacing`.
 
-    A path of this machine that is not UTF-8 contains lone surrogates. They are written as `\\udcXX`, the notation of
-    JSON, so that the process of a trial finds its files.
+    A path that is not UTF-8 contains lone surrogates. They are written as `\\udcXX`, the notation of JSON, so that a
+    trial's process finds its files.
     """
     with replacing(path, durable=durable) as file:
         file.write(_encoded(content) if isinstance(content, str) else content)
 
 
 def keep_copy(source: Path, path: Path) -> None:
-    """Give a file a second name, which stays when the file is replaced; copy it where there are no hard links.
+    """Give a file a second name, which stays when the file is replaced. A copy replaces a missing hard link.
 
     Raises:
-        UsageError: If `path` is a symbolic link.
-        OSError: If the file cannot be read, linked or copied.
+        UsageError: `path` is a symbolic link.
+        OSError: The file cannot be read, linked or copied.
     """
     refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -374,20 +371,20 @@ def _encoded(text: str) -> bytes:
 
 
 def parts(folder: Path, name: str = "") -> list[Path]:
-    """Return the temporary files in a folder, of the file `name` or of all files.
+    """Return the temporary files in a folder, for the file `name` or for all files.
 
-    Some belong to writers that were killed, others to writers that are still running.
+    The writer of each was killed or still runs.
     """
-    found = []
+    paths = []
     for path in sorted(folder.glob(".*.part")):
         matched = _PART.fullmatch(path.name)
         if matched and path.is_file() and name in ("", matched["name"]):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove abandoned temporary files of the file `name` or of all files; a file that still grows is kept."""
+    """Remove the temporary files that stopped growing, for the file `name` or for all files."""
     for path in parts(folder, name):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
@@ -395,7 +392,7 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
 
 
 def lock_within(descriptor: int, seconds: float) -> bool:
-    """Lock an open file, and return whether that was possible within so many seconds."""
+    """Lock an open file, and return whether that succeeded within `seconds`."""
     deadline = time.monotonic() + seconds
     while not lock_descriptor(descriptor, blocking=False):
         if time.monotonic() > deadline:
@@ -406,9 +403,9 @@ def lock_within(descriptor: int, seconds: float) -> bool:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder among the temporary files, which is removed at the end.
+    """Yield a new folder among the temporary files, and remove it at the end.
 
-    Also removes what killed processes of this user left: folders with the same prefix whose locks are free.
+    This also removes what killed processes of this user left: folders with the same prefix whose locks are free.
     """
     prefix = f"{prefix}{os.getuid()}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -432,12 +429,12 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def archive_damage(path: Path) -> str:
-    """Return the reason why a file of tensors is not intact, to be appended to its name; empty if it is intact.
+    """Return why a file of tensors is damaged, as text that follows its name; empty if the file is intact.
 
-    Torch writes uncompressed zip archives, and its own reader does not verify the checksums in them.
+    Torch writes uncompressed zip archives, and its own reader does not verify their checksums.
 
     Raises:
-        OSError: if the file cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -454,7 +451,7 @@ def archive_damage(path: Path) -> str:
 
 
 def canonical_json(data: Any) -> str:
-    """Return JSON with sorted keys, without spaces and infinities, so that equal data gives equal text."""
+    """Return JSON with sorted keys and without spaces, so that equal data gives equal text. Infinities are refused."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
 
 

@@ -1,8 +1,9 @@
 """Index spaces: sets of tensor dimensions that share channels, which must be pruned together.
 
-The channels that a convolution produces are also those that the batch normalisation behind it scales, that the next
-convolution consumes, and, across the sum of a residual block, that another convolution produces. Channels that occur in
-the same tensors form one `IndexSpace`. `suite.engine.network.channels.spaces` finds the index spaces of a model.
+Several layers share channels: the convolution that produces them, the batch normalisation that scales them and the next
+convolution that consumes them. Across the sum of a residual block, another convolution produces them too. Channels that
+occur in the same tensors form one `IndexSpace`. `suite.engine.network.channels.spaces` finds the index spaces of a
+model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 GATHER_INDEX, SCATTER_INDEX = "gather_index", "scatter_index"
-"""Buffers of a gated layer: the channels of the node that it consumes and produces, each (channels,) int64."""
+"""Buffers of a gated layer, each (channels,) int64: the channels of the residual stage that it reads and writes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Slice:
         tensor: Name of the parameter or buffer.
         axis: Axis of that tensor.
         entries: (channels, entries per channel) int64, on the CPU. A channel has several entries in a linear layer
-            behind a flattening, and where it is a whole group of a grouped convolution.
+            behind a flattening, or as a whole group of a grouped convolution.
     """
 
     tensor: str
@@ -78,12 +79,11 @@ class IndexSpace:
         original: The index that each channel had when the model was built, ascending.
         producers: Names of the layers whose outputs are these channels.
         consumers: Names of the layers whose inputs are these channels and whose weights have an axis for them. Grouped
-            convolutions are producers only: their groups are removed as a whole.
+            convolutions are producers only, because their groups are removed as a whole.
         slices: All places in tensors that are cut together with the channels.
         counts: Every number of a module that counts the channels, as (module, attribute, count per channel).
         frozen_because: The reason why no channel may be removed; empty if channels may be removed.
         may_be_empty: Whether the last channel may be removed too, because the space is inside a removable branch.
-            Every other space keeps at least one channel.
     """
 
     name: str
@@ -97,7 +97,7 @@ class IndexSpace:
 
     @property
     def size(self) -> int:
-        """Number of channels."""
+        """Number of channels now."""
         return len(self.original)
 
     @property
@@ -108,7 +108,7 @@ class IndexSpace:
 
 @dataclass(frozen=True)
 class Branch:
-    """A residual branch that can be removed: a chain of layers whose output is only ever added to something.
+    """A residual branch that can be removed: a chain of layers whose output is only ever added to another tensor.
 
     Attributes:
         name: Name of the branch's module.
@@ -131,14 +131,14 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     Attributes:
         removable_branches: Residual branches that can be removed, by name.
         fixed_branches: Residual branches that cannot be removed, with the reason, by name.
-        not_followed: Operations of the model's graph that are not understood, each with the reason why it freezes
-            channels.
+        not_followed: Operations of the model's graph that the analysis does not understand, each with the reason why it
+            freezes channels.
         grouped: Names of the grouped convolutions, including depthwise ones.
         heads: Names of the modules that compute with groups of channels, as attention does with heads.
         model_input: Name of the space of the model's input, or `None` if the model could not be traced.
         model_outputs: Names of the spaces of the model's outputs.
-        positions: Number of positions (P * Q) of each layer's output for one image; of a linear layer, the number of
-            rows of one image, which is 1 if its input is (N, C).
+        positions: Number of positions (P * Q) of each layer's output for one image. A linear layer has as many as one
+            image has rows, which is 1 if its input is (N, C).
         input_sizes: (H, W) of each layer's input; empty for a linear layer.
         on_tokens: Names of the linear layers that are applied to the last axis of (N, ..., C).
     """
@@ -158,7 +158,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self._index_layers()
 
     def enter_sizes(self, name: str, layer: nn.Module, given: torch.Size, output: torch.Size) -> None:
-        """Enter the sizes of a layer from the shapes of its input and output, unless they are known."""
+        """Enter the sizes of a layer from the shapes of its input and output, if they are not known yet."""
         linear = isinstance(layer, nn.Linear)
         if linear and len(output) > 2:
             self.on_tokens.add(name)
@@ -168,7 +168,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     def replace_sizes(
         self, layers: Mapping[str, nn.Module], shapes: Mapping[str, tuple[torch.Size, torch.Size]]
     ) -> None:
-        """Enter the sizes of layers for images of another size; layers whose sizes are not known are left out.
+        """Enter the sizes of layers for images of another size. Layers whose sizes are not known are left out.
 
         Args:
             layers: The layers by name.
@@ -188,41 +188,42 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         return len(self._spaces)
 
     def outputs_of(self, layer: str) -> tuple[str, ...]:
-        """Return the names of the spaces that a layer produces; several if parts of its output are used differently."""
+        """Return the names of the spaces that a layer produces; several if parts of its output have different uses."""
         return self._outputs_of.get(layer, ())
 
     def inputs_of(self, layer: str) -> tuple[str, ...]:
         """Return the names of the spaces that a layer consumes.
 
-        There are several behind a concatenation, and none if the layer's input is not followed or the layer is grouped.
+        There are several behind a concatenation. There are none if the analysis does not follow the input, or for a
+        grouped layer.
         """
         return self._inputs_of.get(layer, ())
 
     def consists_of_heads(self, space: IndexSpace) -> bool:
-        """Whether a channel of a space is a head: a group of outputs of several layers and of inputs of others."""
+        """Return whether a channel of a space is a head: outputs of several layers and inputs of others."""
         return any(module in self.heads for module, _, _ in space.counts)
 
     def weights(self, space: IndexSpace, layers: Mapping[str, nn.Module]) -> list[LayerWeight]:
         """Return the weights of all layers that share the channels of a space, each with its axis and entries.
 
-        Weights of grouped convolutions are left out, since they mix the channels of a group.
+        Weights of grouped convolutions are left out, because they mix the channels of a group.
 
         Args:
             space: A space of this model, or one that `split_by_gating` returned.
             layers: The layers to look at, by name, for example `ctx.layers`.
         """
-        found = []
+        weights = []
         for part in space.slices:
             if part.attribute == "weight" and part.module in layers and part.module not in self.grouped:
                 weight = layers[part.module].weight
                 assert isinstance(weight, Tensor)
-                found.append(LayerWeight(part.module, weight, part.axis, part.entries))
-        return found
+                weights.append(LayerWeight(part.module, weight, part.axis, part.entries))
+        return weights
 
     def original_outputs(self, layer: str, count: int) -> list[int]:
         """Return the original index of each of the `count` output channels that a layer has now.
 
-        The output channels of a grouped convolution, and those that belong to no space, have their present index.
+        The present index stands for output channels of a grouped convolution, and for those that belong to no space.
         """
         indices = list(range(count))
         for space in map(self.__getitem__, self.outputs_of(layer)):
@@ -233,7 +234,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         return indices
 
     def why_not_gated(self, space: IndexSpace, layers: Mapping[str, nn.Module]) -> str:
-        """Return the reason why the layers of a space cannot be gated, or an empty string if they can.
+        """Return the reason why the layers of a space cannot be gated; empty if they can.
 
         Args:
             space: A space of this model.
@@ -263,8 +264,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
     def split_by_gating(self, space: IndexSpace) -> list[IndexSpace]:
         """Return the spaces that gating would make of a space: one for each producer's outputs and consumer's inputs.
 
-        Nothing is changed. A `ReconfigPlan` may name the new spaces, `LAYER:out` and `LAYER:in`, if it also gates the
-        space.
+        Nothing is changed. A `ReconfigPlan` that also gates the space may name the new spaces, `LAYER:out` and
+        `LAYER:in`.
         """
         parts = []
         for layers, axis, ending, buffer in (
@@ -272,7 +273,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             (space.consumers, 1, "in", GATHER_INDEX),
         ):
             for name in layers:
-                (weight,) = (one for one in space.slices if (one.tensor, one.axis) == (f"{name}.weight", axis))
+                (weight,) = (cut for cut in space.slices if (cut.tensor, cut.axis) == (f"{name}.weight", axis))
                 part = IndexSpace(f"{name}:{ending}", list(space.original))
                 part.slices = [weight, Slice(f"{name}.{buffer}", 0, weight.entries)]
                 part.counts = [entry for entry in space.counts if entry[0] == name and entry[1].startswith(ending)]
@@ -281,7 +282,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         return parts
 
     def replace_by_parts(self, name: str, parts: Sequence[IndexSpace], reason: str) -> None:
-        """Move the layers of a space to new spaces, and freeze the rest of it.
+        """Move the layers of a space to new spaces, and freeze the rest of the space.
 
         Args:
             name: Name of the space.
@@ -289,8 +290,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             reason: The reason why channels of the rest may not be removed any more.
         """
         space = self[name]
-        moved = {(one.tensor, one.axis) for part in parts for one in part.slices}
-        space.slices = [one for one in space.slices if (one.tensor, one.axis) not in moved]
+        moved = {(cut.tensor, cut.axis) for part in parts for cut in part.slices}
+        space.slices = [cut for cut in space.slices if (cut.tensor, cut.axis) not in moved]
         counted = {entry[:2] for part in parts for entry in part.counts}
         space.counts = [entry for entry in space.counts if entry[:2] not in counted]
         space.producers, space.consumers, space.frozen_because = [], [], reason
@@ -308,8 +309,8 @@ class IndexSpaces(Mapping[str, IndexSpace]):
 
         Args:
             branch: One of `removable_branches`.
-            constant: Name of the buffer with the constant that the branch still adds; it joins the branch's output
-                spaces.
+            constant: Name of the buffer with the constant that the branch still adds. The branch's output spaces
+                include it from now on.
         """
         inside = branch.name + "."
         last = f"{branch.layers[-1]}.weight"
@@ -318,10 +319,10 @@ class IndexSpaces(Mapping[str, IndexSpace]):
             if self[name].producers or self[name].consumers:  # the branch's inner spaces, and those of gated layers
                 del self._spaces[name]
         for space in self._spaces.values():
-            emitted = [Slice(constant, 0, one.entries) for one in space.slices if (one.tensor, one.axis) == (last, 0)]
+            emitted = [Slice(constant, 0, cut.entries) for cut in space.slices if (cut.tensor, cut.axis) == (last, 0)]
             space.producers = [layer for layer in space.producers if not layer.startswith(inside)]
             space.consumers = [layer for layer in space.consumers if not layer.startswith(inside)]
-            space.slices = [one for one in space.slices if not one.tensor.startswith(inside)] + emitted
+            space.slices = [cut for cut in space.slices if not cut.tensor.startswith(inside)] + emitted
             space.counts = [entry for entry in space.counts if not entry[0].startswith(inside)]
         for layer in branch.layers:
             self.positions.pop(layer, None)
@@ -331,7 +332,7 @@ class IndexSpaces(Mapping[str, IndexSpace]):
         self._index_layers()
 
     def _index_layers(self) -> None:
-        """Index the spaces by layer, because methods ask for them at every step."""
+        """Index the spaces by layer, because methods look up spaces at every step."""
         self._outputs_of: dict[str, tuple[str, ...]] = {}
         self._inputs_of: dict[str, tuple[str, ...]] = {}
         for name, space in self.items():

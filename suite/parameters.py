@@ -4,9 +4,9 @@ A parameter is declared once, as an annotated class attribute or a keyword of a 
 
     at: Annotated[float, Interval(gt=0, le=1)] = 0.5
 
-`declared` reads such declarations. Typed text (`convert`), values given in Python (`check`), error messages (`allowed`)
-and descriptions (`type_name`) all follow from them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`,
-`Le`, `Lt`, `Interval`) or of `pydantic.Field`; pydantic checks them. A text next to them is added to error messages.
+`declared` reads such declarations. `convert` reads typed text by them, `check` checks values given in Python, and
+`allowed` and `type_name` describe them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`, `Le`, `Lt`,
+`Interval`) or of `pydantic.Field`; pydantic checks them. A text next to the bounds is added to error messages.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Parameter:
     """A parameter of a class or function.
 
     Attributes:
-        name: Name.
-        annotation: Type, as an object; bounds are part of it.
+        annotation: Type, as an object that includes the bounds.
         default: Default value, or `REQUIRED`.
     """
 
@@ -55,7 +54,7 @@ class Search:
     """The values among which the command `tune` chooses, declared next to a type: `Annotated[float, Search(0.1, 0.5)]`.
 
     Attributes:
-        low, high: Smallest and largest value of a number. Without them, all values of a `Literal` or `bool`.
+        low, high: Smallest and largest value of a number. Without them, all values of a `Literal` or `bool` count.
         log: Whether values are spread evenly on a logarithmic scale.
         relative: Whether `low` and `high` are multiples of the default value on the task and preset.
     """
@@ -77,37 +76,37 @@ class Search:
 
 
 def search_of(annotation: Any) -> Search | None:
-    """Return the values among which `tune` chooses, as declared in an annotation; `None` if there are none."""
+    """Return the search that an annotation declares; `None` if it declares none."""
     metadata = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
     return next((item for item in metadata if isinstance(item, Search)), None)
 
 
 @functools.cache
 def declared(thing: Any) -> Mapping[str, Parameter]:
-    """Return the parameters of a class or function by name, in declaration order; keywords in `CONTEXT` are left out.
+    """Return the parameters of a class or function by name, in declaration order, without keywords in `CONTEXT`.
 
     Fields with the metadata `LISTED_LAST` come last.
 
     Raises:
-        UsageError: If the annotation of a parameter cannot be evaluated.
+        UsageError: The annotation of a parameter cannot be evaluated.
     """
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
     last = {item.name for item in fields if item.metadata == LISTED_LAST}
-    found = {}
+    parameters = {}
     for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda one: one[0] in last):
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
-        factory = factories.get(name)  # dataclasses.MISSING, which is not callable, if the default is a value
+        factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, if the default is a value
         default = factory() if callable(factory) else parameter.default
-        found[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
-    return types.MappingProxyType(found)
+        parameters[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
+    return types.MappingProxyType(parameters)
 
 
 def _annotation(thing: Any, name: str, annotation: Any) -> Any:
     """Evaluate an annotation that is a string.
 
-    A dataclass inherits the fields of its base classes, so the string is evaluated in the module that declares it.
+    A dataclass inherits fields. Their string annotations must be evaluated in the module that declares them.
     """
     if not isinstance(annotation, str):
         return annotation
@@ -118,7 +117,7 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
     else:
         namespace = (thing.__init__ if inspect.isclass(thing) else thing).__globals__
     try:
-        return eval(annotation, namespace)  # the file that contains the annotation has been imported already
+        return eval(annotation, namespace)  # no new risk: the file with the annotation is imported already
     except NameError as error:
         raise UsageError(
             f"{thing.__name__}: the type of parameter '{name}' is not defined in its module: {error}"
@@ -126,12 +125,12 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
 
 
 def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check values against the declared types and bounds; names that are not declared are ignored.
+    """Check values against the declared types and bounds, and ignore names that are not declared.
 
     Args:
         thing: Class or function that declares the parameters.
         values: Value of each parameter by name.
-        prefix: Text in front of the parameter's name in the error message, like `recipe.`.
+        prefix: Text in front of the parameter's name in the error message, for example `recipe.`.
 
     Raises:
         ValueError: One line with the first parameter that is wrong, its value, and the allowed values.
@@ -150,7 +149,7 @@ def _check_value(value: Any, annotation: Any, name: str) -> None:
 
 @functools.cache
 def _validator(annotation: Any) -> Callable[[Any], bool]:
-    """Return a function that says whether a value has the type and is within the bounds."""
+    """Return a function that checks whether a value has the type and is within the bounds."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # not needed to list or describe
 
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -189,7 +188,7 @@ def _convert(text: str, annotation: Any) -> Any:
                 return value
         raise ValueError(text)
     if origin in (typing.Union, types.UnionType):
-        # `str` accepts any text, so it is tried last.
+        # `str` accepts any text, so it must come last.
         for member in sorted(arguments, key=lambda member: member is str):
             try:
                 return _convert(text, member)
@@ -200,7 +199,7 @@ def _convert(text: str, annotation: Any) -> Any:
         inside = text[1:-1] if text[:1] in OPENING and text[-1:] in CLOSING else text
         parts = split(inside) if inside.strip() else []
         if len(parts) > 1 and not parts[-1]:
-            parts.pop()  # a comma at the end, which Python needs in a tuple of one value
+            parts.pop()  # drops the empty part after a last comma: Python writes a tuple of one value as `(1,)`
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(parts)
         if len(parts) != len(arguments):
@@ -212,12 +211,12 @@ def _convert(text: str, annotation: Any) -> Any:
             raise ValueError(text)
         return lowered == "true"
     if annotation is int:
-        # torch, numpy and Parquet store 64 bits; Python itself refuses more than 4,300 digits.
+        # torch, numpy and Parquet store 64 bits. Python itself refuses more than 4,300 digits.
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
             raise ValueError(text)
         return int(text)
     if annotation is float:
-        # JSON has no infinities; "1_0" is more likely a typing error than a number.
+        # JSON has no infinities. "1_0" is more likely a typing error than a number.
         if "_" in text or not math.isfinite(value := float(text)):
             raise ValueError(text)
         return value + 0.0  # turns -0.0 into 0.0, so that equal values have equal hashes
@@ -231,7 +230,6 @@ def _convert(text: str, annotation: Any) -> Any:
 
 
 def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
-    """Split `Annotated[type, bound, ...]` into the type and its bounds."""
     if typing.get_origin(annotation) is not Annotated:
         return annotation, []
     plain, *metadata = typing.get_args(annotation)
@@ -239,19 +237,19 @@ def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
 
 
 def _in_one_word(annotation: Any) -> tuple[Any, list[Any]]:
-    """As `_type_and_bounds`; a number that may be an integer, and then stays one, is a `float`."""
+    """Split like `_type_and_bounds`, and give a number that may be an integer the type `float`."""
     plain, bounds = _type_and_bounds(annotation)
     return (float if plain == int | float else plain), bounds
 
 
 def _bounds(item: Any) -> Iterable[Any]:
-    """Yield the single bounds of an item of metadata: an `Interval` and `pydantic.Field` hold several."""
+    """Yield the bounds in an item of metadata. An `Interval` or a `pydantic.Field` holds several."""
     parts = item if isinstance(item, GroupedMetadata) else getattr(item, "metadata", None) or [item]
     return [part for part in parts if isinstance(part, (Ge, Gt, Le, Lt, MultipleOf))]
 
 
 def _bounds_in_words(bounds: Iterable[Any]) -> str:
-    """Describe bounds with a leading space: ` from 2 to 32`, ` above 0 and at most 1`; empty if there are none."""
+    """Describe bounds after a leading space: ` from 2 to 32`, ` above 0 and at most 1`; empty without bounds."""
     found: dict[str, str] = {}
     for bound in bounds:
         (operator, limit), *_ = dataclasses.asdict(bound).items()
@@ -265,7 +263,7 @@ def _bounds_in_words(bounds: Iterable[Any]) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """Describe the allowed values of an annotated type: `a number above 0 or none`, with the words next to the type."""
+    """Describe the values that an annotation allows: `a number above 0 or none`, with the text next to its bounds."""
     words = [item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, str)]
     return ", ".join([_allowed(annotation), *words])
 
@@ -314,7 +312,7 @@ def type_name(annotation: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value in the form in which it is typed."""
+    """Return a value as a user types it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -335,14 +333,14 @@ def normal(value: Any, annotation: Any) -> Any:
 
 
 def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every parameter's value, in declaration order: declared defaults, overridden by each layer in turn.
+    """Return every parameter's value, in declaration order: declared defaults, which each layer in turn overrides.
 
     Args:
         thing: Class or function that declares the parameters.
         layers: Values by parameter; later layers override earlier ones.
 
     Raises:
-        UsageError: If a layer has a value for a name that is not a parameter.
+        UsageError: A layer has a value for a name that is not a parameter.
     """
     known = declared(thing)
     values = {name: parameter.default for name, parameter in known.items() if parameter.default is not REQUIRED}
@@ -354,7 +352,7 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def can_be_set(annotation: Any) -> bool:
-    """Whether the command line can set a value of this type."""
+    """Return whether the command line can set a value of this type."""
     plain, _ = _type_and_bounds(annotation)
     if typing.get_origin(plain) in (typing.Union, types.UnionType, tuple):
         return all(can_be_set(member) for member in typing.get_args(plain) if member is not Ellipsis)
@@ -362,7 +360,7 @@ def can_be_set(annotation: Any) -> bool:
 
 
 def without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values from JSON as parameters have them: it has no tuples, and parameters have no lists."""
+    """Return values read from JSON with tuples in place of lists, which parameters do not have."""
     return {key: _tuple(value) for key, value in data.items()}
 
 

@@ -1,9 +1,9 @@
 """Plans: how one layer's three products are computed, and the interface of the backends that compute them.
 
-Notation, here and in all backends: A is the activation, (N, C, H, W) for a convolution or (rows, C) for a linear layer;
-W the weight, (K, C / groups, R, S) or (K, C); O the output and dO the output gradient, (N, K, P, Q) or (rows, K). The
-three products of a layer are the forward O = A * W, the data gradient dA (`dgrad`) from dO and W, and the weight
-gradient dW (`wgrad`) from dO and A.
+Backends and this module use one notation. A is the activation, (N, C, H, W) for a convolution or (rows, C) for a linear
+layer. W is the weight, (K, C / groups, R, S) or (K, C). O is the output and dO the output gradient, (N, K, P, Q) or
+(rows, K). A layer has three products: the forward O = A * W, the data gradient dA (`dgrad`) from dO and W, and the
+weight gradient dW (`wgrad`) from dO and A.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Pair = tuple[int, int]
 
 
 def random_key(seed: int, step: int, slot: int, operand: str, name: str) -> int:
-    """Return a key in 0 .. 2**63 - 1, derived from all arguments, to seed a counter-based generator."""
+    """Return a key in 0 .. 2**63 - 1, derived from all arguments, that seeds a counter-based generator."""
     packed = struct.pack("<qqq", seed, step, slot) + f"{operand}\0{name}".encode()
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
 class Keys(Protocol):
-    """Source of the keys while a step is captured."""
+    """Source of random keys while a CUDA graph captures a step."""
 
     def of(self, name: str, operand: str, slot: int) -> int | Tensor:
-        """Return the key of one layer, operand and slot, in the form that a kernel takes."""
+        """Return the key of one layer, operand and slot as a kernel takes it: a number or a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,11 @@ class Site:
 
     Attributes:
         name: Name of the layer in the bare model.
-        operand: The transform of the plan that is called.
+        operand: Field of `OpPlan` whose transform is called.
         step: Number of optimizer steps attempted since the trial began.
-        micro_batch_index: `rank * micro_batches + micro_batch`: two ranks are equivalent to one rank with two
-            micro-batches.
+        micro_batch_index: `rank * micro_batches + micro_batch`. Two ranks equal one rank with two micro-batches.
         seed: Seed of the trial.
-        keys: Source of the random keys while the step is captured in a CUDA graph; otherwise `None`.
+        keys: Source of the random keys while a CUDA graph captures the step; otherwise `None`.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Site:
 
     @property
     def key(self) -> int:
-        """A random key in 0 .. 2**63 - 1, derived from all fields; use it to seed a counter-based generator.
+        """A random key in 0 .. 2**63 - 1, derived from all fields, that seeds a counter-based generator.
 
-        A resumed trial draws the same numbers without any saved state, and so do recomputed activations.
+        A resumed trial and a recomputed activation draw the same numbers, without any saved state.
 
         Raises:
-            RuntimeError: if the step is being captured: every replay would repeat the same number.
+            RuntimeError: A CUDA graph captures the step. Every replay would repeat the same number.
         """
         if self.keys is not None:
             raise RuntimeError(
@@ -75,9 +74,9 @@ class Site:
 
     @property
     def kernel_seed(self) -> int | Tensor:
-        """The key in the form that a kernel takes: a number, or a tensor in a step that is replayed.
+        """The key as a kernel takes it: a number, or a tensor if a CUDA graph replays the step.
 
-        The tensor is 0-dimensional, int64 and on the device. It is filled before each replay and must be read there.
+        The tensor is 0-dimensional, int64 and on the device. It changes before each replay, so the kernel must read it.
         """
         return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.micro_batch_index)
 
@@ -93,12 +92,12 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """An output gradient with fewer channels: smaller dense operands in place of zeros.
+    """An output gradient that stores only the channels that are kept.
 
     Attributes:
         values: (N, K', P, Q) or (rows, K'), the kept channels of dO.
-        kept: (K',) int64, ascending: indices of the kept channels among the K output channels. If the groups of a
-            grouped convolution keep different numbers of channels, the gradient is expanded to its dense form.
+        kept: (K',) int64, ascending: indices of the kept channels among the K output channels. A grouped convolution
+            expands the gradient to its dense form if its groups keep different numbers of channels.
     """
 
     values: Tensor
@@ -107,22 +106,22 @@ class Compact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
-    """An output gradient that keeps n of every m consecutive channels of each pixel, stored without the others.
+    """An output gradient that keeps n of every m consecutive channels of each pixel, and stores only those.
 
-    Backends that take it (see `Backend`) skip the channels that are not kept; for all others it is expanded.
+    Backends that take it (see `Backend`) skip the other channels. For all other backends it is expanded.
 
     Attributes:
-        values: float32, (N, P, Q, J) or (rows, J): the kept values of each pixel. A kept value may be 0.
-        channels: int16 in the same shape: the channel, 0 .. K - 1, of each value, ascending within a pixel. J is n for
-            each whole group of m channels, plus min(n, its size) for a short last group.
+        values: float32, (N, P, Q, J) or (rows, J): the kept values of each pixel. A kept value may be 0. J is the sum
+            over the groups of n, or of min(n, size) for a short last group.
+        channels: int16, in the shape of `values`: the channel, 0 .. K - 1, of each value, ascending within a pixel.
         shape: Shape of the dense gradient, (N, K, P, Q) or (rows, K).
         dtype: Number type of the dense gradient.
         n: Number of channels kept in each group.
         m: Number of consecutive channels that form a group.
 
     Raises:
-        ValueError: if shapes or number types do not agree, or n is not in 1 .. m. The channels themselves are not read:
-            `check` reads them, and the kernels refuse a channel outside of the group of its value.
+        ValueError: Shapes or number types do not agree, or n is not in 1 .. m. The constructor does not read the
+            channels. `check` reads them, and the kernels refuse a channel outside the group of its value.
     """
 
     values: Tensor
@@ -158,7 +157,7 @@ class Compressed:
         return grad.scatter_(-1, self.channels.long(), self.values.to(self.dtype)).movedim(-1, 1)
 
     def channel_sums(self) -> Tensor:
-        """Return the sum of each channel, (K,), which is the bias gradient; summed in float64."""
+        """Return the sum of each channel, (K,), added in float64. It is the bias gradient."""
         sums = self.values.new_zeros(self.shape[1], dtype=torch.float64)
         return sums.index_add_(0, self.channels.flatten().int(), self.values.flatten().double()).to(self.dtype)
 
@@ -170,11 +169,11 @@ SharedTransform = Callable[[Tensor, Site], "Tensor | Compact | Compressed"]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the products of a layer depend on besides their operands.
+    """What a layer's products depend on besides their operands.
 
     Attributes:
         kind: `conv` or `linear`. A linear layer uses none of the other fields; its operands are matrices.
-        stride, padding, dilation: Of the convolution, (rows, columns).
+        stride, padding, dilation: Those of the convolution, (rows, columns).
         groups: Number of groups of the convolution.
     """
 
@@ -188,9 +187,9 @@ class Geometry:
 class Backend(Protocol):
     """Computes the three products of a layer.
 
-    The operands share one dtype, and are masked, transformed and cast already. A backend whose `dgrad` or `wgrad` can
-    also multiply a `Compressed` output gradient names them in an attribute `compressed_products`, a collection of
-    `dgrad` and `wgrad`. Without the attribute, and in products that it does not name, the gradient is a dense tensor.
+    The operands share one dtype. They are already masked, transformed and cast. A backend may have the attribute
+    `compressed_products`, a collection of `dgrad` and `wgrad`. It names the products that also take a `Compressed`
+    output gradient. All other products take a dense tensor.
     """
 
     name: str
@@ -199,7 +198,7 @@ class Backend(Protocol):
         """Return O = A * W + b, (N, K, P, Q) or (rows, K)."""
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """Return dA from dO and W. Only shape and strides of `activation` may be used, not its values."""
+        """Return dA from dO and W. A backend may use shape and strides of `activation` but not its values."""
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
@@ -209,12 +208,12 @@ class Backend(Protocol):
     def executed(self, product: str, grad: Tensor | None, weight: Tensor, geometry: Geometry) -> float:
         """Return the share of the dense multiply-adds that `product` executed on these operands.
 
-        `product` is `forward`, `dgrad` or `wgrad`. `grad` is `None` for the forward.
+        `product` is `forward`, `dgrad` or `wgrad`. `grad` is `None` for `forward`.
         """
 
 
 def takes_compressed(backend: Backend, product: str) -> bool:
-    """Whether a backend computes `dgrad` or `wgrad` from a `Compressed` output gradient."""
+    """Return whether a backend computes `product`, `dgrad` or `wgrad`, from a `Compressed` output gradient."""
     return product in getattr(backend, "compressed_products", ())
 
 
@@ -223,8 +222,8 @@ class OpPlan:
     """How one layer's three products are computed. A field that is `None` leaves its operand unchanged.
 
     Attributes:
-        weight_forward: W -> W, for the forward and the data gradient: masks, n:m sparse weights. It receives the
-            master weight, outside autocast; its result is cast.
+        weight_forward: W -> W, for the forward and the data gradient, for example a mask. It receives the master weight
+            outside autocast; its result is cast.
         grad_shared: dO -> dO (or `Compact` or `Compressed`), for the data gradient, the weight gradient and the bias
             gradient.
         grad_dgrad: dO -> dO (or `Compressed`), for the data gradient only.
@@ -233,7 +232,7 @@ class OpPlan:
 
     `grad_shared` runs first; `grad_dgrad` and `grad_wgrad` receive its result in dense form. A transform returns a new
     tensor of the same shape, or its argument unchanged. It must not write into its argument, which other layers may
-    share. A transform is not called for a product that is not needed (the first layer has no data gradient).
+    share. No transform runs for a product that is not needed. The first layer, for example, has no data gradient.
     """
 
     weight_forward: Transform | None = None
@@ -248,7 +247,7 @@ class OpPlan:
         return self == EMPTY_PLAN
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpPlan:
-        return self  # a copied model (an average of the weights, for instance) follows the same plan
+        return self  # a copy of the model, for example an average of the weights, follows the same plan
 
 
 EMPTY_PLAN = OpPlan()
@@ -257,9 +256,9 @@ EMPTY_PLAN = OpPlan()
 class Density(NamedTuple):
     """The share of each product's multiply-adds whose operands are both nonzero, each in [0, 1].
 
-    Zeros that the method creates count, in weights and in output gradients; zeros of the data do not. Entries of the
-    weight gradient that belong to weights which are masked again after the step need not be computed and count as
-    zeros. The contract check compares these shares with the operands of a training.
+    Only zeros that the method creates in weights and output gradients count. A weight that is masked again after the
+    step needs no gradient, so its gradient counts as zero. The contract check compares these shares with the operands
+    of a training.
     """
 
     forward: float = 1.0
@@ -274,7 +273,7 @@ class Layer(nn.Module):
         name: Name of the layer in the bare model.
         weight: (K, C / groups, R, S) or (K, C).
         bias: (K,), or `None`.
-        op_plan: The plan that the layer follows; set by the hooks from what `Method.plan` returns.
+        op_plan: The plan that the layer follows. The hooks set it to what `Method.plan` returns.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Recipes: optimizer, schedule, batch size, epochs, splits, augmentation; and how default values were chosen."""
+"""Recipes: optimizer, schedule, batch size, epochs, splits and augmentation; and how default values were chosen."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from annotated_types import Ge, Gt, Interval
 from suite.parameters import Search, check
 
 EPOCH_PERCENTAGES: Final = (55, 70, 80, 90)
-"""Epochs of the dense trials with a smaller budget, in percent of the recipe's: a part of `--controls`."""
+"""Lengths of the dense budget curve (part of `--controls`), in percent of the recipe's epochs."""
 FEWEST_BUDGETS: Final = 4
-"""Lengths of dense training that a verdict at equal cost needs, the whole one among them."""
+"""Number of lengths of dense training that a verdict at equal cost needs, the whole training among them."""
 WIDEST_GAP: Final = 0.20
-"""Between neighbouring lengths, as a share of the whole dense training."""
+"""Widest gap between neighbouring lengths, as a share of the whole dense training."""
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
 """Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
@@ -30,7 +30,7 @@ class Phase(NamedTuple):
     """What the cost of a dense step depends on in an epoch.
 
     Attributes:
-        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        image_size: Side of the training images in pixels; `None` for the side that an evaluation uses.
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
@@ -38,7 +38,7 @@ class Phase(NamedTuple):
     frozen: bool = False
 
     def in_words(self) -> str:
-        """Return what steps have in it: `training images of 32 pixels and frozen parameters`."""
+        """Return in words what the steps of this phase have: `training images of 32 pixels and frozen parameters`."""
         size = "the size of an evaluation" if self.image_size is None else f"{self.image_size} pixels"
         return f"training images of {size} and {'frozen' if self.frozen else 'no frozen'} parameters"
 
@@ -79,8 +79,7 @@ class Recipe:
     """How a network is trained. Each field can be set by `--set recipe.FIELD=VALUE` and is part of the trial's id.
 
     Attributes:
-        epochs: Number of passes over the training images; the last one may be a part of one, as in 9.9. An integer is
-            stored as one.
+        epochs: Number of passes over the training images. The last one may be partial, as in 9.9.
         batch_size: Global batch size, over all ranks and micro-batches.
         eval_batch_size: Number of images per forward pass of an evaluation.
         eval_every: Number of epochs from one evaluation to the next; the model of the last epoch is always evaluated.
@@ -88,8 +87,8 @@ class Recipe:
         schedule: Learning rate schedule. `linear`: linear from `lr_start` to the highest value at `peak_at`, then
             linear to `lr_end`, interpolated at every step. `cosine`: the same rise, then half a cosine. `step`: the
             highest value, multiplied by `step_factor` at each of `milestones`. `constant`: the highest value.
-        warmup_epochs: Epochs in which the learning rate of any schedule rises linearly from `lr_start`; for `linear`
-            and `cosine` the same as `peak_at`, as a number of epochs that `--epochs` does not stretch.
+        warmup_epochs: Epochs in which the learning rate of any schedule rises linearly from `lr_start`. For `linear`
+            and `cosine` it replaces `peak_at`, and `--epochs` does not stretch it.
         lr_start, lr_end: First and last learning rate, relative to the highest one.
         peak_at: Position of the highest learning rate, as a share of all epochs, so that `--epochs` stretches the
             schedule.
@@ -102,51 +101,52 @@ class Recipe:
         nesterov: Whether the momentum of SGD is Nesterov's; setting another optimizer sets it to false.
         weight_decay: Weight decay of the optimizer.
         decay_norm_and_bias: Whether weight decay also applies to normalisation layers and biases.
-        relative_decay: Whether the weight decay is divided by the highest learning rate of its parameters, so that it
-            does not change with the learning rate.
+        relative_decay: Whether the weight decay is divided by the highest learning rate of its parameters. Their
+            product then does not change with that rate.
         norm_bias_lr: Factor of the learning rate for biases of normalisation layers.
-        freeze: Names of parameters, not weights of layers, that are frozen after `freeze_after` epochs: they have no
-            gradient, weight decay or momentum from then on.
+        freeze: Names of parameters that are frozen after `freeze_after` epochs; weights of layers cannot be. Frozen
+            parameters have no gradient, weight decay or momentum.
         freeze_after: Epochs after which they are frozen; above 0 if there are any.
         label_smoothing: Label smoothing of the cross entropy.
         micro_batches: Number of parts into which a batch is split for forward and backward.
-        execution: How forward and backward of a step are executed, for every method alike: `eager`; `compile`, as one
-            graph made by `torch.compile`; or `cuda_graph`, captured once and replayed, on CUDA only and for methods
-            that allow it. Compiled kernels round differently, so the execution is part of the trial's id, and times of
+        execution: How every method executes forward and backward of a step: `eager`; `compile`, as one graph made by
+            `torch.compile`; or `cuda_graph`, captured once and replayed. `cuda_graph` needs CUDA and a method that
+            allows it. Compiled kernels round differently, so the execution is part of the trial's id. Times of
             different executions must not be compared.
-        ema: Decay per step of an exponential moving average of the weights, which is evaluated and saved in place of
-            the weights; 0 for none. It covers about the last 1 / (1 - `ema`) steps, and averages the statistics of
-            batch normalisation too.
-        lookahead_steps: Number of steps after which an average is updated and the network becomes it, as it also does
-            at the end of each epoch; 0 for none. The average moves towards the weights by a factor of 1 -
-            `lookahead_decay` ** `lookahead_steps` * p ** 3, where p is the finished part of the training (K. Jordan,
-            arXiv 2404.00498; after M. R. Zhang et al., arXiv 1907.08610). It covers statistics of batch normalisation.
+        ema: Decay per step of an exponential moving average of the weights; 0 for none. The average is evaluated and
+            saved in place of the weights. It covers about the last 1 / (1 - `ema`) steps. It also averages the
+            statistics of batch normalisation.
+        lookahead_steps: Number of steps after which an average is updated and the network becomes the average; 0 for
+            none. An update moves the average towards the weights by a factor of 1 - `lookahead_decay` **
+            `lookahead_steps` * p ** 3, where p is the finished part of the training. The network also becomes the
+            average at the end of each epoch. The average includes the statistics of batch normalisation. (K. Jordan,
+            arXiv 2404.00498; after M. R. Zhang et al., arXiv 1907.08610.)
         lookahead_decay: Decay of this average per step, at the end of the training.
-        lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step; a
-            training that is not longer has none.
+        lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step. A
+            training that ends earlier has no average.
         mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
             none. The training loss is then that of mixed images.
-        cutmix: The same for replacing a rectangle of a training image by that of another; 0 for none. With `mixup`,
-            each batch is changed by one of the two, with probability 1/2.
+        cutmix: Both parameters of the Beta distribution for replacing a rectangle of a training image by that of
+            another image; 0 for none. With `mixup`, each batch is changed by one of the two, with probability 1/2.
         clip_norm: Largest norm of the gradient; `none` does not clip.
-        validation_images: Number of training images in the validation split, which `split_seed` selects, stratified by
-            class.
+        validation_images: Number of training images in the validation split, stratified by class. `split_seed` selects
+            them.
         split_seed: Seed that selects splits and subsets of images.
         train_images, test_images: Size of a stratified subset of the images; `none` uses all of them.
         flip: Whether images are mirrored at random.
-        alternating_flip: Whether each image is mirrored in every other epoch, beginning with the first or the second
-            epoch, drawn for each image (K. Jordan, arXiv 2404.00498).
+        alternating_flip: Whether each image is mirrored in every other epoch (K. Jordan, arXiv 2404.00498). A draw for
+            each image says whether it begins in the first or second epoch.
         translate: Largest random translation in pixels, in each direction; equal to a random crop of the padded image.
         cutout: Side of a square that is overwritten by the mean colour; 0 for none.
         flip_tta: Whether an evaluation averages the logits of an image and of its mirror image.
-        six_views: Whether the last evaluation averages the logits of six views of an image: it and its mirror image
-            with weight 1/4 each, and both moved by one pixel up and to the left, and down and to the right, over a
-            reflected border, with weight 1/8 each (K. Jordan, arXiv 2404.00498).
-        pixel_std: Standard deviations of the channels, of pixels in [0, 1], by which images are divided after their
-            mean was subtracted; none for those of the task.
+        six_views: Whether the last evaluation averages the logits of six views of an image (K. Jordan, arXiv
+            2404.00498). The image and its mirror image have weight 1/4 each. Both are also moved by one pixel over a
+            reflected border, up and to the left, and down and to the right, with weight 1/8 each.
+        pixel_std: Standard deviation of each channel, of pixels in [0, 1]. Images are divided by it after their mean
+            was subtracted; none for the standard deviations of the task.
         crop_padding: Colour of pixels that a translation leaves empty: `mean`, the mean colour of the training images;
             `black`, as in torchvision's `RandomCrop(size, padding)`; or `reflect`, the image mirrored at its border.
-        evaluate_test: Whether the model is evaluated on the test images. Without, they are not loaded, and only the
+        evaluate_test: Whether the model is evaluated on the test images. If not, they are not loaded, and only the
             validation split is evaluated, as in the trials of `tune`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
         train_sizes: Heights and widths of training images, one after the other, for tasks of image files; none for the
@@ -255,21 +255,21 @@ class Recipe:
 
     @property
     def whole_epochs(self) -> int:
-        """Number of epochs, of which the last may be a part of one."""
+        """Number of epochs, rounded up."""
         return math.ceil(self.epochs)
 
     def steps_in(self, epoch: int, whole: int) -> int:
-        """Return the steps of an epoch of the schedule, counted from 0, if a whole one has `whole` steps."""
+        """Return the steps of the `epoch`th epoch of the schedule, from 0, if whole epochs have `whole` steps."""
         left = self.epochs - epoch
         return whole if left >= 1 else math.ceil(left * whole - _ROUNDING)
 
     def length(self, whole: int) -> float:
-        """Return the length of the schedule in epochs of `whole` steps, which is that of its steps."""
+        """Return the length of the schedule in epochs of `whole` steps, its last epoch rounded to whole steps."""
         last = self.whole_epochs - 1
         return last + self.steps_in(last, whole) / whole
 
     def train_size_at(self, progress: float) -> int | None:
-        """Return the side of training images after a share of the training; `None` for that of an evaluation."""
+        """Return the side of training images at the share `progress`; `None` for that of an evaluation."""
         passed = sum(progress >= milestone for milestone in self.size_milestones)
         return self.train_sizes[passed] if self.train_sizes else None
 
@@ -282,13 +282,14 @@ class Recipe:
         return [self.phase_of(epoch) for epoch in range(self.whole_epochs)]
 
     def weight_decay_at(self, factor: float) -> float:
-        """Return the weight decay of parameters whose learning rate has a factor."""
+        """Return the weight decay of parameters whose learning rate is multiplied by `factor`."""
         return self.weight_decay / (self.learning_rate * factor) if self.relative_decay else self.weight_decay
 
     def evaluations(self, epochs: int) -> int:
-        """Return the number of evaluations in a training that ends after so many epochs, the last one included.
+        """Return the number of evaluations in a training that ends after `epochs` epochs, the last one included.
 
-        A last evaluation of six views, and of one, counts as seven evaluations of one view or four of two.
+        With `six_views`, the last evaluation counts six views in addition: six more evaluations of one view, or three
+        of two.
         """
         more = (3 if self.flip_tta else 6) if self.six_views else 0
         return -(-epochs // self.eval_every) + more
@@ -310,11 +311,11 @@ class Recipe:
 
 
 def control_epochs(epochs: float) -> list[float]:
-    """Return the numbers of epochs of the dense trials with a smaller budget: ascending, each once, fewer than all.
+    """Return the lengths in epochs of the dense budget curve: ascending, each once, fewer than `epochs`.
 
-    They are `EPOCH_PERCENTAGES`, rounded to whole epochs. Where two neighbours, or the whole training and the next
-    shorter one, differ by more than `WIDEST_GAP` of it, one between them is added if there is one; and if they are
-    fewer than a verdict needs, a shorter one.
+    They are `EPOCH_PERCENTAGES`, rounded to whole epochs. A length is added between two neighbours that differ by more
+    than `WIDEST_GAP` of the whole training, which is itself a neighbour. A shorter length is added if there are fewer
+    than a verdict needs.
     """
     counts: set[float] = {epochs, *(max(1, int((epochs * percentage + 50) // 100)) for percentage in EPOCH_PERCENTAGES)}
     for low, high in pairwise(sorted(counts)):

@@ -1,4 +1,4 @@
-"""Decisions that hooks return: reconfigurations, how a method updates its own tensors afterwards, and `SKIP_STEP`."""
+"""What hooks return: reconfigurations and `SKIP_STEP`; and how a method then updates its own tensors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ReconfigPlan:
-    """A decision to change the network. Plain data: it is saved as JSON in the checkpoint and replayed from there.
+    """A decision to change the network. Plain data: the checkpoint has it as JSON, and a resumed trial replays it.
 
     Attributes:
         kept: For each index space that shrinks, the *original* indices of the remaining channels
             (`IndexSpace.original`), ascending.
-        removed_branches: Names of the residual branches to remove. Each leaves the constant that its last
-            normalisation still emits, so that the model's outputs do not change.
+        removed_branches: Names of the residual branches to remove. Each leaves the constant that its last normalisation
+            still emits, so that the model's outputs do not change.
         gated: Names of the index spaces whose layers are cut individually from now on (gating). `kept` may name the
             spaces that gating creates, `LAYER:in` and `LAYER:out`.
         batch_size: The global batch size from now on; `None` leaves it unchanged.
-        lr_scale: Factor on the recipe's learning rate, absolute; `None` leaves it unchanged.
-        restart: Clear the optimizer state, and start schedule and epochs again.
+        lr_scale: Factor on the recipe's learning rate, not on the present one; `None` leaves it unchanged.
+        restart: Whether to clear the optimizer state and start schedule and epochs again.
     """
 
     kept: Mapping[str, list[int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class ReconfigPlan:
     restart: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as data that `json` can write."""
+        """Return the plan as data for `json`."""
         return dataclasses.asdict(self) | {
             "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
             "removed_branches": list(self.removed_branches),
@@ -54,10 +54,10 @@ class OtherTrial:
     """Result of a trial that this trial depends on (`Method.depends_on`).
 
     Attributes:
-        reconfigurations: Plans that were carried out on its network, in order.
+        reconfigurations: Plans that the trial carried out on its network, in order.
         inference_flops: FLOPs of one image's inference by its final network.
-        model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if it was not given.
-        epochs: Number of finished epochs after which each of `reconfigurations` was carried out; 0 before training.
+        model_file: Path of its `model.pt`, which `suite.checkpoint.load_model` reads; `None` if there is no file.
+        epochs: For each of `reconfigurations`, the number of epochs finished before it; 0 before training.
     """
 
     reconfigurations: tuple[ReconfigPlan, ...]
@@ -67,7 +67,7 @@ class OtherTrial:
 
 
 class IndexMap:
-    """What a reconfiguration did to the tensors of a model, by name. A method cuts its own tensors with it.
+    """What a reconfiguration did to the tensors of a model, by name. With it, a method cuts its own tensors.
 
     Args:
         kept: For each parameter or buffer that was cut, the remaining positions by axis.
@@ -79,11 +79,11 @@ class IndexMap:
         self._removed = removed
 
     def exists(self, name: str) -> bool:
-        """Whether the parameter, buffer or layer `name` is still in the model."""
+        """Return whether the parameter, buffer or layer `name` is still in the model."""
         return not any(name == removed or name.startswith(removed + ".") for removed in self._removed)
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """Cut `tensor`, which has the former shape of the parameter or buffer `name`, in the same way."""
+        """Return `tensor` cut like the parameter or buffer `name`, whose former shape it has."""
         for axis, indices in self._kept.get(name, {}).items():
             tensor = tensor.index_select(axis, indices.to(tensor.device))
         return tensor
@@ -97,4 +97,4 @@ class SkipStep:
 
 
 SKIP_STEP: Final = SkipStep()
-"""Return value of `before_optimizer_step` that leaves out the optimizer step; everything else runs as usual."""
+"""Return value of `before_optimizer_step` that skips the optimizer step. Everything else runs as usual."""

@@ -1,17 +1,17 @@
 """The registry of methods, tasks, models, engines, callbacks and reproductions.
 
-A class or function is registered by a decorator, which is found without running the file:
+A decorator registers a class or function. The registry finds the decorator without running the file:
 
     @register("method", "sdgp")
     class SDGP(Method):
         \"\"\"One line, which `list` shows.\"\"\"
 
-`names` and `entries` parse the sources (`ast`), so that listing does not import torch. `get` imports only the module
-that it needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry
-points of installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
+`names` and `entries` parse the sources (`ast`), so listing does not import torch. `get` imports only the module that it
+needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry points of
+installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
 
-The names of another library, such as torchvision's networks, form a collection (`register_collection`): they are typed
-as `torchvision/vgg11`, are not listed one by one, and are known only after that library has been imported.
+The names of another library, such as torchvision's networks, form a collection (`register_collection`). A user types
+them as `torchvision/vgg11`. They are known only after that library has been imported, so `names` does not list them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from suite.files import read_bytes, read_path
 from suite.own_packages import check_own_packages
 
 KINDS = ("method", "task", "model", "engine", "callback", "reproduction")
-_DECORATORS = ("register", "register_family", "register_collection")  # of `suite.registry`
+_DECORATORS = ("register", "register_family", "register_collection")  # of this module
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Entry:
         name: Registered name; that of a collection ends in `/`.
         origin: Name of a module, value of an entry point, or path of a plugin.
         summary: First line of the docstring.
-        family: Whether the name was registered with others by `register_family`; all have the same summary.
+        family: Whether `register_family` registered the name with others. All of them have the same summary.
         collection: Whether this is a collection, whose members are typed as `COLLECTION/NAME`.
     """
 
@@ -62,18 +62,18 @@ class Entry:
 
     @property
     def typed(self) -> str:
-        """What is typed: the name, or `COLLECTION/NAME`."""
+        """The name as a user types it: for a collection `COLLECTION/NAME`."""
         return f"{self.name}NAME" if self.collection else self.name
 
 
 def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
-    """Read the entries of all decorators of `suite.registry` in the text of a file, without running it.
+    """Read the entries of all decorators of `suite.registry` in the text of a file, without running the file.
 
     Raises:
-        UsageError: If the arguments of a decorator are not literal strings, or the kind is unknown.
+        UsageError: The arguments of a decorator are not literal strings, or the kind is unknown.
     """
     tree = ast.parse(text, str(path))
-    found = []
+    listed = []
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             continue
@@ -93,8 +93,8 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
             end = "/" if collection else ""
-            found += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
-    return found
+            listed += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
+    return listed
 
 
 PACKAGES = {
@@ -105,7 +105,7 @@ PACKAGES = {
     "callback": "suite.trials.callbacks",
     "reproduction": "reports.papers",
 }
-"""The package that contains the project's own objects of each kind, in its modules or those of its subpackages."""
+"""The package whose modules, or modules of subpackages, contain the project's own objects of each kind."""
 ENTRY_POINTS = {
     "method": "pdt.methods",
     "task": "pdt.tasks",
@@ -118,8 +118,8 @@ CONTRACTS = {
     "task": ("suite.task", "Task"),
     "reproduction": ("reports.papers.contract", "Reproduction"),
 }
-"""Module and name of the base class of each kind that has one."""
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names are typed, and are part of the names of folders
+"""Module and name of the base class, for each kind that has a base class."""
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # users type names, and names are parts of folder names
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
@@ -132,15 +132,15 @@ _plugin_sources: dict[str, bytes] = {}  # content of each plugin by path when it
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Return a decorator that registers a class or function as `name`.
 
-    Both arguments must be literal strings, so that they can be read without running the file.
+    Both arguments must be literal strings, so that the registry can read them without running the file.
 
     Args:
         kind: One of `KINDS`.
-        name: Lower-case letters, digits and `_`, as typed after `--methods`, `--task`, `--model` or `--log`. The name
-            of a reproduction, which is typed after `reproduce` and names files, may also contain `-`.
+        name: Lower-case letters, digits and `_`, as typed after `--methods`, `--task`, `--model` or `--log`. A
+            reproduction is typed after `reproduce` and names files; its name may also contain `-`.
 
     Raises:
-        ValueError: If the kind is unknown, or another class or function has the name already.
+        ValueError: The kind is unknown, or another class or function already has the name.
     """
     if kind not in KINDS:
         raise ValueError(f"cannot register a '{kind}'{nearest(kind, KINDS)}")
@@ -159,8 +159,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 def register_family(kind: str, *names: str) -> Callable[[Registered], Registered]:
     """Return a decorator of a function that makes the class or function for each of several names.
 
-    All arguments must be literal strings, as for `register`. The function receives a name and returns what `register`
-    would decorate.
+    The function receives a name and returns what `register` would decorate. All arguments must be literal strings.
     """
 
     def decorate(make: Registered) -> Registered:
@@ -172,11 +171,11 @@ def register_family(kind: str, *names: str) -> Callable[[Registered], Registered
 
 
 def register_collection(kind: str, name: str) -> Callable[[Registered], Registered]:
-    """Return a decorator of a function that returns what another library has, by the library's own names.
+    """Return a decorator of a function that returns another library's classes or functions, by the library's names.
 
-    Both arguments must be literal strings. `@register_collection("model", "torchvision")` decorates a function without
-    parameters, which may import the library. It returns what `register` would decorate by name; each is typed as
-    `torchvision/NAME`, and is therefore never mistaken for a registered name.
+    `@register_collection("model", "torchvision")` decorates a function without parameters, which may import the
+    library. The function returns by name what `register` would decorate. A user types each as `torchvision/NAME`, so it
+    never clashes with a registered name. Both arguments must be literal strings.
     """
     return register(kind, f"{name}/")
 
@@ -199,14 +198,13 @@ def collections(kind: str) -> list[Entry]:
 def find(kind: str, name: str) -> Entry | None:
     """Return the entry of a name without importing its module; `None` if there is none.
 
-    The entry of `torchvision/vgg11` is that of the collection. Only `get` finds out whether the collection has the
-    name.
+    For `torchvision/vgg11` this is the entry of the collection. Only `get` checks whether the collection has the name.
     """
     return _all_entries(kind).get(_key(name))
 
 
 def unknown(kind: str, name: str) -> str:
-    """Say that a name is not registered, and which name is nearest to it, or which example of the docs defines it."""
+    """Return an error message for a name, with the nearest name or the example in the docs that defines it."""
     examples = {path.stem: path for path in (Path(__file__).parents[1] / "docs" / "examples").glob("*.py")}
     if kind == "method" and name in examples:
         return f"no method is called '{name}'; an example defines it: --plugin {examples[name]}"
@@ -217,29 +215,29 @@ def unknown(kind: str, name: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return the name under which a name's entry is kept: for `torchvision/vgg11` the collection's, `torchvision/`."""
+    """Return the key of a name's entry: for `torchvision/vgg11` that of the collection, `torchvision/`."""
     collection, slash, _ = name.partition("/")
     return collection + slash
 
 
 def _all_entries(kind: str) -> dict[str, Entry]:
-    found = dict(_own(kind))
+    listed = dict(_own(kind))
     for name, entry in _installed(kind).items():
-        found.setdefault(name, entry)
+        listed.setdefault(name, entry)
     for (entry_kind, name), entry in _plugin_entries.items():
         if entry_kind == kind:
-            found[name] = entry
-    return found
+            listed[name] = entry
+    return listed
 
 
 def get(kind: str, name: str) -> Any:
     """Return a registered class or function.
 
     Raises:
-        UsageError: If the name is not registered (the message names the nearest name), or the registered class does not
+        UsageError: The name is not registered (the message names the nearest name), or the registered class does not
             derive from the base class of its kind.
     """
-    if (kind, name) not in _objects or name.endswith("/"):  # a collection itself is nothing that can be used
+    if (kind, name) not in _objects or name.endswith("/"):  # a collection itself is no class or function
         entry = find(kind, name)
         if entry is None:
             raise UsageError(unknown(kind, name))
@@ -257,7 +255,6 @@ def get(kind: str, name: str) -> Any:
 
 
 def _load(entry: Entry) -> None:
-    """Import the module of an entry, which registers the object."""
     if ":" in entry.origin:
         module_name, attribute = entry.origin.split(":", 1)
         thing = importlib.import_module(module_name)
@@ -269,7 +266,6 @@ def _load(entry: Entry) -> None:
 
 
 def _member(collection: Entry, name: str) -> Any:
-    """Return what a collection has by a name."""
     if (collection.kind, collection.name) not in _objects:
         _load(collection)
     try:
@@ -286,17 +282,17 @@ def _member(collection: Entry, name: str) -> Any:
 
 
 def is_own(kind: str, name: str) -> bool:
-    """Return whether the project itself registers a name, and not a plugin or an installed package."""
+    """Return whether the project itself registers a name, rather than a plugin or an installed package."""
     return _key(name) in _own(kind)
 
 
 def plugin_source(path: str) -> bytes | None:
-    """Return the content that a plugin's file had when it was loaded; `None` for other files."""
+    """Return the content of a plugin's file when it was loaded; `None` for other files."""
     return _plugin_sources.get(path)
 
 
 def fault_in_plugin(error: BaseException) -> str:
-    """Return the innermost line of a plugin in a traceback, `FILE, line 3, in setup`; empty if there is none."""
+    """Return the innermost line of a plugin in a traceback, as `FILE, line 3, in setup`; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     found = [frame for frame in frames if frame.filename in _plugin_sources]
     return f"{found[-1].filename}, line {found[-1].lineno}, in {found[-1].name}" if found else ""
@@ -311,31 +307,31 @@ def load_plugin(path: str | Path) -> list[Entry]:
     """Run a Python file that registers methods, tasks, models or callbacks, and return their entries.
 
     Raises:
-        UsageError: If the file does not exist, raises an exception, registers nothing, or uses a name that is taken.
+        UsageError: The file does not exist, raises an exception, registers nothing, or uses a name that is taken.
     """
     path = read_path(str(path), "--plugin").resolve()
     source = read_bytes(path, "--plugin")
-    # Two plugins may have the same file name in different folders.
+    # Plugins in different folders may have the same file name.
     module_name = f"pdt_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
     try:
         text = source.decode()
-        found = read_entries(path, str(path), text)
+        listed = read_entries(path, str(path), text)
         code = compile(text, str(path), "exec")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        # Invalid UTF-8 and null bytes raise a ValueError, brackets that are nested too deeply a MemoryError.
+        # Invalid UTF-8 and null bytes raise a ValueError. Brackets that are nested too deeply raise a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
-    if not found:
+    if not listed:
         raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
-    for entry in found:
+    for entry in listed:
         if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
             raise UsageError(
                 f"--plugin {path}: '{entry.name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'"
             )
         if entry.name in _all_entries(entry.kind):
             raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; choose another name")
-    # An import would leave a __pycache__ in the user's folder, and would need a file name that ends in .py.
+    # An import would leave a __pycache__ in the user's folder, and the name of the file would have to end in .py.
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
     sys.modules[module_name] = module
@@ -343,23 +339,23 @@ def load_plugin(path: str | Path) -> list[Entry]:
         sys.path.append(str(path.parent))  # the plugin may import its neighbours; last, so that they hide nothing
     try:
         exec(code, vars(module))
-        missing = [entry for entry in found if (entry.kind, entry.name) not in _objects]
+        missing = [entry for entry in listed if (entry.kind, entry.name) not in _objects]
         if missing:
             raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; use suite.registry.register")
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        for entry in found:
+        for entry in listed:
             _objects.pop((entry.kind, entry.name), None)
         message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         place = "" if isinstance(error, UsageError) else _line_in(error, str(path))
         raise UsageError(f"--plugin {path}: {place}{message}") from error
-    _plugin_entries.update({(entry.kind, entry.name): entry for entry in found})
+    _plugin_entries.update({(entry.kind, entry.name): entry for entry in listed})
     _plugin_sources[str(path)] = source
-    return found
+    return listed
 
 
 def _line_in(error: BaseException, path: str) -> str:
-    """Return the last line of a file in a traceback, `line 3: `; empty if there is none."""
+    """Return the last line of a file in a traceback, as `line 3: `; empty if there is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f"line {lines[-1]}: " if lines else ""
 
@@ -374,15 +370,15 @@ def _in_package(package: str) -> list[Entry]:
     """Read the entries of all modules of a package and its subpackages."""
     check_own_packages()
     specification = importlib.util.find_spec(package)
-    found: list[Entry] = []
+    listed: list[Entry] = []
     for folder in (specification and specification.submodule_search_locations) or ():
         for path in sorted(Path(folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            if "@register" in text:  # parsing the other files would take most of the time
+            if "@register" in text:  # parsing the other files would take most of the time of listing
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
-                found += read_entries(path, module, text)
-    return found
+                listed += read_entries(path, module, text)
+    return listed
 
 
 @functools.cache

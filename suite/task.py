@@ -27,8 +27,8 @@ class DataCopy:
         checksum: SHA-256, in hex, of the decoded images and labels. It is part of the trial's id.
         path: File or folder that `Task.load` reads; empty if the data is part of a package.
         note: One line for log and report that describes the copy and what follows for its numbers.
-        num_classes: Number of classes that were found; 0 for a task whose classes are fixed.
-        image_size: Height and width of images that follow from those that were found; 0 for a task of one size.
+        num_classes: Number of classes that `prepare` found; 0 for a task whose classes are fixed.
+        image_size: Height and width of images that follow from the images found; 0 for a task of one size.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class DataCopy:
     image_size: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """Return every field by name, without the numbers that are 0."""
+        """Return every field by name, except numbers that are 0."""
         return {name: value for name, value in vars(self).items() if value != 0}
 
     @property
@@ -49,7 +49,7 @@ class DataCopy:
 
 
 class Inputs(NamedTuple):
-    """What a network of a task receives and returns: images of shape (C, H, W), and the number of classes."""
+    """What a network receives and returns: images of shape (C, H, W), and the number of classes."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -67,14 +67,14 @@ class Batches(Protocol):
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of batches per epoch.
 
-        A training split does not count a smaller last batch if `recipe.drop_last` is set.
+        A training split leaves out a smaller last batch if `recipe.drop_last` is set.
         """
 
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the batches of one epoch.
 
-        A training split is shuffled and augmented. Its random numbers depend only on the trial's seed and on `epoch`,
-        so that a resumed trial sees the same batches as an uninterrupted one. An evaluation split is neither shuffled
+        A training split is shuffled and augmented. Its random numbers depend only on the trial's seed and on `epoch`. A
+        resumed trial therefore sees the same batches as an uninterrupted one. An evaluation split is neither shuffled
         nor augmented.
 
         Args:
@@ -90,8 +90,8 @@ class Batches(Protocol):
 class ShareableBatches(Batches, Protocol):
     """Batches of which a rank can compute its share alone.
 
-    Several processes that train one model ask for it. From other batches each rank takes its share after it has
-    computed the whole batch.
+    A trial of several processes uses this interface. For other batches, each rank computes the whole batch and takes
+    its share.
     """
 
     def share_of_epoch(self, epoch: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -109,7 +109,7 @@ class ShareableBatches(Batches, Protocol):
 
 @runtime_checkable
 class LabelledBatches(Batches, Protocol):
-    """Batches whose labels are known without an epoch; the record of a trial then has the size of the largest class.
+    """Batches whose labels are known before an epoch. The trial's record then has the size of the largest class.
 
     Attributes:
         labels: (N,) int64, the label of each sample.
@@ -120,10 +120,10 @@ class LabelledBatches(Batches, Protocol):
 
 @runtime_checkable
 class SampledBatches(Batches, Protocol):
-    """Batches that give images without an epoch, for a model whose initialisation depends on them."""
+    """Batches that return images outside of an epoch, for a model whose initialisation depends on images."""
 
     def sample(self, count: int, seed: int) -> Tensor:
-        """Return images of the split, drawn without replacement in the proportions of its classes.
+        """Return images of the split, drawn without replacement, with each class in its proportion.
 
         Args:
             count: Number of images; all if there are fewer.
@@ -151,7 +151,7 @@ class Splits:
     train_by_size: Mapping[int, Batches] = field(default_factory=dict)
 
     def training(self, size: int | None) -> Batches:
-        """Return the training split with images of a size of the recipe's `train_sizes`; `None` for `train`."""
+        """Return the training split whose images have `size`, one of the recipe's `train_sizes`; `train` for `None`."""
         return self.train if size is None else self.train_by_size[size]
 
 
@@ -160,9 +160,8 @@ class PaperRecipe(NamedTuple):
 
     Attributes:
         source: Name of the paper; empty for a recipe of this suite.
-        recipe: The recipe.
         preset: The preset that it belongs to.
-        model: Default model of trials with it; that of the preset if it is empty.
+        model: Default model of trials with this recipe; empty for that of the preset.
     """
 
     source: str
@@ -174,7 +173,7 @@ class PaperRecipe(NamedTuple):
 class Task:
     """Base class of every task.
 
-    The keywords of a task's constructor are its parameters, which are typed in brackets: `imagenette[image_size=160]`.
+    A task's parameters are the keywords of its constructor, typed in brackets: `imagenette[image_size=160]`.
 
     Class attributes:
         title: Name of the task in reports, for example "CIFAR-10".
@@ -182,15 +181,16 @@ class Task:
         input_shape: Shape (C, H, W) of an image.
         source: Origin of the data, for `describe` and the report.
         models: Default model by preset, as typed on the command line: `resnet9[width=0.25]`.
-        cuda_models: Default model on CUDA, for the presets in which it is another one.
+        cuda_models: Default model on CUDA, for presets in which it differs from that of `models`.
         recipes: Recipe by preset: `smoke` takes seconds, `quick` minutes, `paper` is that of a publication.
         paper_recipe: The paper whose recipe preset `paper` uses; `none` if there is no such paper.
         paper_recipes: Recipes by name, mostly those of papers; `--recipe NAME` selects one in its preset. If the name
             is that of a method, the recipe is that of the method's paper.
         tuning: How the values of `recipes` were chosen, and how many trials that cost.
-        settings: Values of the task's parameters by preset, or by the name of a recipe in
-            `paper_recipes`, which otherwise has those of its preset.
-        detected: What is detected in the data instead of being that of the class, for `describe`; empty for nothing.
+        settings: Values of the task's parameters by preset or by name in `paper_recipes`. A name that is absent has the
+            values of its preset.
+        detected: What `prepare` detects in the data in place of the class attributes, for `describe`; empty for
+            nothing.
     """
 
     registered_name: ClassVar[str] = ""
@@ -234,9 +234,9 @@ class Task:
         return self._of_preset("recipes", preset)
 
     def needs_data_root(self, preset: str) -> bool:
-        """Return whether the data is the user's own, so that a command has to name its folder with `--data-root`.
+        """Return whether a command has to name the folder of the user's own data with `--data-root`.
 
-        It need not where the default data root has a folder with the name of the task. By default, no task needs it.
+        It need not if the default data root has a folder with the task's name. By default, no task needs it.
 
         Args:
             preset: `smoke`, `quick` or `paper`.
@@ -246,18 +246,19 @@ class Task:
     def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
         """Return the shape of the images that a network receives, and the number of classes.
 
-        By default, `input_shape` and `num_classes`. A task whose recipe or data determines them overrides this method.
+        The default is `input_shape` and `num_classes`. A task whose recipe or data determines them overrides this
+        method.
 
         Args:
             recipe: Recipe of the trial.
-            copy: Result of `prepare`; `None` while a command is checked before the data is searched.
+            copy: Result of `prepare`; `None` while a command is checked before `prepare`.
         """
         return Inputs(self.input_shape, self.num_classes)
 
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
-        """Find or download the data and describe the copy; called once per command, before the first trial.
+        """Find or download the data, and describe the copy. Each command calls this once, before its first trial.
 
-        What takes long to decode is decoded here, once, into a file with a checksum (`tasks.sources.cache`).
+        A task that decodes slowly decodes here, once, into a file with a checksum (`tasks.sources.cache`).
 
         Args:
             data_root: Value of `--data-root`.
@@ -265,18 +266,18 @@ class Task:
             recipe: Recipe of the trials; `None` for the recipe of the preset.
 
         Raises:
-            suite.errors.MissingData: If the data is missing; one line with the folder that was searched, the option
-                that changes it, and an alternative that needs no download.
+            suite.errors.MissingData: The data is missing. One line names the folder that was searched, the option that
+                changes it, and an alternative that needs no download.
         """
         raise self._undefined("prepare()")
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
-        """Put the splits on the device; called in every trial.
+        """Put the splits on the device. Every trial calls this.
 
         Args:
             copy: Result of `prepare`.
             recipe: Recipe of the trial.
-            seed: Seed of the trial. It determines shuffling and augmentation, never which split an image belongs to.
+            seed: Seed of the trial. It determines shuffling and augmentation, but not the split of an image.
             device: Training device.
         """
         raise self._undefined("load()")

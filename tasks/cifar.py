@@ -1,4 +1,4 @@
-"""Common base of CIFAR-10 and CIFAR-100: how the data is found and read."""
+"""Common base of CIFAR-10 and CIFAR-100, which finds and reads the data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from tasks.sources.image_folder import ImageFolder
 logger = logging.getLogger(__name__)
 
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
-# Statistics of CIFAR-10's training images. The recipes of SDGP and PruneTrain use them, the latter for CIFAR-100 too.
+# Statistics of CIFAR-10's training images, in the recipes of SDGP and PruneTrain. PruneTrain uses them for CIFAR-100
+# too.
 NORMALIZATION = Normalization(mean=(125.307, 122.961, 113.8575), std=(51.5865, 50.847, 51.255))
-# A recipe of this suite, as short as training of a small residual network allows.
+# A recipe of this suite, as short as training of a small residual network allows
 SHORT = Recipe(
     epochs=10,
     batch_size=128,
@@ -62,12 +63,12 @@ class Cifar(Task):
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
         """Find the images in the data root, or download them, and decode them once.
 
-        The search order is: the published batches, unpacked, then packed; image files in
+        The search order is: the published batches, first unpacked, then packed; image files in
         `NAME/{train,test}/CLASS/*.{png,jpg,jpeg}`; the published archive on its authors' host and its mirrors.
 
         Raises:
-            MissingData: If the images are not found and cannot be downloaded.
-            UsageError: If the files that were found cannot be used.
+            MissingData: The images are not found and cannot be downloaded.
+            UsageError: The files that were found cannot be used.
         """
         data_root = data_root.expanduser()
         if data_root.exists() and not data_root.is_dir():
@@ -84,14 +85,14 @@ class Cifar(Task):
         """Put the splits on the device.
 
         Raises:
-            MissingData: If the decoded images have been deleted or are no longer those of `copy`.
-            UsageError: If the recipe asks for more images than there are.
+            MissingData: The decoded images have been deleted or are no longer those of `copy`.
+            UsageError: The recipe asks for more images than there are.
         """
-        data, found = self.decoded(copy)
-        if found != copy.checksum:
+        data, checksum = self.decoded(copy)
+        if checksum != copy.checksum:
             raise MissingData(
                 f"{copy.path or 'the sample'}: the images have changed since this trial was planned "
-                f"(checksum {found[:8]}, not {copy.checksum[:8]}); run the command again"
+                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
             )
         return make_splits(data, recipe, seed, device, NORMALIZATION)
 
@@ -99,7 +100,7 @@ class Cifar(Task):
         """Return the images of a copy, and their checksum.
 
         Raises:
-            MissingData: If the file has been deleted or is damaged.
+            MissingData: The file has been deleted or is damaged.
         """
         try:
             return load_decoded(Path(copy.path))
@@ -128,12 +129,12 @@ class Cifar(Task):
                 f"and the download failed ({error}); give another folder with --data-root or PDT_DATA, "
                 f"or use data that needs no download: {self.without_data}"
             ) from error
-        found = self._find(data_root)
-        assert found is not None, f"{archive} was downloaded, but it does not exist"
-        return found
+        source = self._find(data_root)
+        assert source is not None, f"{archive} was downloaded, but it does not exist"
+        return source
 
     def _published(self) -> PublishedArchive:
-        # torchvision takes a second to import, and only data that was published as an archive needs it.
+        # torchvision takes a second to import. Only data that was published as an archive needs it.
         try:
             import torchvision.datasets as datasets
         except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another version of torch

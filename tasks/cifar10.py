@@ -33,9 +33,9 @@ SAMPLE_NOTE = (
 SDGP = "SDGP (ICPR 2022, arXiv 2202.00774)"
 MODELS = {"smoke": "resnet9[width=0.25]", "quick": "airbench[width=0.5]", "paper": "resnet9"}
 
-_STEPS = 476  # of 9.9 epochs of 48 batches
-# As in the repository of airbench94, whose loss is the sum over a batch: its learning rate 11.5 / (1024 * 7.667) and
-# weight decay 0.0153 * 1024 / (1024 * 7.667) become those of the mean. 7.667 is 1 + 1 / (1 - 0.85).
+_STEPS = 476  # 9.9 epochs of 48 batches
+# The loss in the repository of airbench94 is the sum over a batch. Its learning rate 11.5 / (1024 * 7.667) and weight
+# decay 0.0153 * 1024 / (1024 * 7.667) become those of the mean. 7.667 is 1 + 1 / (1 - 0.85).
 AIRBENCH = Recipe(
     epochs=9.9,
     batch_size=1024,
@@ -63,13 +63,13 @@ AIRBENCH = Recipe(
 )
 AIRBENCH_SOURCE = "airbench94 (K. Jordan, arXiv 2404.00498)"
 
-# For networks other than airbench. It was that of `quick`, to which most committed results belong.
+# For networks other than airbench. Most committed results used it, as the former recipe of `quick`.
 RESNET9 = dataclasses.replace(SHORT, epochs=7, flip_tta=True)
 
 RECIPES = {
     "smoke": dataclasses.replace(SHORT, epochs=4),
     "quick": AIRBENCH,
-    # As in SDGP's repository: batch 512, 150 epochs, highest learning rate at epoch 5, weight decay on norm layers too.
+    # As in SDGP's repository: batch 512, 150 epochs, highest learning rate at epoch 5, weight decay on norm layers too
     "paper": Recipe(
         epochs=150,
         batch_size=512,
@@ -135,13 +135,13 @@ class CIFAR10(Cifar):
     )
 
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
-        """Prepare the data as `Cifar` does; `smoke` always uses the sample."""
+        """Prepare the data as `Cifar` does. `smoke` always uses the sample."""
         if preset == "smoke":
             return DataCopy("sample", decoded_sample().checksum(), note=SAMPLE_NOTE)
         return super().prepare(data_root, preset, recipe)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:
-        """Return the images as `Cifar` does; a copy without a path is the sample."""
+        """Return the images as `Cifar` does. A copy without a path is the sample."""
         if copy.path:
             return super().decoded(copy)
         data = decoded_sample()

@@ -19,7 +19,7 @@ SPLIT_SEED = 0
 MAX_COUNT = 16  # pixels count strokes, 0 to 16
 FILE = Path(__file__).parent / "data" / "digits.csv.gz"
 
-# Digits are never mirrored: a mirrored 2 is not a 2.
+# Digits are never mirrored, because a mirrored 2 is not a 2.
 QUICK = Recipe(
     epochs=10,
     batch_size=64,
@@ -47,7 +47,7 @@ class Digits(ImageTask):
     input_shape = (1, 16, 16)
     source = "E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998; scikit-learn's load_digits"
     note = "scikit-learn's digits, each pixel doubled; the split is this suite's own"
-    normalization = Normalization(mean=(77.8,), std=(95.9,))  # of all images, rounded to one decimal
+    normalization = Normalization(mean=(77.8,), std=(95.9,))  # statistics of all images, rounded to one decimal
     models = dict.fromkeys(RECIPES, "resnet9[width=0.125]")
     recipes = RECIPES
     paper_recipe = "none: the quick recipe, longer"

@@ -31,25 +31,25 @@ log = logging.getLogger(__name__)
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean"}
-"""Fields of the recipe that apply to images of one size only, with the values that leave them out."""
+"""Fields of the recipe that apply only to images of one size, with the values that turn them off."""
 
 
 class ImageFilesTask(Task):
     """Base class of tasks of image files.
 
-    A subclass defines `find`, `stored_side` and the class attributes of `suite.task.Task`. Preset `smoke` uses
-    generated images, so that it needs no data.
+    A subclass defines `find`, `stored_side` and the class attributes of `suite.task.Task`. Preset `smoke` needs no
+    data, because it generates its images.
 
     Args:
-        image_size: Height and width in pixels of the images that the network receives; `none` for those that follow
-            from the files, or for the size of the task.
+        image_size: Height and width in pixels of the images that the network receives; `none` for the size that follows
+            from the files, or for that of the task.
         eval_resize: Length to which the shorter side of a test image is resized before its centre is cut out; `none`
             for 8/7 of the image size, rounded, as 256 for 224.
         crop_area: Smallest share of an image's area in a random crop.
         cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
-        decoder: What decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU, or
-            `dali`, on the device of the training.
-        bad_images: What happens to files that are not images: `refuse` ends the command, `skip` leaves them out.
+        decoder: Library that decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU,
+            or `dali`, on the device of the training.
+        bad_images: Treatment of files that are not images: `refuse` ends the command, `skip` leaves them out.
 
     Class attributes:
         stored_side: Length in pixels to which the shorter side of a larger image is reduced in the cache, by preset.
@@ -77,19 +77,19 @@ class ImageFilesTask(Task):
         """Find the folder of images.
 
         Raises:
-            suite.errors.MissingData: There is none; one line that says where it was searched.
+            suite.errors.MissingData: There is no folder; one line that tells where it was searched.
             UsageError: Its layout is wrong.
         """
         raise self._undefined("find()")
 
     def inputs(self, recipe: Recipe, copy: DataCopy | None = None) -> Inputs:
-        """Return the image size that was set, or of the data or of the task, and the classes that were found."""
+        """Return the image size that was set, otherwise that of the data or of the task, and the classes found."""
         found, classes = (copy.image_size, copy.num_classes) if copy is not None else (0, 0)
         side = self.image_size or found or self.input_shape[1]
         return Inputs((3, side, side), classes or self.num_classes)
 
     def prepare(self, data_root: Path, preset: str, recipe: Recipe | None = None) -> DataCopy:
-        """Find the images, and decode them once: into the cache, or without it only to check every file.
+        """Find the images, and decode them once: into the cache, or only to check every file if there is no cache.
 
         Raises:
             MissingData: There are no images.
@@ -151,7 +151,7 @@ class ImageFilesTask(Task):
             log.warning("%s: %s; the test accuracy is too high by them", shown(tree.root), _shared(meta["shared"]))
 
     def _refuse_others(self, tree: ImageTree) -> None:
-        """Check that the folder contains only images, and these only in the folders of classes.
+        """Check that the folder contains only images, and only in the folders of classes.
 
         Raises:
             UsageError: There are other files.
@@ -168,13 +168,13 @@ class ImageFilesTask(Task):
                 )
 
     def _note(self, tree: ImageTree, meta: Mapping[str, Any]) -> str:
-        """Return one line on the images that are used, and on what was converted and left out."""
+        """Return one line that tells which images are used, and what was converted and left out."""
         skipped = set(meta["skipped"])
         train, test = (sum(file.path not in skipped for file in files) for files in (tree.train, tree.test))
         return f"{self.title}: {train:,} training and {test:,} test images; {tree.split}{_remarks(tree, meta)}"
 
     def detected_side(self, tree: ImageTree) -> int:
-        """Return the side of the network's images that follows from the files; 0 for that of `input_shape`."""
+        """Return the side of the network's images that follows from the files; 0 for the side in `input_shape`."""
         return 0
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
@@ -242,7 +242,7 @@ class ImageFilesTask(Task):
                 sides = [side for side in set(self.stored_side.values()) if _digest(tree, side) == copy.checksum]
                 if not sides:
                     raise MissingData(f"{copy.path}: the files have changed since this trial was planned{again}")
-                # DALI cuts from the images of the files, which are not reduced before.
+                # DALI cuts from the images of the files, which are not reduced first.
                 side = MAX_PIXELS if self.decoder == "dali" else sides[0]
                 return {name: FileImages(tree, name, side) for name in ("train", "test")}
             return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
@@ -262,18 +262,18 @@ def _digest(tree: ImageTree, side: int) -> str:
 
 
 def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
-    """Return what was converted and left out, for the note of the data copy; empty if there was nothing."""
+    """Return the text on converted and left out files for the note of the data copy; empty if there are none."""
     converted = [f"{count:,} from {name}" for name, count in meta["converted"].items()]
     remarks = [f"converted to RGB: {', '.join(converted)}"] if converted else []
     if meta["shared"]:
         remarks.append(_shared(meta["shared"]))
-    for files, one, several in (
+    for files, singular, several in (
         (meta["skipped"], "file that cannot be read as an image", "files that cannot be read as images"),
         (tree.others, "file that is not an image by its name", "files that are not images by their names"),
         (tree.outside, "image outside the folders of classes", "images outside the folders of classes"),
     ):
         if files:
-            kind = f"{one} was" if len(files) == 1 else f"{several} were"
+            kind = f"{singular} was" if len(files) == 1 else f"{several} were"
             remarks.append(f"{len(files):,} {kind} left out, the first is {shown(files[0])}")
     return "".join(f"; {remark}" for remark in remarks)
 

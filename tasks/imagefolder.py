@@ -27,7 +27,7 @@ class ImageFolderTask(ImageFilesTask):
     """Your images, --data-root DIR: `DIR/train/CLASS/*.jpg` with `DIR/val/` or `DIR/test/`, or `DIR/CLASS/*.jpg`."""
 
     title = "Image folder"
-    num_classes = 1000  # of a network that is described before the folder is known
+    num_classes = 1000  # for a network that is described before the folder is known
     input_shape = (3, LARGEST_SIDE, LARGEST_SIDE)
     detected = "classes and image size (the values above are those of networks that are described without a folder)"
     source = "files of the user"
@@ -42,7 +42,7 @@ class ImageFolderTask(ImageFilesTask):
     )
 
     def needs_data_root(self, preset: str) -> bool:
-        """Return true for every preset but `smoke`, which generates its images."""
+        """Return whether the preset needs the user's images; `smoke` generates its own."""
         return preset != "smoke"
 
     def find(self, data_root: Path) -> ImageTree:
@@ -68,6 +68,6 @@ class ImageFolderTask(ImageFilesTask):
             try:
                 sides.append(min(image_size(tree.root / file.path)))
             except BadImage:
-                continue  # reported, with its path, when it is decoded
+                continue  # decoding reports the file, with its path
         median = sorted(sides)[len(sides) // 2] if sides else LARGEST_SIDE
         return min(LARGEST_SIDE, max(MULTIPLE, median // MULTIPLE * MULTIPLE))

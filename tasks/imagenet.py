@@ -22,7 +22,7 @@ ARCHIVES = {  # the devkit has the classes of the validation images
     "val": ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_val.tar"),
 }
 
-# The launcher of PruneTrain's code: 90 epochs, the learning rate is divided by 10 at epochs 41, 61 and 81 (from 1).
+# The launcher of PruneTrain's code: 90 epochs; the learning rate is divided by 10 at epochs 41, 61 and 81 (from 1).
 PRUNETRAIN = Recipe(
     epochs=90,
     batch_size=256,
@@ -33,10 +33,10 @@ PRUNETRAIN = Recipe(
     weight_decay=1e-4,
     drop_last=False,
 )
-# Its VGG-16 has half the batch and half the learning rate.
+# PruneTrain's VGG-16 has half the batch and half the learning rate.
 PRUNETRAIN_VGG16 = dataclasses.replace(PRUNETRAIN, batch_size=128, learning_rate=0.05)
-# ClickTrain's configuration: 95 epochs, with the schedule 31, 61 and 75. Its code counts epochs from 0, unlike
-# PruneTrain's, so that the learning rate is divided by 10 after so many epochs, as in the recipes for CIFAR.
+# ClickTrain's configuration: 95 epochs, with the schedule 31, 61 and 75. Unlike PruneTrain's, its code counts epochs
+# from 0. The learning rate is therefore divided by 10 after so many epochs, as in the recipes for CIFAR.
 CLICKTRAIN = Recipe(
     epochs=95,
     batch_size=256,
@@ -47,13 +47,14 @@ CLICKTRAIN = Recipe(
     weight_decay=5e-4,
     drop_last=False,
 )
-# The code of SDGP runs 4 processes with 1024 images each and averages their gradients, while batch normalisation has
-# the statistics of each process. One process does the same with 4 micro-batches of 1024 images: a batch of 1024 alone
-# would take four times as many steps, and an undivided batch of 4096 would be normalised as a whole. 4 processes with
-# `recipe.micro_batches=1` are the original arrangement.
-# Training images have 160 pixels until epoch 65, then sizes that grow linearly to 192 at epoch 76 (counted from 0).
-# The code rounds them to multiples of 32, so that epoch 71 is the first with 192, and none has a size between.
-# An evaluation resizes the central 224/256 of the shorter side to 256 pixels, as do 293 = 256 * 256 / 224 (rounded).
+# SDGP's code runs 4 processes with 1024 images each and averages their gradients; batch normalisation has the
+# statistics of each process. One process does the same with 4 micro-batches of 1024 images. A batch of 1024 alone would
+# take four times as many steps, and batch normalisation would treat an undivided batch of 4096 as a whole. 4 processes
+# with `recipe.micro_batches=1` are the original arrangement.
+# Training images have 160 pixels until epoch 65, then sizes that grow linearly to 192 at epoch 76 (counted from 0). The
+# code rounds them to multiples of 32. Epoch 71 is therefore the first with 192, and no epoch has a size in between.
+# An evaluation resizes the central 224/256 of the shorter side to 256 pixels. `eval_resize=293`, that is
+# 256 * 256 / 224 rounded, does the same.
 SDGP = Recipe(
     epochs=88,
     batch_size=4096,
@@ -71,7 +72,7 @@ SDGP = Recipe(
 )
 # ResNet-50 has half the batch in the same code.
 SDGP_RESNET50 = dataclasses.replace(SDGP, batch_size=2048, learning_rate=1.7, weight_decay=1e-4)
-# That code exempts parameters from weight decay whose names contain "bn", which no name in torchvision's RegNets does.
+# That code exempts parameters whose names contain "bn" from weight decay. No name in torchvision's RegNets does.
 SDGP_REGNET = dataclasses.replace(SDGP, decay_norm_and_bias=True)
 RECIPES = {
     "smoke": IMAGENETTE["smoke"],
@@ -156,9 +157,9 @@ class ImageNet(ImageFilesTask):
         """Extract the archive of a split.
 
         Raises:
-            UsageError: It cannot be extracted.
+            UsageError: The archive cannot be extracted.
         """
-        # torchvision takes a second to import; trials on extracted images do not wait for it.
+        # torchvision takes a second to import. Trials on extracted images do not need it.
         from torchvision.datasets import imagenet as archives
 
         def unpack(temporary: Path) -> None:

@@ -18,8 +18,8 @@ from tasks.sources.image_tree import ImageTree, read_tree
 
 logger = logging.getLogger(__name__)
 
-# The published archives by the folder that they contain, with their MD5; address and MD5s as in torchvision's
-# `Imagenette`. The first one, of images whose shorter side has 160 pixels, is downloaded.
+# The published archives by the folder that they contain, with their MD5. Address and MD5s are those of torchvision's
+# `Imagenette`. The first archive, whose images have a shorter side of 160 pixels, is downloaded.
 URL = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
 ARCHIVES = {
     "imagenette2-160": "e793b78cc4c9e9a4ccc0c1155377a412",
@@ -129,15 +129,15 @@ class Imagenette(ImageFilesTask):
         """Verify an archive and extract it.
 
         Raises:
-            UsageError: It is not the published one, or cannot be extracted.
+            UsageError: It is not the published archive, or cannot be extracted.
         """
 
         def unpack(temporary: Path) -> None:
             with open(archive, "rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if found != ARCHIVES[folder.name]:
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if digest != ARCHIVES[folder.name]:
                 raise UsageError(
-                    f"{archive}: is not the published archive, or incomplete (MD5 {found}, not "
+                    f"{archive}: is not the published archive, or incomplete (MD5 {digest}, not "
                     f"{ARCHIVES[folder.name]}); remove it, or extract it yourself"
                 )
             with tarfile.open(archive, "r:gz") as packed:

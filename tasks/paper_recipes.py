@@ -8,8 +8,8 @@ from suite.recipe import Recipe
 from suite.task import PaperRecipe
 
 EPOCHS = 182  # as in the paper; the launcher in its code ends after 190
-# Batch size 128 with the last, smaller batch; the learning rate is divided by 10 at epochs 91 and 136, counted from 1;
-# crops of images with a black border of 4 pixels; weight decay on normalisation and biases too.
+# Batch size 128 with the last, smaller batch. The learning rate is divided by 10 at epochs 91 and 136, counted from 1.
+# Crops have a black border of 4 pixels. Weight decay applies to normalisation and biases too.
 PRUNETRAIN = Recipe(
     epochs=EPOCHS,
     batch_size=128,

@@ -1,6 +1,6 @@
 """Tasks of images in memory: splits that are shuffled, augmented and normalised on the training device.
 
-`ImageTask` is the base class of tasks that read their images at once; `make_splits` does the same for a task that
+`ImageTask` is the base class of tasks that read all their images at once. `make_splits` does the same for a task that
 implements `prepare` and `load` itself.
 """
 
@@ -30,20 +30,20 @@ class ImageTask(Task):
 
     Class attributes:
         normalization: Mean and standard deviation of each channel; `None` uses those of the training images.
-        note: One line for log and report about the data; if it is empty, the numbers of images are reported.
+        note: One line for log and report about the data; if empty, the numbers of images.
     """
 
     normalization: ClassVar[Normalization | None] = None
     note: ClassVar[str] = ""
 
     def read_images(self, data_root: Path) -> DecodedImages:
-        """Return the images and labels; called once per command and once in every trial.
+        """Return the images and labels. Every command and every trial calls this once.
 
         Args:
             data_root: Value of `--data-root`.
 
         Raises:
-            suite.errors.MissingData: If the data is missing; one line that says where it was searched.
+            suite.errors.MissingData: The data is missing; one line that tells where it was searched.
         """
         raise self._undefined("read_images()")
 
@@ -51,7 +51,7 @@ class ImageTask(Task):
         """Read the images, check them against `input_shape` and `num_classes`, and return their checksum.
 
         Raises:
-            UsageError: If a shape, a type or a label is wrong.
+            UsageError: A shape, a type or a label is wrong.
         """
         data = self.read_images(data_root)
         if fault := data.fault() or self._mismatch(data):
@@ -64,15 +64,15 @@ class ImageTask(Task):
         """Read the images again and put the splits on the device.
 
         Raises:
-            MissingData: If the images are no longer those of `copy`.
-            UsageError: If the recipe asks for more images than there are.
+            MissingData: The images are no longer those of `copy`.
+            UsageError: The recipe asks for more images than there are.
         """
         data = self.read_images(Path(copy.path))
-        found = data.checksum()
-        if found != copy.checksum:
+        checksum = data.checksum()
+        if checksum != copy.checksum:
             raise MissingData(
                 f"task {self.registered_name}: the images have changed since this trial was planned "
-                f"(checksum {found[:8]}, not {copy.checksum[:8]}); run the command again"
+                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
             )
         return make_splits(data, recipe, seed, device, self.normalization or Normalization.of(data.train_images))
 
@@ -90,9 +90,8 @@ class ImageTask(Task):
 class DeviceBatches(EpochBatches):
     """One split on one device; implements `suite.task.Batches`.
 
-    Images are stored as a matrix of pixels, (N * H * W + 2, C) uint8: channels-last without a second copy. The last two
-    rows are the mean colour, rounded to integers, and black; they fill the pixels that cutout and translation leave
-    empty.
+    The images are a matrix of pixels, (N * H * W + 2, C) uint8: channels-last without a second copy. The last two rows
+    are the mean colour, rounded to integers, and black. They fill the pixels that cutout and translation leave empty.
 
     Attributes:
         num_samples: Number of images in the split.
@@ -119,13 +118,13 @@ class DeviceBatches(EpochBatches):
             normalization: Normalisation, applied after the augmentation.
             device: Device on which images are stored, augmented and normalised.
             training: Whether epochs are shuffled and augmented.
-            seed: Seed of the trial; shuffling and augmentation depend on it and on the number of the epoch.
+            seed: Seed of the trial. Shuffling and augmentation depend on it and on the number of the epoch.
             augmentation: Augmentation of a training split; `None` for none.
             drop_last: Whether a training split drops a last batch that is smaller than the others.
 
         Raises:
-            UsageError: If the cutout is larger than the image, or the translation moves all of the image out.
-            ValueError: If shapes or types differ from those above.
+            UsageError: The cutout is larger than the image, or the translation moves all of the image out.
+            ValueError: Shapes or types differ from those above.
         """
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
         if images.ndim != 4 or images.dtype != torch.uint8:
@@ -175,7 +174,7 @@ class DeviceBatches(EpochBatches):
 def make_splits(
     data: DecodedImages, recipe: Recipe, seed: int, device: torch.device, normalization: Normalization
 ) -> Splits:
-    """Select the splits of a recipe and put them on the device; only the training split is augmented.
+    """Select the splits of a recipe and put them on the device. Only the training split is augmented.
 
     Args:
         data: Images and labels.
@@ -185,7 +184,7 @@ def make_splits(
         normalization: Mean and standard deviation of each channel.
 
     Raises:
-        UsageError: If the recipe asks for more images than there are, or for a cutout larger than an image.
+        UsageError: The recipe asks for more images than there are, or for a cutout larger than an image.
     """
     if recipe.train_sizes:
         raise UsageError("recipe.train_sizes applies to tasks of image files of any size, not to this task")

@@ -1,1 +1,1 @@
-"""Products with a compressed output gradient; channels that were pruned are skipped."""
+"""Products with a compressed output gradient. They skip pruned channels."""

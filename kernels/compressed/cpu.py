@@ -19,7 +19,7 @@ FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 @dataclass(frozen=True)
 class Products:
-    """The compiled products, run by `threads` threads, or by as many as torch uses."""
+    """The compiled products, on `threads` threads, or on as many as torch uses."""
 
     library: ctypes.CDLL
     threads: int | None = None
@@ -34,7 +34,7 @@ class Products:
         return Products(self.library, threads)
 
     def data_gradient(self, grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
-        """Return the data gradient; arguments and result as in `kernels.compressed.dispatch.data_gradient`."""
+        """Return the data gradient, as `kernels.compressed.dispatch.data_gradient`."""
         rows = len(grad.values)
         shape = (rows, weight.shape[1]) if weight.ndim == 2 else (rows, weight.shape[1] * geometry.groups, *size)
         gradient = torch.empty(shape, dtype=weight.dtype, memory_format=_kernel_last(weight))
@@ -43,7 +43,7 @@ class Products:
         return gradient
 
     def weight_gradient(self, grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        """Return the weight gradient; arguments and result as in `kernels.compressed.dispatch.weight_gradient`."""
+        """Return the weight gradient, as `kernels.compressed.dispatch.weight_gradient`."""
         gradient = torch.empty(weight.shape, dtype=torch.float32, memory_format=_kernel_last(weight))
         operand = activation.contiguous(memory_format=_kernel_last(weight))
         layer = _layer(grad, weight, tuple(activation.shape[2:]), geometry)
@@ -54,7 +54,7 @@ class Products:
     def _call(
         self, name: str, grad: Gradient, operand: Tensor, out: Tensor, dtype: torch.dtype, layer: np.ndarray
     ) -> None:
-        """Call a compiled product; tensors without elements need no call."""
+        """Call a compiled product. Tensors without elements need no call."""
         if out.numel() == 0 or grad.values.numel() == 0:
             out.zero_()
             return
@@ -74,26 +74,26 @@ class Products:
 
 @functools.cache
 def library() -> Products | None:
-    """Return the compiled kernels, built at first use, or None if they are unavailable, which is logged once."""
+    """Return the compiled kernels, built at first use; None if they are unavailable, which is logged once."""
     return open_optional("compressed_gradients", "products with compressed gradients", Products, proof.of_products)
 
 
 def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
-    """Return the data gradient; arguments and result as in `kernels.compressed.dispatch.data_gradient`."""
+    """Return the data gradient, as `kernels.compressed.dispatch.data_gradient`."""
     products = library()
     assert products is not None
     return products.data_gradient(grad, weight, size, geometry)
 
 
 def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient; arguments and result as in `kernels.compressed.dispatch.weight_gradient`."""
+    """Return the weight gradient, as `kernels.compressed.dispatch.weight_gradient`."""
     products = library()
     assert products is not None
     return products.weight_gradient(grad, activation, weight, geometry)
 
 
 def _kernel_last(weight: Tensor) -> torch.memory_format:
-    """Return the memory format in which the channels of a layer's operands are the last axis."""
+    """Return the memory format in which the channels are the last axis of a layer's operands."""
     return torch.contiguous_format if weight.ndim == 2 else torch.channels_last
 
 

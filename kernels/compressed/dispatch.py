@@ -1,4 +1,4 @@
-"""Products with a compressed output gradient: which devices have kernels for them, and the call of these kernels."""
+"""Products with a compressed output gradient: the devices that have kernels for them, and calls of these kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.compressed.operands import Geometry, Gradient, Pair, check_activati
 
 
 def available(device: torch.device) -> bool:
-    """Return whether a device has kernels that skip pruned channels: the CPU, where a C++ compiler is found.
+    """Return whether a device has kernels that skip pruned channels. The CPU has them if there is a C++ compiler.
 
     The first call compiles them.
     """
@@ -22,23 +22,23 @@ def _has_kernel(weight: Tensor) -> bool:
 
 
 def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
-    """Return the data gradient of a convolution or linear layer; pruned channels are skipped.
+    """Return the data gradient of a convolution or linear layer, without work for pruned channels.
 
     Args:
         grad: The output gradient.
         weight: (K, C / groups, R, S) or (K, C).
         size: (H, W) of a convolution's input; a linear layer does not use it.
-        geometry: Of a convolution; a linear layer does not use it.
+        geometry: Geometry of a convolution; a linear layer does not use it.
 
     Returns:
         (N, C, H, W) in channels-last order, or (rows, C), in the dtype of `weight`; summed in float32 at least. Plain
-        torch computes it in float64 for dtypes and devices without a kernel, which is slow. The result does not depend
-        on the number of threads.
+        torch, which is slow, computes in float64 for dtypes and devices without a kernel. The result does not depend on
+        the number of threads.
 
     Raises:
         ValueError: The gradient does not have the number, shape, dtype or layout that `Gradient` describes, or a
-            channel is not in the group of its value; the kernels find this before they use the channels. Plain torch
-            refuses channels that the layer does not have.
+            channel is not in the group of its value. The kernels find this before they use the channels. Plain torch
+            refuses only channels that the layer does not have.
         MemoryError: The kernel cannot allocate its memory.
     """
     check_gradient(grad, weight, geometry)
@@ -46,7 +46,7 @@ def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry
 
 
 def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient of a convolution or linear layer; pruned channels are skipped.
+    """Return the weight gradient of a convolution or linear layer, without work for pruned channels.
 
     Args:
         grad, geometry: As in `data_gradient`.

@@ -15,8 +15,8 @@ class Gradient(Protocol):
     """An output gradient with n of every m channels of each pixel, as `kernels.compress_nm` returns it.
 
     Attributes:
-        values: float32, (N, P, Q, J) or (rows, J), contiguous: the kept values of each pixel. J is n for each whole
-            group of m channels; the last group has min(n, its size).
+        values: float32, (N, P, Q, J) or (rows, J), contiguous: the kept values of each pixel. J is the sum over the
+        groups of m channels of n, or of min(n, its size) for the last group.
         channels: int16 in the same shape: the output channel of each value, ascending within a pixel.
         n: Number of channels kept in each group.
         m: Number of consecutive channels that form a group.
@@ -33,7 +33,7 @@ class Gradient(Protocol):
 
 
 class Geometry(Protocol):
-    """The geometry of a convolution, each pair (rows, columns); a linear layer uses none of it."""
+    """The geometry of a convolution, each pair (rows, columns). A linear layer uses none of it."""
 
     @property
     def stride(self) -> Pair: ...
@@ -46,7 +46,7 @@ class Geometry(Protocol):
 
 
 def check_gradient(grad: Gradient, weight: Tensor, geometry: Geometry) -> None:
-    """Check a gradient against its layer, except for the channel numbers, which the kernels check themselves.
+    """Check a gradient against its layer, except for the channel numbers, which the kernels check.
 
     Raises:
         ValueError: The tensors do not describe n of every m channels of this layer.

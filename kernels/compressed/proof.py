@@ -1,7 +1,7 @@
-"""Comparison of compiled products with their definition on small layers whose operands are integers.
+"""Comparison of compiled products with their definition, on small layers with integer operands.
 
-Sums of integers are exact in any order, so that results are equal bit for bit. A library is compared before its first
-use on a machine (`kernels.cpu.library`).
+Sums of integers are exact in any order, so results are equal bit for bit. A library is compared before its first use on
+a machine (`kernels.cpu.library`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.compressed import reference
 from kernels.compressed.operands import Geometry, Gradient, Pair
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Windows of the kernels by (rows, columns) of a convolution and number of input channels; the widest vector has 16.
+# Kernel size (rows, columns) of a convolution, and numbers of input channels. The widest vector has 16 lanes.
 KERNELS = {
     (3, 3): (3, 16, 40),
     (2, 5): (5, 33),
@@ -108,7 +108,7 @@ def cases() -> Iterator[Case]:
                 yield Case(kernel, inputs, Shape((stride, stride), padding, (1, 1), 1), n, m, dtype)
             yield Case(kernel, 16, Shape((3, 1), padding, (1, 2), 1), 1, 7, dtype)
             yield Case(kernel, 20, Shape((1, 1), padding, (2, 1), 2), 2, 4, dtype)
-        # A group of the pruning has channels of two groups of the convolution; a batch has several units of work.
+        # A group of the pruning has channels of two groups of the convolution. A batch has several units of work.
         yield Case((3, 3), 40, Shape((1, 1), (1, 1), (1, 1), 2), 2, 8, dtype)
         yield Case((3, 3), 24, Shape((1, 1), (1, 1), (1, 1), 1), 1, 16, dtype, images=10, size=(17, 16), outputs=96)
         for inputs in (1, 24, 130):
@@ -116,18 +116,18 @@ def cases() -> Iterator[Case]:
 
 
 def of_products(products: Products) -> str:
-    """Compare the kernels with their definition; return the first case that differs, empty if none does."""
+    """Compare the kernels with their definition; return the first case that differs, empty if all agree."""
     return next(filter(None, (differs(products, case) for case in cases())), "")
 
 
 def differs(products: Products, case: Case) -> str:
-    """Return which product of a case differs from its definition, empty if none does."""
+    """Return which product of a case differs from its definition; empty if all agree."""
     grad, activation, weight = case.operands()
     data = reference.data_gradient(grad, weight, case.size, case.geometry)
     weights = reference.weight_gradient(grad, activation, weight, case.geometry)
-    for one in (products.with_threads(1), products.with_threads(THREADS)):
-        if not torch.equal(one.data_gradient(grad, weight, case.size, case.geometry), data):
+    for kernels in (products.with_threads(1), products.with_threads(THREADS)):
+        if not torch.equal(kernels.data_gradient(grad, weight, case.size, case.geometry), data):
             return f"the data gradient of {case}"
-        if not torch.equal(one.weight_gradient(grad, activation, weight, case.geometry), weights):
+        if not torch.equal(kernels.weight_gradient(grad, activation, weight, case.geometry), weights):
             return f"the weight gradient of {case}"
     return ""

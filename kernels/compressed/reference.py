@@ -1,6 +1,6 @@
-"""Products with a compressed output gradient in plain torch: the definition against which compiled kernels are tested.
+"""Products with a compressed output gradient in plain torch: the definition for tests of compiled kernels.
 
-Both functions expand the gradient and multiply in float64, so that their results are exact but for the last rounding.
+Both functions expand the gradient and multiply in float64, so results are exact except for the last rounding.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from kernels.compressed.operands import Geometry, Gradient, Pair
 
 
 def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
-    """Return the data gradient; arguments and meaning as in `kernels.compressed.dispatch.data_gradient`."""
+    """Return the data gradient, as `kernels.compressed.dispatch.data_gradient`."""
     dense = _dense(grad, len(weight))
     if weight.ndim == 2:
         return (dense @ weight.double()).to(weight.dtype)
     shape = (len(dense), weight.shape[1] * geometry.groups, *size)
-    activation = dense.new_empty(1).expand(shape)  # only its shape is used
-    found, _ = _convolution_gradients(dense, activation, weight, geometry, (True, False))
-    return found.to(weight.dtype).contiguous(memory_format=torch.channels_last)
+    activation = dense.new_empty(1).expand(shape)  # an operand of which only the shape is used
+    gradient, _ = _convolution_gradients(dense, activation, weight, geometry, (True, False))
+    return gradient.to(weight.dtype).contiguous(memory_format=torch.channels_last)
 
 
 def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient; arguments and meaning as in `kernels.compressed.dispatch.weight_gradient`."""
+    """Return the weight gradient, as `kernels.compressed.dispatch.weight_gradient`."""
     dense, activation = _dense(grad, len(weight)), activation.double()
     if weight.ndim == 2:
-        found = dense.t() @ activation
+        gradient = dense.t() @ activation
     else:
-        _, found = _convolution_gradients(dense, activation, weight, geometry, (False, True))
-    return torch.empty_like(weight).copy_(found)
+        _, gradient = _convolution_gradients(dense, activation, weight, geometry, (False, True))
+    return torch.empty_like(weight).copy_(gradient)
 
 
 def _dense(grad: Gradient, out_channels: int) -> Tensor:
@@ -42,7 +42,7 @@ def _dense(grad: Gradient, out_channels: int) -> Tensor:
 def _convolution_gradients(
     grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, needed: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor]:
-    """Return the data gradient and the weight gradient of a convolution in float64, those that are needed."""
+    """Return the needed ones of a convolution's data gradient and weight gradient, in float64."""
     found = torch.ops.aten.convolution_backward(
         *(grad, activation, weight.double(), None, geometry.stride, geometry.padding, geometry.dilation),
         *(False, (0, 0), geometry.groups, (*needed, False)),

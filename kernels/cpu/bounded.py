@@ -9,8 +9,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-# Leader of a separate process group, in which the compiler driver and its passes (cc1plus, as, ld) run. Its standard
-# input is a pipe held by the parent: end-of-file means that the parent has ended, for whatever reason.
+# A leader of a separate process group, in which the compiler driver and its passes (cc1plus, as, ld) run. The parent
+# holds the pipe of its standard input, so an end-of-file means that the parent has ended, for whatever reason.
 _GUARD = """
 import os, signal, subprocess, sys, threading
 
@@ -48,7 +48,7 @@ def run(command: list[str], limit_s: float) -> Finished:
         TimeoutError: The program exceeded the limit. All of its processes have been killed.
         OSError: The program cannot be started.
     """
-    # Files instead of pipes: a pipe stays open as long as any descendant holds it.
+    # Files instead of pipes, because a pipe stays open as long as any descendant holds it.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, *command],
@@ -61,7 +61,7 @@ def run(command: list[str], limit_s: float) -> Finished:
         with process.stdin:
             try:
                 status = process.wait(timeout=limit_s)
-            except BaseException as error:  # including Ctrl-C, which does not reach another session
+            except BaseException as error:  # includes Ctrl-C, which does not reach another session
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(error, subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
 """Compile the CPU kernels with the machine's compiler, once per source, into a cache.
 
-The name of a library contains a hash of everything that determines it, so that a change of the source, the compiler,
-the flags or the processor gives a new library. A library is used only if its size and checksum match those that were
-stored with it. Processes may build at the same time.
+The name of a library contains a hash of everything that determines it. A change of the source, the compiler, the flags
+or the processor therefore gives a new library. A library is used only if its size and checksum match its note.
+Processes may build at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCES = Path(__file__).resolve().parent / "sources"
 INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
 BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-# The instruction sets for which $PDT_CPU_ARCH may compile the kernels, each with the features that it adds to the one
+# Instruction sets for which $PDT_CPU_ARCH may compile the kernels. Each lists the features that it adds to the one
 # before, in the names of /proc/cpuinfo.
 ARCHITECTURES = {
     "x86-64": {"sse2"},
@@ -38,7 +38,7 @@ VERSION_LIMIT_S = 60.0
 
 
 class BuildError(Exception):
-    """A kernel cannot be compiled on this machine; the message is one line."""
+    """A kernel cannot be compiled on this machine. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Build:
         library: Path of the library.
         compiler: Name and version of the compiler.
         flags: Flags of the compiler.
-        refused: First error of a build with more flags, which would be faster; empty if none failed.
-        facts: What is stored with the library.
+        refused: First error of a build with more flags, which would be faster; empty if no build failed.
+        facts: Facts that are stored with the library.
     """
 
     library: Path
@@ -67,8 +67,8 @@ def build(name: str) -> Build:
         name: Name of the source in `kernels/cpu/sources`, without its suffix.
 
     Raises:
-        BuildError: No compiler was found, the compilation failed or took too long, the cache is refused or cannot be
-            written, or $PDT_CPU_ARCH names an instruction set that is unknown or not this processor's.
+        BuildError: No compiler was found, or the compilation failed or took too long. Or the cache is refused or cannot
+            be written. Or $PDT_CPU_ARCH names an unknown instruction set, or one that this processor does not have.
     """
     optional_flags = _optional_flags()
     compiler = find_compiler()
@@ -91,9 +91,9 @@ def build(name: str) -> Build:
 
 
 def refusal() -> str:
-    """Return why compiled kernels will be refused, for a reason that the user can change; empty if they will not be.
+    """Return why compiled kernels will be refused, for a reason that the user can change; empty without such a reason.
 
-    Compiles nothing, so that a command can warn before its trials: a trial says it in its own log only.
+    This compiles nothing, so that a command can warn before its trials, each of which only writes to its own log.
     """
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return ""
@@ -106,16 +106,16 @@ def refusal() -> str:
 
 
 def missing_features(architecture: str) -> list[str]:
-    """Return what this processor lacks of an instruction set of `ARCHITECTURES`."""
+    """Return the features of an instruction set of `ARCHITECTURES` that this processor lacks."""
     names = [*ARCHITECTURES]
     needed = set().union(*(ARCHITECTURES[name] for name in names[: names.index(architecture) + 1]))
     return sorted(needed - set(" ".join(_processor()).split()))
 
 
 def _optional_flags() -> tuple[tuple[str, ...], ...]:
-    """Return the flags to try, in this order, since a compiler may lack OpenMP (Apple's clang) or -march=native.
+    """Return the flags to try, in this order, because a compiler may lack OpenMP (Apple's clang) or -march=native.
 
-    An instruction set that $PDT_CPU_ARCH names is never replaced by another one.
+    No other instruction set replaces one that $PDT_CPU_ARCH names.
     """
     chosen = os.environ.get("PDT_CPU_ARCH", "native")
     if chosen == "native":
@@ -141,14 +141,14 @@ def find_compiler() -> list[str]:
     except ValueError as error:
         raise BuildError(f"$CXX cannot be parsed: {error}") from error
     if chosen:
-        found = shutil.which(chosen[0])
-        if not found:
+        path = shutil.which(chosen[0])
+        if not path:
             raise BuildError(f"$CXX names the compiler {chosen[0]!r}, which was not found")
-        return [found, *chosen[1:]]
+        return [path, *chosen[1:]]
     for name in COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return [found]
+        path = shutil.which(name)
+        if path:
+            return [path]
     raise BuildError(f"no C++ compiler was found ($CXX, {', '.join(COMPILERS)})")
 
 
@@ -168,7 +168,7 @@ def _source(name: str) -> Path:
 
 
 def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str, ...]) -> Path:
-    """Return the path of a library, whose name contains a hash of everything that determines it."""
+    """Return the path of a library. Its name contains a hash of everything that determines the library."""
     digest = hashlib.sha256()
     for part in (
         os.path.realpath(compiler[0]),
@@ -185,7 +185,7 @@ def _library_path(name: str, compiler: list[str], version: str, flags: tuple[str
 
 
 def _processor() -> Iterator[str]:
-    """Yield the facts that -march=native depends on: different machines may share a cache."""
+    """Yield the facts that -march=native depends on, because different machines may share a cache."""
     yield platform.machine()
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -193,23 +193,23 @@ def _processor() -> Iterator[str]:
         yield platform.processor()
         return
     for name in ("model name", "flags", "Features"):
-        found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
-        if found:
-            yield found.group(1)
+        match = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+        if match:
+            yield match.group(1)
 
 
 def _torch_openmp() -> Path | None:
     """Return the GNU OpenMP runtime that torch installs with a changed name (libgomp-HASH.so), or None.
 
-    Two runtimes in one process have two thread pools, and the idle pool spins on the cores that the other one needs. A
-    runtime with the ordinary name (libgomp.so.1) is shared by the loader automatically.
+    Two runtimes in one process have two thread pools. The idle pool spins on the cores that the other pool needs. The
+    loader shares a runtime with the ordinary name (libgomp.so.1) by itself.
     """
     try:
         mapped = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    found = re.search(r"(/\S*/libgomp-[^/\s]*\.so[.0-9]*)$", mapped, re.MULTILINE)
-    return Path(found.group(1)) if found else None
+    match = re.search(r"(/\S*/libgomp-[^/\s]*\.so[.0-9]*)$", mapped, re.MULTILINE)
+    return Path(match.group(1)) if match else None
 
 
 def _compile(source: str, compiler: list[str], target: Build) -> str:
@@ -226,7 +226,7 @@ def _compile(source: str, compiler: list[str], target: Build) -> str:
             cache.store(built, target.library)
             return ""
     except TimeoutError as error:
-        # Fewer flags do not help a compiler that hangs or a machine that is overloaded.
+        # Fewer flags do not help if a compiler hangs or a machine is overloaded.
         raise BuildError(f"{error} while it compiled {_source(source).name}") from None
     except OSError as error:
         raise BuildError(f"the cache {target.library.parent} cannot be written ({error.strerror})") from error
@@ -237,5 +237,5 @@ def _first_line(text: str) -> str:
 
 
 def _error_line(text: str) -> str:
-    """Return the first line that contains `error`; notes such as `In file included from` precede it."""
+    """Return the first line that contains `error`. Notes such as `In file included from` precede it."""
     return next((line.strip() for line in text.splitlines() if "error" in line.lower()), _first_line(text))

@@ -26,15 +26,16 @@ def open_library(
 ) -> tuple[Kernels, Build]:
     """Compile a source if necessary, open the library, and compare its kernels with their definition before first use.
 
-    That they agree is stored with the library, whose name contains a hash of the processor, the compiler and the
-    source; it is compared again after a change of the proof's file, and at every start if it cannot be stored.
+    A library that agrees gets a note of that. The name of a library contains a hash of the processor, the compiler and
+    the source. The comparison repeats after a change of the proof's file, and at every start if the note cannot be
+    stored.
 
     Args:
         name: Name of the source in `kernels/cpu/sources`, without its suffix.
         bind: Gives the functions of the library their types.
-        proof: Compares the kernels with their definition, and returns the first case that differs, empty if none does.
-            It runs in a thread of its own, so that it neither sees nor changes the state of the caller's (the mode of
-            autograd, dispatch modes such as that of fake tensors), and its OpenMP threads end with it.
+        proof: Compares the kernels with their definition, and returns the first case that differs, empty if all agree.
+            It runs in its own thread, whose OpenMP threads end with it. It therefore neither sees nor changes the state
+            of the caller's thread (the mode of autograd, dispatch modes such as that of fake tensors).
 
     Returns:
         The kernels, as `bind` returns them, and their library.
@@ -53,7 +54,7 @@ def open_library(
         different = thread.submit(proof, kernels).result()
     if different:
         raise BuildError(f"the compiled library {built.library} differs from its definition: {different}")
-    # A folder of root's, which others may share, or one that has changed meanwhile: the next process compares again.
+    # Root may own the folder and share it, or the folder may have changed. The next process then compares again.
     with contextlib.suppress(OSError, ValueError, LookupError, cache.RefusedError):
         cache.add_facts(built.library, agrees=version)
     return kernels, built
@@ -82,14 +83,14 @@ def _open(name: str) -> tuple[ctypes.CDLL, Build]:
 def open_optional(
     name: str, what: str, bind: Callable[[ctypes.CDLL], Kernels], proof: Callable[[Kernels], str]
 ) -> Kernels | None:
-    """Open a library whose kernels can be done without, and log which one or why not.
+    """Open a library that is not required, and log which one or why not.
 
     Args:
         name, bind, proof: As in `open_library`.
         what: The kernels of the library, for the log.
 
     Returns:
-        The kernels; None if the library cannot be compiled or opened or differs from its definition, and with
+        The kernels. None if the library cannot be compiled or opened, or differs from its definition. Also None with
         `PDT_CPU_KERNEL=0`, which logs nothing.
     """
     if os.environ.get("PDT_CPU_KERNEL") == "0":
@@ -104,9 +105,9 @@ def open_optional(
 
 
 def compile_together(*names: str) -> None:
-    """Compile several sources at the same time, which `open_library` would compile one after the other.
+    """Compile several sources at the same time. `open_library` alone would compile one after the other.
 
-    A source that cannot be compiled is left to `open_library`, which reports why. `PDT_CPU_KERNEL=0` compiles nothing.
+    If a source does not compile, `open_library` reports why. `PDT_CPU_KERNEL=0` compiles nothing.
 
     Args:
         names: Names of sources, as in `open_library`.

@@ -1,7 +1,8 @@
 """Compile CUDA kernels with NVRTC to machine code for one device, and cache it on disk.
 
-Only CuPy's bindings of NVRTC are used: CuPy's own compilation always adds `-ftz=true`, which flushes subnormal numbers
-to zero and so changes results. Unlike PTX, machine code (a cubin) also loads with a driver older than the compiler.
+This module uses only CuPy's bindings of NVRTC. CuPy's own compilation always adds `-ftz=true`, which flushes subnormal
+numbers to zero and so changes results. Unlike PTX, machine code (a cubin) also loads with a driver older than the
+compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ELF_HEADER_BYTES = 64
 
 
 class CompileError(Exception):
-    """A kernel does not compile, or cannot be stored; the message is one line."""
+    """A kernel does not compile, or cannot be stored. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,19 @@ def cubin(nvrtc: Any, file: str, kernel: str, target: str) -> Cubin:
     name = kernel.partition("<")[0].removeprefix("pdt::")
     path = cache.folder() / f"{name}-{target}-{digest.hexdigest()[:20]}.cubin"
     try:
-        found = cache.find(path)
+        facts = cache.find(path)
     except cache.RefusedError as error:
         raise CompileError(str(error)) from error
-    if found is None or "function" not in found:
+    if facts is None or "function" not in facts:
         content, functions = compile_cubin(nvrtc, file, (kernel,), target)
-        found = {"function": functions[kernel]}
+        facts = {"function": functions[kernel]}
         try:
             with cache.building(path) as built:
                 built.write_bytes(content)
-                cache.store(built, path, **found)
+                cache.store(built, path, **facts)
         except OSError as error:
             raise CompileError(f"the cache {path.parent} cannot be written ({error.strerror})") from error
-    return Cubin(path, found["function"])
+    return Cubin(path, facts["function"])
 
 
 def compile_cubin(
@@ -87,7 +88,7 @@ def compile_cubin(
             nvrtc.addNameExpression(program, kernel)
         try:
             nvrtc.compileProgram(program, (*options, f"--gpu-architecture={target}"))
-        except Exception as error:  # CuPy's NVRTCError, or another binding's
+        except Exception as error:  # NVRTCError of CuPy or of other bindings
             lines = str(nvrtc.getProgramLog(program)).splitlines()
             said = next((line.strip() for line in lines if "error" in line.lower()), str(error))
             raise CompileError(f"{file} for {target}: {said}") from error
@@ -101,7 +102,7 @@ def _whole(content: bytes) -> bytes:
     """Return a cubin with the length that its ELF header declares.
 
     CuPy treats the cubin as text and drops the last byte, which a file must have. A cubin ends with its table of
-    program headers, whose last byte is the highest byte of an alignment and therefore 0.
+    program headers. The last byte of that table is the highest byte of an alignment, and is therefore 0.
     """
     if len(content) < ELF_HEADER_BYTES:
         raise CompileError(f"NVRTC returned {len(content)} bytes, which is not a cubin")

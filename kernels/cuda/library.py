@@ -1,8 +1,8 @@
 """Load CUDA kernels through CuPy and launch them on torch's current stream.
 
 A kernel is compiled at its first use, in less than a second, and cached on disk (`kernels.cuda.compiler`). Launches
-allocate through torch, never wait for the device, and can read the key of random masks from device memory. After each
-kernel has run once, they may be captured in a CUDA graph.
+allocate through torch, never wait for the device, and can read the key of random masks from device memory. A CUDA graph
+may capture them after each kernel has run once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kernels.cuda.plan import Launch
 log = logging.getLogger("pdt.kernels")
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-STATIC_SHARED_BYTES = 48 * 1024  # a kernel must request more explicitly
-PROBE = ("prune_nm.cu", "pdt::finish_channels")  # a small kernel, to test the compilation
+STATIC_SHARED_BYTES = 48 * 1024  # a kernel must explicitly request more
+PROBE = ("prune_nm.cu", "pdt::finish_channels")  # a small kernel that tests the compilation
 INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
@@ -43,7 +43,7 @@ class Loaded:
 
 @functools.cache
 def load() -> Loaded:
-    """Import CuPy and compile a first kernel, once per process; log one line with the path that runs and the reason."""
+    """Import CuPy and compile a first kernel, once per process; log one line with the backend and the reason."""
     if os.environ.get("PDT_CUDA_KERNEL") == "0":
         return _absent("it is turned off by PDT_CUDA_KERNEL=0")
     if torch.version.cuda is None:
@@ -55,7 +55,7 @@ def load() -> Loaded:
         return _absent(f"CuPy cannot be imported ({_line(error)}); pip install -e '.[{extra}]'")
     try:
         _compiled(cupy, *PROBE, torch.cuda.current_device())
-    except Exception as error:  # CuPy's compiler and driver errors have no common base class; the reason is reported
+    except Exception as error:  # CuPy's compiler and driver errors have no common base class
         return _absent(f"CuPy {cupy.__version__} cannot compile or load a kernel: {_line(error)}")
     compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
     target = architecture(torch.cuda.get_device_capability())
@@ -87,14 +87,14 @@ def launch_kernel(launch: Launch, tensors: dict[str, Tensor], seed: int = 0, key
 
 @dataclass
 class _Kernel:
-    """Loaded kernel and its limit of dynamic shared memory, which only grows since captured graphs rely on it."""
+    """A loaded kernel and its limit of dynamic shared memory, which only grows, because captured graphs rely on it."""
 
     raw: Any
     shared_bytes: int = STATIC_SHARED_BYTES
 
 
 class _TorchStream:
-    """A torch stream in the protocol that CuPy requires for foreign streams."""
+    """A torch stream in the protocol that CuPy requires of foreign streams."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
@@ -103,9 +103,9 @@ class _TorchStream:
         return 0, self._pointer  # protocol version, address
 
 
-@functools.cache  # torch has a few dozen streams, and dropping CuPy's view of one may destroy the stream
+@functools.cache  # torch has a few dozen streams; dropping CuPy's view of one may destroy the stream
 def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
-    """Return CuPy's view of a stream of the current device; older versions of CuPy use another name for it."""
+    """Return CuPy's view of a stream of the current device. Older versions of CuPy use another name for it."""
     if hasattr(cupy.cuda.Stream, "from_external"):
         return cupy.cuda.Stream.from_external(_TorchStream(pointer))
     return cupy.cuda.ExternalStream(pointer, device)
@@ -113,14 +113,13 @@ def _stream(cupy: ModuleType, pointer: int, device: int) -> Any:
 
 @functools.cache
 def _compiled(cupy: ModuleType, file: str, kernel: str, device: int) -> _Kernel:
-    """Load one module per kernel: a trial needs few of the thousands that the templates allow."""
-    found = cubin(cupy.cuda.nvrtc, file, kernel, architecture(torch.cuda.get_device_capability(device)))
+    """Load one module per kernel, because a trial needs only a few of the thousands that the templates allow."""
+    compiled = cubin(cupy.cuda.nvrtc, file, kernel, architecture(torch.cuda.get_device_capability(device)))
     with cupy.cuda.Device(device):
-        return _Kernel(cupy.RawModule(path=str(found.path)).get_function(found.function))
+        return _Kernel(cupy.RawModule(path=str(compiled.path)).get_function(compiled.function))
 
 
 def _line(error: Exception) -> str:
-    """Return the message of an error as one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
 

@@ -19,8 +19,8 @@ class Launch:
         blocks: Blocks of the one-dimensional grid.
         threads: Threads of a block in x and y.
         shared_bytes: Dynamic shared memory of a block.
-        arguments: Pairs of a tensor's name and "pointer", or of a number and "int32" or "int64". The key of random
-            masks (a pointer and a number) follows if `seeded` is set.
+        arguments: Pairs of a tensor's name and "pointer", or of a number and "int32" or "int64". If `seeded` is set,
+            the key of random masks (a pointer and a number) follows.
         seeded: Whether the kernel takes the key of random masks.
         source: File in kernels/cuda/sources that contains the kernel.
     """

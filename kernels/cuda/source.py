@@ -1,7 +1,7 @@
 """CUDA sources with their headers inlined.
 
-The cache of compiled kernels uses the text as its key. With an include path it would keep an old kernel after a header
-has changed.
+The text is the key of the cache of compiled kernels. With an include path, the cache would keep an old kernel after a
+change of a header.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "sources", HERE.parent / "include")
-# IEEE 754 arithmetic, including subnormal numbers, so that results equal those of `kernels.prune.reference`. The
-# products and sums of convolutions are contracted to fused multiply-adds, which round once instead of twice.
+# IEEE 754 arithmetic with subnormal numbers, so that results equal those of `kernels.prune.reference`. Products and
+# sums of convolutions become fused multiply-adds, which round once instead of twice.
 OPTIONS = ("--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--fmad=true")
 INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 @functools.cache
 def source(name: str) -> str:
-    """Return a file of kernels/cuda/sources with the first #include of each project header replaced by its text."""
+    """Return a file of kernels/cuda/sources. The text of each project header replaces its first #include."""
     return inlined(name, FOLDERS, set())
 
 

@@ -49,7 +49,7 @@ struct Float16 {
 #else
         const uint32_t bits = static_cast<uint16_t>(half);
         const uint32_t magnitude = bits & 0x7fffu;
-        // Subnormals are converted as integers: fp32 subnormals would fail if they are flushed to zero.
+        // Subnormals are converted as integers, because the processor may flush fp32 subnormals to zero.
         const uint32_t subnormal = bits_of_float(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
         const uint32_t normal = (magnitude << 13) + (112u << 23);
         const uint32_t special = normal + (112u << 23);

@@ -1,7 +1,7 @@
 // Unbiased pruning of a group of m channels: the same operations, in the same order, as kernels/prune/unbiased.py.
 //
-// Plain C++17. `Real` is fp32, or a vector of lanes (one group per lane). No product is added to anything, so that a
-// compiler cannot contract operations, and all results are equal bit for bit.
+// Plain C++17. `Real` is fp32, or a vector of lanes (one group per lane). No product is added to another number. A
+// compiler can therefore not contract operations, and all results are equal bit for bit.
 #pragma once
 
 #include "portable.h"
@@ -26,7 +26,7 @@ HOST_DEVICE Real uniform_of(typename RealLane<Real>::Word word) {
 }
 
 // Replaces the magnitudes of a group (0 for missing channels) by their values after sampling: 0 for a channel that is not
-// kept. Returns the sum of the magnitudes; where it is not finite, the values have no meaning.
+// kept. Returns the sum of the magnitudes. If it is not finite, the values have no meaning.
 template <int M, class Real>
 HOST_DEVICE Real sample_unbiased(Real (&value)[M], int n, Real uniform) {
     using L = RealLane<Real>;
@@ -69,7 +69,7 @@ HOST_DEVICE Real sample_unbiased(Real (&value)[M], int n, Real uniform) {
         const Real size = few ? zero : rest[i];
         const auto candidate = size > zero;
         reached = reached + size;
-        // A point that rounding has moved beyond the last interval selects the last channels.
+        // Rounding may move a point beyond the last interval; the last channels are then selected.
         const auto selected = ((reached > position * step) & (needed > zero)) | (left <= needed);
         const auto keep = selected & candidate;
         value[i] = candidate ? zero : value[i];

@@ -11,9 +11,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def checked(name: str, grad: Tensor, seed: int | Tensor) -> tuple[int, Tensor | None]:
-    """Check a gradient and a seed; return the seed's number and tensor as the operators take them.
+    """Check a gradient and a seed; return the seed's number and tensor in the form that the operators take.
 
-    An operator takes a signed number with the same 64 bits. `name` begins the messages.
+    That number is signed and has the same 64 bits as the seed. `name` begins the messages.
     """
     number, key = (0, seed) if isinstance(seed, Tensor) else (_integer(name, seed), None)
     if key is not None:

@@ -29,8 +29,8 @@ def compress_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> tuple[
         values: float32, (N, P, Q, J) or (rows, J), contiguous: the kept elements of `prune_nm(grad, rule, seed)`, bit
             for bit; 16-bit numbers are converted exactly. J is `rule.kept(K)`: n for each group of m channels, and
             min(n, size) for a short last group.
-        channels: int16, with the same shape: the channel of each value, 0 to K - 1, ascending within a pixel. A group
-            always has this number of values: where `unbiased` keeps fewer, other channels fill up, with the value 0.
+        channels: int16, with the same shape: the channel of each value, 0 to K - 1, ascending within a pixel. If
+            `unbiased` keeps fewer channels than that, further channels with the value 0 fill the group.
 
     Raises:
         ValueError: As in `prune_nm`, or there are more than 32767 channels.

@@ -19,7 +19,7 @@ from kernels.prune.rule import MODES, SCOPES, PruneRule
 log = logging.getLogger("pdt.kernels")
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-ROW_SCOPE = len(SCOPES)  # of a matrix: each row is a sample
+ROW_SCOPE = len(SCOPES)  # scope of a matrix: each row is a sample
 
 # Ratio of the plain-torch time to the compiled time: magnitude 2:4, ResNet-9's largest gradient at batch 512, two cores
 # of an AMD EPYC (Zen 4): results/cpu-zen4-2cores/kernels. benchmarks/kernels/bench_kernels.py measures it on this
@@ -79,7 +79,7 @@ class Loaded:
 
 @functools.cache
 def load() -> Loaded:
-    """Build and load the kernel, once per process; log one line with the path that runs and the reason."""
+    """Build and load the kernel, once per process; log one line with the backend and the reason."""
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return _absent("it is turned off by PDT_CPU_KERNEL=0")
     try:
@@ -118,7 +118,7 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
 
 @functools.cache
 def load_compress() -> Compression | None:
-    """Build and load the kernel that compresses, once per process; None, logged once, if it is not available."""
+    """Build and load the kernel that compresses, once per process; None, logged once, if it is unavailable."""
     if not load().available:
         return None
     return open_optional("compress_nm", "compression in one pass with the pruning", Compression, proof.of_compression)

@@ -13,7 +13,7 @@ __all__ = ["DTYPES", "load", "prune"]
 
 
 def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None = None) -> None:
-    """Prune `grad` into `pruned`, which may be the same tensor; both dense in channels-last order, on one CUDA device.
+    """Prune `grad` into `pruned`, both dense in channels-last order on one CUDA device. They may be the same tensor.
 
     Args:
         grad: (N, K, P, Q) or (rows, K), not empty; fp32, bf16 or fp16.

@@ -1,6 +1,6 @@
-"""Plans of the CUDA kernels that prune a gradient: arithmetic on its shape, the same on every machine.
+"""Plans of the CUDA kernels that prune a gradient, computed from its shape and equal on every machine.
 
-Nothing here touches a device; the tests execute the same plans on the CPU.
+No code here touches a device. The tests execute the same plans on the CPU.
 """
 
 from __future__ import annotations
@@ -250,7 +250,6 @@ def _any_shape(shape: Shape, name: str, rule: PruneRule) -> Plan:
 
 
 def _finish(parts: int, outputs: int) -> Launch:
-    """Launch the kernel that computes ratios from the sums of parts."""
     return Launch(
         "pdt::finish_channels",
         _blocks(outputs),
@@ -263,7 +262,6 @@ def _finish(parts: int, outputs: int) -> Launch:
 
 
 def _mode(rule: PruneRule) -> str:
-    """Return the template argument for a mode: an enumerator of `pdt::Mode`."""
     return f"pdt::mode_{rule.mode}"
 
 

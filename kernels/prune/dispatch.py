@@ -27,8 +27,8 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
             three. Gradients in channels-last layout (or contiguous rows) need no conversion.
         rule: Channels to keep, and how to rescale them.
         seed: Seed of random masks, 0 to 2^64 - 1, or a zero-dimensional int64 tensor on the device of the gradient
-            whose 64 bits are the seed. CUDA kernels read the tensor when they run, so that a replayed CUDA graph draws
-            new masks. Equal seeds give equal masks on every backend and in every layout.
+            whose 64 bits are the seed. CUDA kernels read the tensor when they run, so a replayed CUDA graph draws new
+            masks. Equal seeds give equal masks on every backend and in every layout.
 
     Returns:
         A new tensor with the shape and dtype of `grad`; NCHW-contiguous if `grad` is, otherwise channels-last (4-D) or
@@ -42,7 +42,7 @@ def prune_nm(grad: Tensor, rule: PruneRule, seed: int | Tensor = 0) -> Tensor:
     the published code, `channel` that of the text.
     """
     number, key = checked("prune_nm", grad, seed)
-    # The registered operator instead of the function: torch.compile and dispatch modes see a single call.
+    # torch.compile and dispatch modes see one call of the registered operator, rather than the function's many.
     return torch.ops.pdt.prune_nm(grad.detach(), rule.n, rule.m, rule.mode, rule.rescale, number, key)  # type: ignore[no-any-return]
 
 
@@ -81,14 +81,14 @@ def replay_backends(backends: Mapping[str, str]) -> None:
     """Use the backends of an earlier process, so that a resumed trial stays bit-identical.
 
     Args:
-        backends: Return value of `backends_in_use` in that process. Plain torch is used again where it was used before.
-            A compiled kernel that is not available here cannot be used; `backends_in_use` then returns another value.
+        backends: Return value of `backends_in_use` in that process. Plain torch is used again if it was used before. A
+            compiled kernel may be unavailable here; `backends_in_use` then returns another value.
     """
     _replayed.update({kind: backend for kind, backend in backends.items() if backend == "reference"})
 
 
 def prepare(shapes: Iterable[tuple[int, ...]], device: torch.device, rule: PruneRule) -> None:
-    """Compile all kernels that `prune_nm` needs for gradients of these shapes; their first dimension is ignored."""
+    """Compile all kernels that `prune_nm` needs for gradients of these shapes. Their first dimension is ignored."""
     if device.type not in _COMPILED:
         return
     for shape in {(1, *shape[1:]) for shape in shapes}:
@@ -102,13 +102,13 @@ def _backend_of_kind(kind: str) -> str:
     return kind if _COMPILED[kind].load().available else "reference"
 
 
-@functools.lru_cache(maxsize=64)  # a training calls the operator thousands of times with the same few rules
+@functools.lru_cache(maxsize=64)  # a training calls the operator thousands of times with a few rules
 def rule_of(n: int, m: int, mode: Mode, rescale: Scope) -> PruneRule:
     return PruneRule(n, m, mode, rescale)
 
 
 def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, key: Tensor | None = None) -> Tensor:
-    """Implement the operator `pdt::prune_nm`, whose arguments can only be numbers, strings and tensors."""
+    """Implement the operator `pdt::prune_nm`. Operator arguments can only be numbers, strings and tensors."""
     pruned = _empty_result(grad)
     if grad.numel() == 0:
         return pruned
@@ -118,7 +118,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     if is_channels_last(grad) and is_channels_last(pruned):
         _prune_dense(grad, pruned, rule, seed, key)
         return pruned
-    # Convert once, prune in place, and convert back only when the caller's layout is NCHW.
+    # Convert once, prune in place, and convert back only if the caller's layout is NCHW.
     converted = pruned.copy_(grad) if is_channels_last(pruned) else to_channels_last(grad)
     _prune_dense(converted, converted, rule, seed, key)
     return pruned if converted is pruned else pruned.copy_(converted)
@@ -150,9 +150,9 @@ def _empty_result(grad: Tensor) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.channels_last)
 
 
-# One implementation for every device: it chooses the backend, which also depends on the dtype and on what compiled.
+# One implementation serves every device. It chooses the backend, which also depends on the dtype and on what compiled.
 _OPERATORS = torch.library.Library("pdt", "FRAGMENT")
 _OPERATORS.define("prune_nm(Tensor grad, int n, int m, str mode, str rescale, SymInt seed, Tensor? key=None) -> Tensor")
 _OPERATORS.impl("prune_nm", _prune, "CompositeExplicitAutograd")
-# The fake implementation has the shape and the layout of the result, which depend on the gradient only.
+# The fake implementation returns the shape and the layout of the result, which depend on the gradient alone.
 torch.library.register_fake("pdt::prune_nm", lambda grad, *_, **__: _empty_result(grad), lib=_OPERATORS)

@@ -1,8 +1,8 @@
 """Comparison of compiled pruning kernels with their definition on small random gradients.
 
 A library is compared before its first use on a machine (`kernels.cpu.library`). The gradients have several tiles of the
-widest vectors, so that every lane counts, with and without equal magnitudes; no number is subnormal, as such numbers
-may be flushed to zero in this process.
+widest vectors, so that every lane is tested, with and without equal magnitudes. No number is subnormal, because this
+process may flush subnormal numbers to zero.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kernels.prune.arguments import dtype_name
 from kernels.prune.rule import MODES, SCOPES, PruneRule
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Relative error of a rescaled value, by the order in which fp32 sums are added, and one unit in the last place.
+# Largest relative error of a rescaled value: from the order of fp32 sums, plus one unit in the last place.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 WHOLE, OTHER = (2, 4, 8, 16, 32), (3, 7, 13, 31)  # groups of the fast kernels; of the kernels for any group
 Shape = tuple[int, ...]
 SMALL: Shape = (2, 96, 3, 5)
 WORDS: Shape = (3, 64, 4, 5)
-ROWS: Shape = (30, 128)  # as WORDS, it has whole 64-bit words of keep bits
+ROWS: Shape = (30, 128)  # like WORDS, it has whole 64-bit words of keep bits
 MANY: Shape = (4, 96, 8, 8)  # several blocks of work, for several threads
 STREAMED_BYTES = 16 << 20  # `streaming_bytes` of prune_nm.cpp
 THREADS = 3
@@ -61,13 +61,13 @@ class Case(NamedTuple):
         return f"{rule.mode} {rule.n}:{rule.m}{rescaled} of {dtype_name(self.dtype)} {self.shape}"
 
     def gradient(self) -> Tensor:
-        """Return the gradient; it has infinities and NaN, which would spread over a scope, if nothing is rescaled."""
+        """Return the gradient. It has infinities and NaN only if nothing is rescaled, because they would spread."""
         return _gradient(self.shape, self.dtype, special=self.rule.rescale == "none")
 
 
 @functools.lru_cache(maxsize=32)
 def _gradient(shape: Shape, dtype: torch.dtype, *, special: bool) -> Tensor:
-    """Return a gradient. The magnitudes of its first half differ within every group, many of the others are equal."""
+    """Return a gradient. The magnitudes of its first half differ within every group; many of the others are equal."""
     generator = torch.Generator().manual_seed(len(shape))
     pixels, channels = shape[0] * math.prod(shape[2:]), shape[1]
     order = torch.rand(pixels, 64, generator=generator, dtype=torch.float32).argsort(1)
@@ -102,7 +102,7 @@ def cases() -> Iterator[Case]:
 
 
 def of_pruning(kernel: Pruning) -> str:
-    """Compare a kernel that prunes with its definition; return the first case that differs, empty if none does."""
+    """Compare a kernel that prunes with its definition; return the first case that differs, empty if all agree."""
     for case in cases():
         if not prunes(kernel, case):
             return f"prune_nm, {case}"
@@ -110,7 +110,7 @@ def of_pruning(kernel: Pruning) -> str:
 
 
 def of_compression(kernel: Compression) -> str:
-    """Compare a kernel that compresses with its definition; return the first case that differs, empty if none does."""
+    """Compare a kernel that compresses with its definition; return the first case that differs, empty if all agree."""
     return next((f"compress_nm, {case}" for case in cases() if not compresses(kernel, case)), "")
 
 
@@ -139,14 +139,14 @@ def compresses(kernel: Compression, case: Case) -> bool:
 
 
 def _streamed() -> Iterator[Case]:
-    """Yield cases with whole groups, which alone are written past the caches."""
+    """Yield cases with whole groups. The kernel writes only those past the caches."""
     for dtype in DTYPES:
         for rule in (PruneRule(2, 4), PruneRule(16, 32), PruneRule(4, 8, "random"), PruneRule(4, 8, "unbiased")):
             yield Case(SMALL, dtype, rule)
 
 
 def streams(kernel: Pruning, case: Case) -> bool:
-    """Compare a result that is written past the caches with the one that replaces its gradient, which is not."""
+    """Compare a result that is written past the caches with a result in place, which is not."""
     part = case.gradient()
     rows = part.movedim(1, -1).reshape(-1, part.shape[1])
     copies = -(-STREAMED_BYTES // (rows.numel() * rows.element_size()))
@@ -158,7 +158,7 @@ def streams(kernel: Pruning, case: Case) -> bool:
 
 
 def _agree(found: Tensor, expected: Tensor, case: Case) -> bool:
-    """Return whether a result is the expected one: bit for bit, unless it is rescaled."""
+    """Return whether a result is the expected one: bit for bit, or within `TOLERANCE` if it is rescaled."""
     if case.rule.rescale == "none":
         return _equal(found, expected)
     kept = torch.equal(found == 0, expected == 0)
@@ -166,7 +166,7 @@ def _agree(found: Tensor, expected: Tensor, case: Case) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two results have the same bits; every NaN is the same one."""
+    """Return whether two results have the same bits. All NaNs count as the same."""
     integers = torch.int32 if one.element_size() == 4 else torch.int16
     same = (one.view(integers) == other.view(integers)) | (one.isnan() & other.isnan())
     return bool(same.all())

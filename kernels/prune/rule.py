@@ -10,7 +10,7 @@ from typing import Literal, get_args
 Mode = Literal["magnitude", "random", "unbiased"]
 Scope = Literal["none", "group", "sample_channel", "channel"]
 
-# Kernels receive a mode or a scope as its position in these tuples.
+# A kernel receives a mode or a scope as its position in these tuples.
 MODES: tuple[Mode, ...] = get_args(Mode)
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 GROUP_SIZES = range(2, 33)
@@ -20,19 +20,19 @@ GROUP_SIZES = range(2, 33)
 class PruneRule:
     """Keep n of every m consecutive channels of each pixel.
 
-    The last group of a pixel is short when m does not divide the number of channels; it keeps min(n, its size).
+    If m does not divide the number of channels, the last group of a pixel is short and keeps min(n, its size).
 
     Attributes:
         n: Channels kept in each group, 1 to m.
         m: Channels in a group, 2 to 32.
         mode: Selection of the kept channels. `magnitude` keeps the largest |g|; ties keep the lower channel, and NaN
-            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed only. `unbiased`
-            keeps a random subset, larger |g| more probably, and divides each value by its probability, so that the
-            expectation is the gradient, with the smallest possible variance: see `kernels.prune.unbiased`. A group
-            with NaN, infinity or a sum of magnitudes beyond fp32 is pruned by `magnitude` instead.
-        rescale: Scope over which the remaining values are multiplied by sum |G| / sum |G^|, summed in fp32, or by 0
-            where nothing remains: `none`; `group`; `sample_channel`, over P and Q (in a matrix: over each row);
-            `channel`, over N, P and Q (in a matrix: over the rows). `unbiased` requires `none`.
+            ranks above infinity. `random` keeps a uniformly random subset, which depends on the seed alone. `unbiased`
+            keeps a random subset, larger |g| more probably, and divides each value by its probability. The expectation
+            is then the gradient, with the smallest possible variance (`kernels.prune.unbiased`). `magnitude` replaces
+            it for a group with NaN, infinity or a sum of magnitudes beyond fp32.
+        rescale: Scope over which the remaining values are multiplied by sum |G| / sum |G^|, summed in fp32, or by 0 if
+            nothing remains: `none`; `group`; `sample_channel`, over P and Q (in a matrix: over each row); `channel`,
+            over N, P and Q (in a matrix: over the rows). `unbiased` requires `none`.
 
     Raises:
         ValueError: n, m, mode or rescale is out of range, or `unbiased` is combined with a rescaling.

@@ -1,8 +1,8 @@
-"""Unbiased pruning in plain torch: the definition against which the compiled kernels are tested.
+"""Unbiased pruning in plain torch: the definition that tests compare the compiled kernels with.
 
-A channel with the magnitude a is kept with the probability p = min(1, c a), where c is such that the probabilities of a
-group add up to the number of kept channels. Its value is divided by p, so that the expectation is the gradient. Among
-all unbiased n:m prunings, these probabilities have the smallest variance.
+A channel with magnitude a is kept with probability p = min(1, c a). The constant c makes the probabilities of a group
+add up to the number of kept channels. Division of the value by p makes the gradient the expectation. These
+probabilities have the smallest variance of all unbiased n:m prunings.
 
 Sources: Chmiel et al., Minimum Variance Unbiased N:M Sparsity for the Neural Gradients, ICLR 2023 (arXiv 2203.10991),
 who give the probabilities for 1:2 and approximate them for 2:4; systematic sampling: Madow, On the Theory of Systematic
@@ -20,15 +20,16 @@ from torch import Tensor
 def sample(magnitude: Tensor, n: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Sample min(n, number of nonzero values) channels of each group, and divide their magnitudes by the probability.
 
-    The order of the operations is part of the definition: compiled kernels do the same, so that results are equal bit
-    for bit. No product is added to anything, because a fused multiply-add would round differently.
+    The order of the operations is part of the definition. Compiled kernels follow it, so that results are equal bit for
+    bit. No product is added to another number, because a fused multiply-add would round differently.
 
-    A channel whose magnitude is at least 1 / (channels still to keep) of the sum is kept for certain, and unchanged; it
-    leaves the sum and the count. This repeats until no such channel remains. The rest is sampled systematically: each
-    of the points (uniform + j) * step, where step = sum / (channels still to keep), selects the channel whose interval
-    of the cumulative sum contains it. Its probability is magnitude / step, so that its value becomes `step`.
+    A channel whose magnitude is at least 1 / (channels still to keep) of the sum is kept for certain, without change.
+    It leaves the sum and the count. This repeats until no such channel remains. The rest is sampled systematically.
+    Each of the points (uniform + j) * step, with step = sum / (channels still to keep), selects the channel whose
+    interval of the cumulative sum contains it. The probability of a channel is magnitude / step, so its value becomes
+    `step`.
 
-    Sums are rounded in the dtype, so that expectations are exact up to m * 2^-23 of the group's sum of magnitudes.
+    Sums are rounded in the dtype, so expectations are exact up to m * 2^-23 of the group's sum of magnitudes.
 
     Args:
         magnitude: (m, groups), at least 0, fp32 or fp64; 0 for the missing channels of a short group.
@@ -37,7 +38,7 @@ def sample(magnitude: Tensor, n: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         kept: (m, groups), bool: the sampled channels. Meaningless in groups whose `total` is not finite.
-        value: (m, groups): magnitudes after the division by the probability, 0 where a channel is not kept.
+        value: (m, groups): magnitudes after the division by the probability, 0 for channels that are not kept.
     """
     rest = magnitude.clone()
     needed = torch.full_like(uniform, n)
@@ -50,7 +51,7 @@ def sample(magnitude: Tensor, n: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
         rest = rest.masked_fill(certain, 0.0)
         needed = needed - certain.sum(0)
 
-    # Rounding may leave as many channels as are still to keep.
+    # Rounding may leave only as many channels as must still be kept.
     rest = torch.where((rest > 0).sum(0) <= needed, torch.zeros_like(rest), rest)
     left = (rest > 0).sum(0)
     step = torch.where(left > 0, total, torch.zeros_like(total)) / needed.clamp(min=1)
@@ -59,7 +60,7 @@ def sample(magnitude: Tensor, n: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
     value = torch.where(rest > 0, torch.zeros_like(rest), magnitude)
     for channel, size in enumerate(rest):
         reached = reached + size
-        # A point that rounding has moved beyond the last interval selects the last channels.
+        # Rounding may move a point beyond the last interval; the last channels are then selected.
         selected = ((reached > position * step) & (needed > 0)) | (left <= needed)
         keep = selected & (size > 0)
         left = left - (size > 0).to(left.dtype)

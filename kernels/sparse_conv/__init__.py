@@ -1,1 +1,1 @@
-"""Convolution with a fixed sparsity mask; masked weights are skipped."""
+"""Convolution with a fixed sparsity mask. It skips masked weights."""

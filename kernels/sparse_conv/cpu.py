@@ -1,7 +1,7 @@
-"""Convolution with a fixed sparsity mask on the CPU; masked weights are skipped.
+"""Convolution with a fixed sparsity mask on the CPU. It skips masked weights.
 
-The mask is fixed when a `CpuSparseConvolution` is constructed, and the values of the weights come with every call.
-Weights are never searched for zeros: the remaining values are gathered through an index that is built once.
+The constructor of a `CpuSparseConvolution` takes the mask, and every call takes the weights. An index that is built
+once gathers the remaining values, so no call searches the weights for zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 @dataclass(frozen=True)
 class Kernels:
-    """The compiled kernels, run by `threads` threads, or by as many as torch uses."""
+    """The compiled kernels, on `threads` threads, or on as many as torch uses."""
 
     library: ctypes.CDLL
     threads: int | None = None
@@ -50,19 +50,18 @@ class Kernels:
 
 @functools.cache
 def library() -> Kernels | None:
-    """Return the compiled kernels, built at first use, or None if they are unavailable, which is logged once."""
+    """Return the compiled kernels, built at first use; None if they are unavailable, which is logged once."""
     return open_optional("sparse_conv", "sparse convolution", Kernels, proof.of_convolutions)
 
 
 def _loaded(kernels: Kernels | None) -> Kernels:
-    """Return the given kernels, or those of this process."""
-    found = kernels or library()
-    assert found is not None, "sparse convolution was called without compiled kernels"
-    return found
+    loaded = kernels or library()
+    assert loaded is not None, "sparse convolution was called without compiled kernels"
+    return loaded
 
 
 class Blocked(NamedTuple):
-    """An activation in blocks of images, (N / lanes, C, H', W', lanes) fp32; H' and W' include a border of zeros."""
+    """An activation in blocks of images, (N / lanes, C, H', W', lanes) fp32. H' and W' include a border of zeros."""
 
     data: Tensor
     images: int
@@ -91,7 +90,7 @@ def to_blocks(plain: Tensor, window: Window, kernels: Kernels | None = None) -> 
 
 
 def from_blocks(blocked: Blocked, like: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Convert blocks without a border back to (N, C, H, W) with the dtype and memory format of `like`."""
+    """Convert blocks without a border to (N, C, H, W) with the dtype and memory format of `like`."""
     window = blocked.window
     layout = torch.channels_last if like.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
     shape = (blocked.images, blocked.channels, window.rows, window.columns)
@@ -119,7 +118,7 @@ class _Lists:
         square_starts, tap_starts: (channels + 1,), index at which each channel's squares and its other taps begin.
         square_offset: Memory offset that the first tap of each square reads.
         tap_offset: Memory offset that each other tap reads.
-        nonzero_index: Index of each tap among the taps of the weight, those of squares first.
+        nonzero_index: Index of each tap among the taps of the weight, first those of squares.
     """
 
     square_starts: Integers
@@ -145,15 +144,15 @@ class _Lists:
 
 
 class CpuSparseConvolution:
-    """The three products of a convolution with a fixed sparsity mask, on the CPU; masked weights are skipped.
+    """The three products of a convolution with a fixed sparsity mask, on the CPU. They skip masked weights.
 
-    Results are sums in fp32. They are reproducible for the same number of threads, but their order of summation differs
-    from torch's. Activations may be fp32, bf16 or fp16, in channels-last or contiguous memory.
+    Results are sums in fp32. They are reproducible for a number of threads, but are summed in another order than
+    torch's. Activations may be fp32, bf16 or fp16, in channels-last or contiguous memory.
 
     Args:
         kept: (K, C, R, S) bool, True for every weight that is not masked.
-        stride, padding, dilation: Of the convolution, each (rows, columns).
-        kernels: The compiled kernels; those of this process if None.
+        stride, padding, dilation: Those of the convolution, each (rows, columns).
+        kernels: The compiled kernels; `None` for those of this process.
 
     Attributes:
         density: Share of the weights that are not masked.
@@ -168,9 +167,9 @@ class CpuSparseConvolution:
         self.stride, self.padding, self.dilation = stride, padding, dilation
         counts = kept.flatten(2).sum(2).flatten()
         nonempty = counts[counts > 0].unique()
-        # The weight gradient sums the taps of a kernel together if every kernel has the same number of them.
+        # The weight gradient sums the taps of a kernel together if all nonempty kernels have the same number of them.
         self._taps_per_kernel = int(nonempty) if nonempty.numel() == 1 else 1
-        # Everything below depends on the mask, on image sizes and on memory formats only, and is built once.
+        # All that follows depends only on the mask, image sizes and memory formats, so it is built once.
         self._memory_offset: dict[tuple[int, ...], Tensor] = {}
         self._gathers: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._forward: dict[Window, _Lists] = {}
@@ -202,7 +201,7 @@ class CpuSparseConvolution:
         return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)), self._kernels)
 
     def dgrad(self, grad: Blocked, weight: Tensor, activation: Tensor) -> Tensor:
-        """Return the data gradient, with the shape and memory format of `activation`, whose values are not read."""
+        """Return the data gradient, with the shape and memory format of `activation`. Its values are not read."""
         size = _size(activation)
         window = without_border(size)
         out = Blocked(_empty_blocks(grad, self.shape[1], window), grad.images, self.shape[1], window)
@@ -293,7 +292,6 @@ def _size(image: Tensor) -> Pair:
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """Return the memory of a weight as a vector."""
     return weight.as_strided((weight.numel(),), (1,))
 
 

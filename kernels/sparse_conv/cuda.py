@@ -1,7 +1,7 @@
 """Convolution with a fixed sparsity mask on a CUDA device, by kernels that CuPy compiles at first use.
 
-Launches use torch's current stream, allocate through torch and never wait for the device. Lists of taps are copied to
-the device when a size is first seen, so that a call may be captured in a CUDA graph once its shapes have run.
+Launches use torch's current stream, allocate through torch and never wait for the device. Lists of taps go to the
+device when a size first occurs. A CUDA graph may therefore capture a call after its shapes have run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CudaBlocked:
 
 
 def available(device: torch.device) -> bool:
-    """Return whether a device has these kernels: a CUDA device where CuPy is installed and compiles."""
+    """Return whether a device has these kernels: a CUDA device with CuPy that can compile."""
     return device.type == "cuda" and library.load().available
 
 
@@ -58,7 +58,7 @@ def to_blocks(plain: Tensor, window: Window) -> CudaBlocked:
 
 
 def from_blocks(blocked: CudaBlocked, like: Tensor) -> Tensor:
-    """Convert blocks back to (N, C, H, W), without their border, in the memory format of `like`."""
+    """Convert blocks to (N, C, H, W), without their border, in the memory format of `like`."""
     last = like.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
     shape = (blocked.images, blocked.channels, blocked.window.rows, blocked.window.columns)
@@ -95,14 +95,14 @@ class _Products:
 
 
 class CudaSparseConvolution:
-    """The three products of a convolution with a fixed sparsity mask, on a CUDA device; masked weights are skipped.
+    """The three products of a convolution with a fixed sparsity mask, on a CUDA device. They skip masked weights.
 
-    Results are sums in fp32, rounded once, in an order that depends on the shapes only, so that they are reproducible
+    Results are sums in fp32, rounded once, in an order that depends on the shapes only. They are therefore reproducible
     bit for bit. Activations may be fp32, bf16 or fp16, in channels-last or contiguous memory, on one CUDA device.
 
     Args:
         kept: (K, C, R, S) bool, True for every weight that is not masked.
-        stride, padding, dilation: Of the convolution, each (rows, columns).
+        stride, padding, dilation: Those of the convolution, each (rows, columns).
 
     Attributes:
         density: Share of the weights that are not masked.
@@ -142,7 +142,7 @@ class CudaSparseConvolution:
         return to_blocks(grad, self._index.grad_window(_size(activation), _size(grad)))
 
     def dgrad(self, grad: CudaBlocked, weight: Tensor, activation: Tensor) -> Tensor:
-        """Return the data gradient, with the shape and memory format of `activation`, whose values are not read."""
+        """Return the data gradient, with the shape and memory format of `activation`. Its values are not read."""
         size = _size(activation)
         window = without_border(size)
         out = _empty(grad.images, self.shape[1], window, grad.data)
@@ -212,7 +212,7 @@ class CudaSparseConvolution:
         return _flat(weight).index_select(0, self._memory_offsets(weight, key, nonzero_index)).float()
 
     def _memory_offsets(self, weight: Tensor, key: Hashable, nonzero_index: Integers) -> Tensor:
-        """Return the memory offsets of the taps with these indices, which `key` names; -1 stays -1."""
+        """Return the memory offsets of the taps with these indices, which `key` names. -1 stays -1."""
         full_key = (key, weight.stride(), weight.device)
         if full_key not in self._indices:
             offsets = np.append(self._index.memory_offsets(weight.stride()), -1)  # index -1 reads the last element
@@ -248,7 +248,6 @@ def _empty(images: int, channels: int, window: Window, like: Tensor) -> CudaBloc
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """Return the memory of a weight as a vector."""
     return weight.as_strided((weight.numel(),), (1,))
 
 

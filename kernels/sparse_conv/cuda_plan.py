@@ -1,6 +1,6 @@
 """Plans of the CUDA kernels for a convolution with a fixed sparsity mask, and their lists of taps.
 
-Nothing here touches a device; the tests execute the same plans on the CPU.
+No code here touches a device. The tests execute the same plans on the CPU.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kernels.sparse_conv.taps import Integers, Pair, Taps, Window
 
 SOURCE = "sparse_conv.cu"
 LANES = 32
-WARPS = 4  # per block that sums
-TURNING_WARPS = 8  # per block that converts into blocks or out of them
+WARPS = 4  # warps of a block that sums
+TURNING_WARPS = 8  # warps of a block that converts into blocks or out of them
 TURNED_BYTES = 4 * LANES * (LANES + 1)
-# Groups of each kind whose weight gradients one block sums together: as many as keep the sums of a thread in registers.
+# Groups of each kind whose weight gradients one block sums together: as many as fit in the registers of a thread.
 GROUPS = {SQUARE: 4, PAIR: 4, SINGLE: 6}
 STEPS = (1, 2)
 TILES = ((4, 4), (2, 4), (2, 2))  # positions that a thread sums; larger tiles share more input values
-# Assumed, not measured, for a GPU with 132 multiprocessors: number of warps that fill it, and how many times as many a
-# weight gradient is divided into, so that the device is rarely idle at the end.
+# Assumed, not measured, for a GPU with 132 multiprocessors: the number of warps that fill it, and the multiple of that
+# number into which a weight gradient is divided, so that the device is rarely idle at the end.
 ENOUGH_WARPS = 16 * 132
 TURNS = 4
 
@@ -77,8 +77,8 @@ class ProductSets:
     Attributes:
         kind: Kind of the groups, one of `KINDS`.
         out_channel: (sets,), output channel of each set.
-        offset: (sets, groups), memory offset that the first tap of each group reads; an incomplete set repeats its
-            first group.
+        offset: (sets, groups), memory offset that the first tap of each group reads. An incomplete set repeats its
+        first group.
         nonzero_index: (sets, groups, taps), index among the taps of the weight; -1 in the missing groups of a set.
     """
 
@@ -94,7 +94,7 @@ class ProductSets:
 
 
 def product_sets(taps: Taps, step: Pair, window: Window) -> list[ProductSets]:
-    """List sets of groups, each of one output channel; kinds that do not occur are omitted."""
+    """List sets of groups, each of one output channel, without kinds that do not occur."""
     found = []
     for kind, unsorted in zip(KINDS, neighbours(taps, step), strict=True):
         if not len(unsorted.out_channel):
@@ -102,7 +102,7 @@ def product_sets(taps: Taps, step: Pair, window: Window) -> list[ProductSets]:
         groups, each = unsorted.select(np.lexsort((unsorted.in_channel, unsorted.out_channel))), GROUPS[kind]
         channel, begin, count = np.unique(groups.out_channel, return_index=True, return_counts=True)
         sets = -(-count // each)
-        place = np.arange(len(groups.out_channel)) - np.repeat(begin, count)  # within the channel
+        place = np.arange(len(groups.out_channel)) - np.repeat(begin, count)  # place within the channel
         which = np.repeat(np.cumsum(sets) - sets, count) + place // each
         offset = np.zeros((int(sets.sum()), each), np.int32)
         nonzero_index = np.full((*offset.shape, kind[0] * kind[1]), -1, np.int64)
@@ -149,7 +149,7 @@ def _turn(
 
 @dataclass(frozen=True)
 class Grid:
-    """Positions of a result and their memory layout; distances are in vectors of 32 words.
+    """Positions of a result and their memory layout. Distances are in vectors of 32 words.
 
     Attributes:
         rows, columns: Size of the result.
@@ -235,7 +235,7 @@ def plan_products(
     """Plan the sums of products of `in` and `grad` into `partial`, and of `partial` into `dense` at offsets `index`.
 
     The lists `plane` and `offset` of each kind are numbered (`plane0`, ...). The number of parts depends on the shapes
-    only, so that sums are reproducible.
+    only, so sums are reproducible.
     """
     if not sets:
         return ProductPlan((), None, 0, 0)

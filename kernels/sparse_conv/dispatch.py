@@ -1,4 +1,4 @@
-"""Convolution with a fixed sparsity mask: which devices have kernels for it, and the kernels of each."""
+"""Convolution with a fixed sparsity mask: the devices that have kernels for it, and the kernels of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.sparse_conv.taps import Pair
 
 
 class SparseConvolution(Protocol):
-    """The three products of a convolution with a fixed sparsity mask; masked weights are skipped.
+    """The three products of a convolution with a fixed sparsity mask. They skip masked weights.
 
     `blocks_of_grad` returns the output gradient in the layout of the kernels, which both gradients read.
     """
@@ -31,7 +31,7 @@ class SparseConvolution(Protocol):
 def available(device: torch.device) -> bool:
     """Return whether a device has kernels that skip masked weights.
 
-    The CPU has them where a C++ compiler is found, a CUDA device where CuPy is installed. The first call compiles them.
+    The CPU has them if there is a C++ compiler, a CUDA device if CuPy is installed. The first call compiles them.
     """
     if device.type == "cuda":
         return cuda.available(device)
@@ -43,7 +43,7 @@ def sparse_convolution(kept: Tensor, stride: Pair, padding: Pair, dilation: Pair
 
     Args:
         kept: (K, C, R, S) bool, True for every weight that is not masked.
-        stride, padding, dilation: Of the convolution, each (rows, columns).
+        stride, padding, dilation: Those of the convolution, each (rows, columns).
     """
     if kept.device.type == "cuda":
         return cuda.CudaSparseConvolution(kept, stride, padding, dilation)

@@ -38,12 +38,12 @@ class Groups(NamedTuple):
 
 
 def neighbours(taps: Taps, step: Pair) -> list[Groups]:
-    """Group adjacent taps of each kernel: first into squares, then into pairs, and the remaining ones into singles.
+    """Group adjacent taps of each kernel: first into squares, then into pairs, and the remaining taps into singles.
 
     Args:
         taps: Taps of one product.
         step: Distance in rows and columns between the input positions that adjacent results read. Adjacent taps share
-            input values only where it is 1.
+            input values only if it is 1.
 
     Returns:
         The groups of each kind, in the order of `KINDS`.
@@ -61,7 +61,7 @@ def neighbours(taps: Taps, step: Pair) -> list[Groups]:
     table = np.full(sizes, -1, np.int64)
     table[taps.out_channel, taps.in_channel, row, column] = np.arange(len(taps.out_channel))
 
-    # Take groups of each kind out of the table, from the largest kind to the smallest.
+    # Take groups of each kind out of the table, the largest kind first.
     groups = []
     for rows, columns in KINDS:
         parts = [np.empty((0, rows * columns), np.int64)]

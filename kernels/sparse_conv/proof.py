@@ -1,7 +1,7 @@
-"""Comparison of compiled sparse convolutions with their definition on small layers whose operands are integers.
+"""Comparison of compiled sparse convolutions with their definition, on small layers with integer operands.
 
-Sums of integers are exact in any order, so that results are equal bit for bit. A library is compared before its first
-use on a machine (`kernels.cpu.library`).
+Sums of integers are exact in any order, so results are equal bit for bit. A library is compared before its first use on
+a machine (`kernels.cpu.library`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Case:
     geometry: tuple[Pair, Pair, Pair]
     dtype: torch.dtype
     channels_last: bool
-    images: int = 19  # whole vectors of images, and the rest, of every width
+    images: int = 19  # whole vectors of images and a remainder, for every width
     size: Pair = (8, 11)
 
     def __str__(self) -> str:
@@ -108,12 +108,12 @@ def cases() -> Iterator[Case]:
 
 
 def of_convolutions(kernels: Kernels) -> str:
-    """Compare the kernels with their definition; return the first case that differs, empty if none does."""
+    """Compare the kernels with their definition; return the first case that differs, empty if all agree."""
     return next(filter(None, (differs(kernels, case) for case in cases())), "")
 
 
 def differs(kernels: Kernels, case: Case) -> str:
-    """Return which product of a case differs from its definition, empty if none does."""
+    """Return which product of a case differs from its definition; empty if all agree."""
     kept, activation, weight, grad = case.operands()
     expected = reference.products(kept, activation, weight, grad, *case.geometry)
     for threads in (1, THREADS):

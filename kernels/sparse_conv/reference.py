@@ -1,6 +1,6 @@
-"""Convolution with a fixed sparsity mask in plain torch: the definition against which compiled kernels are tested.
+"""Convolution with a fixed sparsity mask in plain torch: the definition for tests of compiled kernels.
 
-The masked weights are zeros of a dense product in float64, so that results are exact but for the last rounding.
+The masked weights are zeros of a dense product in float64, so results are exact except for the last rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def products(
         activation: (N, C, H, W).
         weight: (K, C, R, S).
         grad: (N, K, P, Q), the output gradient.
-        stride, padding, dilation: Of the convolution, each (rows, columns).
+        stride, padding, dilation: Those of the convolution, each (rows, columns).
     """
     exact, masked = activation.double(), weight.double() * kept
     out = torch.nn.functional.conv2d(exact, masked, None, stride, padding, dilation)

@@ -1,8 +1,8 @@
 """Index arithmetic of a convolution with a fixed sparsity mask, independent of a device.
 
-A *tap* is a weight that is not masked. Each product that sums taps (the output; the data gradient, separately for each
-class of positions that a stride distinguishes) has a list of its taps, sorted by the channel of the result, with the
-memory offset that each tap reads. The lists depend on the mask and on image sizes only, so that they are built once.
+A *tap* is a weight that is not masked. Each product that sums taps has a list of its taps, sorted by the channel of the
+result, with the memory offset that each tap reads. The data gradient has one list for each class of positions that a
+stride distinguishes. The lists depend only on the mask and on image sizes, so they are built once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def without_border(size: Pair) -> Window:
 
 
 class Taps(NamedTuple):
-    """Taps sorted by the channel of the result; every field has the shape (taps,).
+    """Taps sorted by the channel of the result. Every field has the shape (taps,).
 
     Attributes:
         out_channel: Channel of the result. For the data gradient this is an input channel of the convolution.
@@ -86,7 +86,7 @@ class ConvolutionTaps:
 
     Args:
         kept: (K, C, R, S), True for every weight that is not masked.
-        stride, padding, dilation: Of the convolution, each (rows, columns).
+        stride, padding, dilation: Those of the convolution, each (rows, columns).
 
     Attributes:
         position: (taps, 4), output channel, input channel, row and column of each tap, in lexicographic order.
@@ -100,7 +100,7 @@ class ConvolutionTaps:
         self.density = len(self.position) / max(kept.size, 1)
 
     def check_channels(self, in_channels: int) -> None:
-        """Refuse an input with another number of channels, for which kernels would read foreign memory."""
+        """Refuse an input with another number of channels, because kernels would read foreign memory."""
         if in_channels != self.shape[1]:
             raise ValueError(
                 f"the input has {in_channels} channels and the weights {self.shape[1]}; groups are not supported"
@@ -147,13 +147,13 @@ class ConvolutionTaps:
         return Taps(out_channel, in_channel, row_offset, col_offset, np.arange(len(out_channel)))
 
     def dgrad(self, size: Pair) -> list[PositionClass]:
-        """Return the taps of the gradient of an input of (H, W) by classes of positions; they read dO with stride 1."""
+        """Return the taps of the gradient of an input of (H, W) by classes of positions. They read dO with stride 1."""
         classes = []
         out_channel, in_channel, row, column = self.position.T
         absent = np.iinfo(np.int32).min
         for first_row in range(min(self.stride[0], size[0])):
             for first_column in range(min(self.stride[1], size[1])):
-                # Offset in dO of each row and column of the kernel, for the kernel positions that reach this class.
+                # Offset in dO of each row and column of the kernel, for the kernel positions that reach this class
                 row_shift = np.full(self.shape[2], absent, np.int64)
                 col_shift = np.full(self.shape[3], absent, np.int64)
                 for position, shift in self._shifts(0, first_row):

@@ -1,1 +1,1 @@
-"""Times that are measured after the trainings, or instead of them: the time pass, the profile and the prediction."""
+"""Times that are measured after the trainings, or instead of them: time pass, profile and prediction."""

@@ -1,4 +1,4 @@
-"""Trains a trial again, into a folder of its own, because the states from which its steps are timed are not here."""
+"""Trains a trial again in its own folder, if the states from which its steps are timed are not here."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from suite.trials.spec import TrialSpec
 def train_again(
     folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], threads: int, show: Callable[[str], None]
 ) -> bool:
-    """Train what candidates lack, and the trials that it depends on.
+    """Train trials whose states the candidates lack, and the trials that those depend on.
 
     Args:
         folder: Folder of the suite.
         wanted: Candidates with `lacking`.
         plugins: Plugin files that the user has typed.
-        threads: Threads of the training, as of the passes.
+        threads: Number of threads of the training, equal to that of the passes.
         show: Function that prints a line.
 
     Returns:
-        Whether any was to be trained; how each ended is shown if it is not done.
+        Whether any trial had to be trained. A line shows how each ended that is not done.
     """
     own: dict[str, TrialSpec] = {}
     others: dict[str, TrialSpec] = {}
-    for one in wanted:
-        assert one.lacking is not None
+    for candidate in wanted:
+        assert candidate.lacking is not None
         try:
             *before, spec = (
                 dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
-                for spec in _with_others(folder, one.lacking)
+                for spec in _with_others(folder, candidate.lacking)
             )
         except UsageError as error:
-            show(f"{one.label}: not trained: {error}")
+            show(f"{candidate.label}: not trained: {error}")
             continue
-        reason = one.reason.partition(";")[0]
-        show(f"{one.label}: {reason}; {one.trial} is trained here first, into {folder / AGAIN}")
+        reason = candidate.reason.partition(";")[0]
+        show(f"{candidate.label}: {reason}; {candidate.trial} is trained here first, into {folder / AGAIN}")
         own[spec.trial_id] = spec
         others |= {other.trial_id: other for other in before}
     if not own:
         return False
     store = Store(folder / AGAIN)
     with store.lock():
-        # One that is done there is of another machine, or has lost what it lacks.
+        # A trial that is done there ran on another machine, or has lost its states.
         done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
         store.choose(done, "all")
         chosen = store.choose(list((others | own).values()), "missing")
@@ -66,11 +66,10 @@ def train_again(
 
 
 def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
-    """Return the specifications of the trials that a trial depends on, and its own."""
-    found = []
+    specs = []
     for trial_id in spec.depends_on.values():
         record = read_record(folder / "trials" / trial_id)
         if record is None or "spec" not in record:
             raise UsageError(f"it depends on {trial_id}, which is not in the folder")
-        found += _with_others(folder, TrialSpec.from_json(record["spec"]))
-    return [*found, spec]
+        specs += _with_others(folder, TrialSpec.from_json(record["spec"]))
+    return [*specs, spec]

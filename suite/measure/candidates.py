@@ -23,7 +23,7 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
-"""Folder, within that of a suite, of the trials that were trained again because their states were not here."""
+"""Folder in that of a suite, for trials that were trained again because their states were not here."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Candidate:
         spec: Specification of that trial; `None` if it cannot be run again.
         stages: Stages of that trial; empty if it cannot be run again.
         reconfigure_s: Recorded seconds of its reconfigurations.
-        threads: Threads of the trial; 0 if they are not known, or those of another machine.
+        threads: Threads of the trial; 0 if they are not known or are those of another machine.
         reason: Why the trial cannot be run again; empty if it can.
-        lacking: Specification of a trial that cannot be run again for want of states, which training it would give.
+        lacking: Specification of a trial that has no states. Training it again would make them.
         home: Folder whose `trials` has the trial: that of the suite, or `AGAIN` in it.
         number: Number of the pass, from 0.
         place: Number of the method among those that the pass measures, from 1.
@@ -67,21 +67,22 @@ def find_candidates(
     Args:
         folder: Folder of a suite.
         verb: Verb of the command, for messages.
-        methods: Comma list of methods, with or without their parameters; all methods if it is empty.
-        with_dense: Whether the baseline may be one of them: if it is named, or the folder has no other method.
-        number: Number of the pass, from 0, which decides the seed among those that can be run again, in their order.
-        threads: Threads with which trials of other machines are measured here too, as of this machine; `None` to leave
-            them in their own groups.
+        methods: Comma list of methods, with or without their parameters; empty for all methods.
+        with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
+            method.
+        number: Number of the pass, from 0. It selects the seed, in order, among those that can be run again.
+        threads: Threads with which trials of other machines are also measured here, in groups of this machine. `None`
+            leaves them in their own groups.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
-    found = []
+    candidates = []
     records = read(folder, current_rows(folder))
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
     if threads is not None:
-        groups = list(_on_this_machine(groups, threads, [one.key for one in records.times]))
+        groups = list(_on_this_machine(groups, threads, [candidate.key for candidate in records.times]))
     for group in groups:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
@@ -89,19 +90,19 @@ def find_candidates(
                 by_label.setdefault(label(trial), []).append(trial)
         for name, trials in by_label.items():
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
-            ready = [one for one in several if one.spec is not None]
-            ready = ready or [one for one in several if one.lacking is not None][:1] or several[:1]
-            found.append(dataclasses.replace(ready[number % len(ready)], number=number))
+            ready = [candidate for candidate in several if candidate.spec is not None]
+            ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
+            candidates.append(dataclasses.replace(ready[number % len(ready)], number=number))
     if not methods:
-        found = [one for one in found if one.label != BASELINE] or found
-    if not found:
+        candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
+    if not candidates:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
-    return found if not methods else _chosen(found, split(methods))
+    return candidates if not methods else _chosen(candidates, split(methods))
 
 
 def _repeated(folder: Path) -> dict[str, Trial]:
-    """Return the finished trials of `AGAIN` by name, without those that another machine trained."""
+    """Return the finished trials of `AGAIN` by name, except those that another machine trained."""
     rows = current_rows(folder)
     done = [trial for trial in read(folder, rows).trials if trial.done] if rows else []
     here = {device: this_machine(device).items() for device in {trial.text("device") for trial in done}}
@@ -111,9 +112,9 @@ def _repeated(folder: Path) -> dict[str, Trial]:
 def _on_this_machine(
     groups: Iterable[TrialGroup], threads: int, timed: Sequence[Mapping[str, str]]
 ) -> Iterator[TrialGroup]:
-    """Yield one group for each setting; a method that this machine did not train has the trials of others.
+    """Yield one group for each setting. A method that this machine did not train has the trials of other machines.
 
-    Its key is that of earlier passes of this machine, or else that of most of its trials.
+    The group has the key of earlier passes of this machine, otherwise that of most of this machine's trials.
     """
     settings: dict[tuple[str, ...], list[TrialGroup]] = {}
     for group in groups:
@@ -135,7 +136,7 @@ def _on_this_machine(
 
 
 def this_machine(device: str) -> dict[str, str]:
-    """Return the hardware and the version of torch, as keys of groups have them; empty without the device."""
+    """Return the hardware and the version of torch as a group's key has them; empty without the device."""
     if device == "cuda" and not torch.cuda.is_available():
         return {}
     hardware = hardware_id(hardware_facts(torch.device(device or "cpu")))
@@ -143,13 +144,13 @@ def this_machine(device: str) -> dict[str, str]:
 
 
 def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
-    known = {name for one in found for name in (one.label, _name(one.label))}
+    known = {name for candidate in found for name in (candidate.label, _name(candidate.label))}
     for text in typed:
         if text == BASELINE and text not in known:
             raise UsageError(f"--methods {BASELINE}: the other methods are measured next to it; name one of them")
         if text not in known:
             raise UsageError(f"--methods '{text}': the folder has no finished trial of it{nearest(text, known)}")
-    return [one for one in found if {one.label, _name(one.label)} & set(typed)]
+    return [candidate for candidate in found if {candidate.label, _name(candidate.label)} & set(typed)]
 
 
 def _name(method: str) -> str:
@@ -159,7 +160,7 @@ def _name(method: str) -> str:
 def _candidate(
     folder: Path, key: Mapping[str, str], name: str, trial: Trial, repeated: Mapping[str, Trial]
 ) -> Candidate:
-    """Return a candidate for a finished trial, or for the same one in `AGAIN` if this one lacks states."""
+    """Return a candidate for a finished trial, or for the same trial in `AGAIN` if the first one lacks states."""
     place = folder / "trials" / trial.name
     refused = Candidate(key, name, trial.name, home=folder)
     try:

@@ -1,8 +1,8 @@
 """Which number format is faster for a network: dense steps in float32 and in bfloat16, in turn, once per machine.
 
-Processors with bfloat16 arithmetic are not faster with it in every network: depthwise convolutions, for example, can
-take longer. The answer is stored in `$PDT_CHOICES`, or in `choices` in the folder of compiled kernels. Remove it there
-to measure again.
+Even a processor with bfloat16 arithmetic is not faster with it in every network. Depthwise convolutions, for example,
+can take longer. `$PDT_CHOICES`, or `choices` in the folder of compiled kernels, stores the answer. Remove it there to
+measure again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from suite.trials.spec import TrialSpec
 log = logging.getLogger(__name__)
 
 MARGIN = 0.1
-"""Share of bfloat16's time by which float32 has to be faster, over the whole interval of the ratio."""
+"""Share of bfloat16's time by which float32 must be faster, over the whole interval of the ratio."""
 FEWEST_PAIRS, MOST_PAIRS = 5, 15
-LONGEST_S = 30.0  # of the pairs, if the fewest take less
-FORMAT = 1  # of the stored answers; increase it when the measurement changes
+LONGEST_S = 30.0  # longest time of the pairs, if the fewest pairs take less
+FORMAT = 1  # format of the stored answers; increase it when the measurement changes
 
 
 def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, str], str]:
@@ -53,20 +53,20 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
         UsageError: A measurement failed.
     """
     threads = int(environment(jobs)["OMP_NUM_THREADS"].partition(",")[0])
-    found: dict[tuple[str, str], str] = {}
+    formats: dict[tuple[str, str], str] = {}
     for trial in trials:
-        if (trial.task, trial.model) not in found:
+        if (trial.task, trial.model) not in formats:
             ratio = _ratio(trial, threads)
-            found[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
+            formats[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
             log.info(
                 "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
-                trial.task, trial.model, found[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
+                trial.task, trial.model, formats[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
             )  # fmt: skip
-    return found
+    return formats
 
 
 def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:
-    """Return the stored result of `measure`, or measure in a process of its own and store the result."""
+    """Return the stored result of `measure`, or run `measure` in a new process and store its result."""
     question = canonical_json(_question(trial, threads))
     if (stored := _stored(question)) is not None:
         return stored
@@ -84,8 +84,8 @@ def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:
 def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
     """Return the ratio of the times of a dense step in float32 and in bfloat16, with its interval.
 
-    Images and labels are random, the learning rate is 0, and the steps are eager: the ratio contains neither the time
-    of reading images nor what a method adds.
+    Images and labels are random, the learning rate is 0, and the steps are eager. The ratio therefore contains neither
+    the time of reading images nor the work of a method.
     """
     trial = TrialSpec.from_json(spec)
     recipe = {**trial.recipe, "train_sizes": (), "size_milestones": (), "lookahead_steps": 0, "ema": 0.0}

@@ -1,7 +1,7 @@
 """The profile pass: measures where the time of a training step goes, separately from all runs whose times count.
 
-Each stage is profiled in a process of its own: steps of the method with clocks and without, and the same of dense, in
-turn, so that the disturbance by the clocks is itself measured.
+A new process profiles each stage: steps of the method with and without clocks, and the same of dense, in turn. This
+also measures how much the clocks disturb the steps.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def run(
 
     Args:
         folder: Folder of a suite.
-        methods: Comma list of methods; all if it is empty.
+        methods: Comma list of methods; empty for all.
         rounds: Rounds of steps for each stage; by default 20, or at least 6 if steps take long.
-        threads: Threads; by default those of the trials.
-        all_stages: Whether to profile every stage of a trial instead of its first and its last.
-        busy: Whether to measure although other programs use the machine.
+        threads: Number of threads; by default that of the trials.
+        all_stages: Whether to profile every stage of a trial instead of its first and its last stage.
+        busy: Whether to measure while other programs use the machine.
         measure: Function that measures one stage with a number of threads; by default in a new process.
         show: Function that prints a line.
         plugins: Plugin files that the user has typed.
@@ -75,7 +75,7 @@ def _profile_of(
     """
     assert candidate.spec is not None
     stages = chosen_stages(candidate.stages, all_stages)
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for stage, before in stages:
         arguments = {
             "spec": candidate.spec.to_json(),
@@ -87,7 +87,7 @@ def _profile_of(
             "rounds": rounds or DEFAULT_ROUNDS,
             "limit_s": METHOD_S / len(stages) if rounds is None else 1e9,
         }
-        found.append(measure_here(measure, candidate, arguments, threads))
+        measured.append(measure_here(measure, candidate, arguments, threads))
     return MethodProfile(
         trial=candidate.trial,
         stages=tuple(
@@ -96,15 +96,15 @@ def _profile_of(
                 steps=stage.steps,
                 **{name: result[name] for name in ("method", "dense", "ratio")},
             )
-            for (stage, _), result in zip(stages, found, strict=True)
+            for (stage, _), result in zip(stages, measured, strict=True)
         ),
         stages_of_trial=len(candidate.stages),
-        machine=found[0]["machine"],
+        machine=measured[0]["machine"],
         execution=str(candidate.spec.recipe.get("execution", "eager")),
         dtype=candidate.spec.dtype,
-        load=max(float(result["provenance"]["busy_cores"]) for result in found),
+        load=max(float(result["provenance"]["busy_cores"]) for result in measured),
         threads=threads,
-        provenance=found[0]["provenance"],
+        provenance=measured[0]["provenance"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Profiles steps of a stage and of dense, in a process of their own (`suite.measure.profile_pass`)."""
+"""Profiles steps of a stage and of dense training, in a new process (`suite.measure.profile_pass`)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost, stage_file
 
 FEWEST_ROUNDS = 6
-WARM_UPS = 2  # of steps with clocks
+WARM_UPS = 2  # steps with clocks
 
 
 class ProfiledSteps:
-    """Steps of one trainer, with clocks or without.
+    """Steps of one trainer, with or without clocks.
 
     Args:
-        steps: The steps; of a trainer that runs eagerly, since parts of a compiled step cannot be timed.
-        stamps: Source of the clock's points in time; that of the device if `None`.
+        steps: The steps. Their trainer runs eagerly, because parts of a compiled step cannot be timed.
+        stamps: Source of the clock's points in time; `None` for that of the device.
 
     Attributes:
         parts: Seconds of the parts of each step with clocks.
-        flops: FLOPs of the last step with clocks: by layer, product and column of the ledger.
+        flops: FLOPs of the last step with clocks, by layer, product and column of the ledger.
     """
 
     def __init__(self, steps: Steps, stamps: Stamps | None = None) -> None:
@@ -87,19 +87,18 @@ def measure(
     """Profile steps of one stage of a trial, in turn with dense steps.
 
     Args:
-        spec: Specification of the trial.
         dense: Specification of dense training; `None` if that is the trial.
         trials: Folder of the trials.
         epoch: First epoch of the stage.
         cost: Fields of the `Cost` of the stage.
         executed_before: FLOPs that a step before the stage executed.
         rounds: Number of rounds. Each has a step with clocks and one without, of the trial and of dense.
-        limit_s: Seconds that the rounds may take; fewer are measured if they take longer, but never fewer than 6.
+        limit_s: Seconds that the rounds may take. Fewer rounds are measured if they take longer, but at least 6.
         device: Not used; the specification has it.
 
     Returns:
-        `method`, `dense` and `ratio`, as in `suite.trials.folder.profiles.StageProfile`; `machine`; `provenance`; or
-        only `error`: why the stage cannot be measured.
+        `method`, `dense` and `ratio`, as in `suite.trials.folder.profiles.StageProfile`, `machine` and `provenance`. If
+        the stage cannot be measured, only `error`, the reason.
     """
     try:
         own = TrialSpec.from_json(spec)
@@ -138,11 +137,11 @@ def measure(
 
 
 def run_rounds(steps: Sequence[ProfiledSteps], rounds: int) -> list[Samples]:
-    """Measure steps of several trainers in turn, each without clocks and with them."""
-    calls = [call for one in steps for call in (one.steps, one.clocked)]
+    """Measure steps of several trainers in turn, each without and with clocks."""
+    calls = [call for trainer in steps for call in (trainer.steps, trainer.clocked)]
     times = interleaved_times(calls, rounds, stamps_of(steps[0].trainer.device))
     columns = zip(times[:, ::2].T, times[:, 1::2].T, strict=True)
-    return [Samples(one, *both, one.parts[-rounds:]) for one, both in zip(steps, columns, strict=True)]
+    return [Samples(trainer, *both, trainer.parts[-rounds:]) for trainer, both in zip(steps, columns, strict=True)]
 
 
 def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
@@ -170,8 +169,8 @@ def faster_half(seconds: ArrayLike) -> list[int]:
 
 def interval(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
     """Return the median ratio of times that were measured next to each other, with its interval."""
-    found = ratio_of(first, second)
-    return {"ratio": found.median, "low": found.low, "high": found.high}
+    ratio = ratio_of(first, second)
+    return {"ratio": ratio.median, "low": ratio.low, "high": ratio.high}
 
 
 def _layer(name: str, steps: ProfiledSteps, seconds: Mapping[Key, float], machine: Machine) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def _moved_bytes(steps: ProfiledSteps, name: str, product: str, executed: float)
     trainer = steps.trainer
     cost, weight = trainer.ledger.current[name], trainer.ctx.layers[name].weight
     images = trainer.ctx.batch_size
-    multiplied = cost.macs / max(weight[0].numel(), 1)  # elements of O
+    multiplied = cost.macs / max(weight[0].numel(), 1)  # elements of O for each weight that multiplies
     # A convolution with a stride may leave out elements of A.
     read = min(cost.input_elements, multiplied / cost.out_channels * cost.in_channels * cost.kernel[0] * cost.kernel[1])
     activation, output, weights = images * read, images * multiplied, float(weight.numel())

@@ -1,4 +1,4 @@
-"""Runs a pass over the methods of a suite's folder, and stores what it measures."""
+"""Runs a pass over the methods of a suite's folder, and stores its measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHOD_S = 120.0
 
 Entry = TypeVar("Entry", bound=Strict)
 Measure = Callable[[Candidate, Mapping[str, Any], int], dict[str, Any]]
-"""Measures stages: takes the candidate, the arguments of a function and the number of threads."""
+"""Measures stages, given the candidate, the arguments of a function and the number of threads."""
 
 
 def run_pass(
@@ -47,21 +47,21 @@ def run_pass(
 
     Args:
         verb: Verb of the command, for messages.
-        file: The file.
         folder: Folder of a suite.
-        methods: Comma list of methods; all if it is empty.
-        threads: Threads; those of the trials if `None`.
-        busy: Whether to measure although other programs use the machine.
-        entry_of: Measures a candidate with a number of threads; raises `UsageError` if it cannot be run again, and
-            returns `None` if it has been measured.
-        line: Returns what to print for a method and its entry.
+        methods: Comma list of methods; empty for all.
+        threads: Number of threads; `None` for that of the trials.
+        busy: Whether to measure while other programs use the machine.
+        entry_of: Measures a candidate with a number of threads. It raises `UsageError` if the candidate cannot be run
+        again, and returns `None` if it has already been measured.
+        line: Returns the line to print for a method and its entry.
         show: Function that prints a line.
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
         plugins: Plugin files that the user has typed.
         number: Number of the pass, from 0 (`find_candidates`).
-        shuffle: Whether the order of the methods is drawn, by the number of the pass; every second one is turned round.
+        shuffle: Whether the number of the pass draws the order of the methods. Every second order is the reverse of the
+        one before.
         anywhere: Whether trials of other machines are measured here too.
-        train: Trains what candidates lack, and returns whether it trained any.
+        train: Trains trials whose states candidates lack, and returns whether it trained any.
 
     Returns:
         Whether every method could be measured.
@@ -71,7 +71,7 @@ def run_pass(
     """
     store = Store(folder)
     with store.lock():
-        file.read(folder)  # a damaged file is refused before anything is measured
+        file.read(folder)  # a damaged file is refused before any measurement
         count = (threads or available_cores()) if anywhere else None
 
         def found() -> list[Candidate]:
@@ -110,7 +110,7 @@ def run_pass(
 def in_subprocess(function: str) -> Measure:
     """Return a function that calls `module:name` in a new process with the environment of a trial.
 
-    It raises `UsageError` if the process fails.
+    The function raises `UsageError` if the process fails.
     """
 
     def measure(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def measure_here(measure: Measure, candidate: Candidate, arguments: Mapping[str,
 
 
 def _refuse_other_machine(candidate: Candidate, provenance: Mapping[str, Any]) -> None:
-    """Check that the trials ran on this machine, since the report combines their results with what is measured."""
+    """Check that the trials ran on this machine, because the report combines their results with the measurements."""
     here = {
         "hardware_id": str(provenance.get("hardware_id") or ""),
         "torch": minor_version(str((provenance.get("software") or {}).get("torch") or "")),
@@ -162,5 +162,5 @@ def _refuse_competition(verb: str, folder: Path, threads: Iterable[int]) -> None
 
 
 def disturbance(load: float, threads: int) -> str:
-    """Return the end of a line about a measurement that other programs disturbed; empty if there were few."""
+    """Return the end of a line about a measurement that other programs disturbed; empty if they did not."""
     return f"; disturbed: other programs used {load:.1f} cores" if competition(load, threads) else ""

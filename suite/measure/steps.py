@@ -20,13 +20,13 @@ WARM_UPS = 3
 """Unmeasured steps of each trainer; one if a step takes long."""
 LONG_STEP_S = 1.0
 MOST_WARM_UPS = 10
-"""Steps after which the method's cost must be that of the stage: some methods decide in their first steps."""
+"""Steps after which the method's cost must be that of the stage, because some methods decide in their first steps."""
 
 
 class Steps:
     """Training steps of one trainer, one per call, on real batches.
 
-    All of them are of the trainer's present epoch, whose batches are repeated; a smaller last batch is left out.
+    All steps are of the trainer's present epoch, whose batches are repeated. A smaller last batch is left out.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -45,7 +45,7 @@ class Steps:
         return Cost.of({"epoch": "of the stage", **self.trainer.setting_of_step(), **self.trainer.ledger.step_cost()})
 
     def next_batch(self) -> Batch:
-        """Return the next batch of the epoch that is repeated."""
+        """Return the next batch of the repeated epoch."""
         batch = next(self._batches, None)
         if batch is None or batch.size < self.trainer.ctx.batch_size:
             self._batches = self.trainer.batches()
@@ -67,7 +67,7 @@ class Steps:
 
 
 def at_phase(trainer: Trainer, phase: Phase) -> Trainer:
-    """Let the next epoch of a new dense trainer be the first of a phase, and return the trainer.
+    """Move a new dense trainer to the first epoch of a phase, and return the trainer.
 
     Raises:
         UsageError: Dense training has no epoch of this phase.
@@ -85,11 +85,9 @@ def trainer_of_stage(
     """Return a trainer that continues a trial from a state of one of its stages.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials.
-        splits: The images.
         path: File of the state; `None` for the new network.
-        choose_again: Whether the method measures again what it chose by measurement (`Method.choose_again`).
+        choose_again: Whether the method repeats the measurements that it chooses by (`Method.choose_again`).
         eager: Whether steps run eagerly, whatever the recipe's execution is.
 
     Raises:
@@ -108,7 +106,7 @@ def trainer_of_stage(
 
 
 def warm_up(steps: Steps) -> float:
-    """Run steps whose times do not count, and return the seconds of the last one."""
+    """Run steps whose times do not count, and return the seconds of the last step."""
     for _ in range(WARM_UPS):
         seconds = steps.timed()
         if seconds > LONG_STEP_S:
@@ -117,12 +115,12 @@ def warm_up(steps: Steps) -> float:
 
 
 def other_cost(steps: Steps, expected: Cost, executed_before: float, chosen_again: bool = False) -> str:
-    """Run steps until they cost what the trial's did; return why they do not, or an empty text.
+    """Run steps until they cost what the trial's steps did; return why they do not, empty if they do.
 
-    A method that changes the cost within an epoch executes a number of FLOPs between those before and in the stage.
+    If a method changes the cost within an epoch, a step may execute any number of FLOPs between that before and that in
+    the stage.
 
     Args:
-        steps: The steps.
         expected: Cost of a step in the trial.
         executed_before: FLOPs that a step before the stage executed.
         chosen_again: Whether layers may have other backends than in the trial, and so execute other FLOPs.

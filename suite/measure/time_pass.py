@@ -1,10 +1,11 @@
 """The time pass: measures the training time of each method of a folder relative to dense, without the machine's drift.
 
-Wall times of trials that run one after another contain whatever the machine did meanwhile. Here, steps of a method and
-of dense run in turn, so that both are slowed alike, and the ratio of each pair of steps does not contain it.
+Wall times of trials that run one after another include all changes of the machine in between. Here, steps of a method
+and of dense run in turn. The machine slows both alike, so the ratio of each pair of steps does not include its changes.
 
-A pass is one process for each method. Passes differ by more than their steps do: by the place of the weights in memory,
-by the order of what runs, by the seed. So a method has several, and the error of its time is that between them.
+A pass is one process for each method. Passes differ by more than their steps do: by the seed, by the place of the
+weights in memory, and by the order of what runs. A method therefore has several passes, and the error of its time is
+that between passes.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ def run(
     plugins: Sequence[str] = (),
     passes: int = DEFAULT_PASSES,
 ) -> bool:
-    """Measure the methods of a suite's folder until each has so many passes, and add their times to `time.json`.
+    """Measure each method of a suite's folder in `passes` passes, and add their times to `time.json`.
 
-    Pass i measures the trial of seed number i, modulo those that can be run again here, so that the passes differ as
-    much as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again.
-    A method none of whose trials has its states here is trained first, with the lowest seed (`suite.measure.again`).
+    Pass i measures the trial of seed number i, modulo the seeds that can be run again here. Passes thus differ as much
+    as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again. If
+    no trial of a method has its states here, the trial of the lowest seed is trained first (`suite.measure.again`).
 
     Args:
         folder: Folder of a suite.
-        methods: Comma list of methods; all if it is empty.
+        methods: Comma list of methods; empty for all.
         pairs: Pairs of steps of each pass, which the stages of its trial share.
-        threads: Threads; by default as many as a command of one job uses here, whatever the trials used.
-        busy: Whether to measure although other programs use the machine.
+        threads: Number of threads; by default that of a command of one job here, whatever the trials used.
+        busy: Whether to measure while other programs use the machine.
         measure: Function that measures a pass with a number of threads; by default in a new process.
         show: Function that prints a line.
         plugins: Plugin files that the user has typed.
@@ -67,7 +68,7 @@ def run(
     command = _Command(folder, pairs, passes, threads, busy, measure or in_subprocess(FUNCTION), plugins, show)
     complete = True
     for number in range(passes):
-        # Later, the machine is only as busy as the passes themselves say.
+        # After the first pass, each pass says itself how busy the machine is.
         complete &= run_pass(
             "time", TIMES, folder, methods, command.count, busy or number > 0, command.entry_of, _line,
             command.say_once, plugins=plugins, number=number, shuffle=True, anywhere=True,
@@ -77,7 +78,7 @@ def run(
 
 
 class _Command:
-    """What a command knows while it measures; the arguments are those of `run`."""
+    """The state of a command while it measures. The arguments are those of `run`."""
 
     def __init__(
         self,
@@ -97,13 +98,13 @@ class _Command:
         self._said: set[str] = set()
 
     def say_once(self, text: str) -> None:
-        """Show a line, unless it was shown: each pass finds again what cannot be measured."""
+        """Show a line once, because each pass finds again what cannot be measured."""
         if text not in self._said:
             self._said.add(text)
             self.show(text)
 
     def entry_of(self, candidate: Candidate, count: int) -> MethodTime | None:
-        """Measure a pass of a method and return its entry with it; `None` if the pass is known."""
+        """Measure a pass of a method and return the method's entry with it; `None` if the pass is already known."""
         others = self._known(candidate)
         entry = others.get(candidate.label)
         done = self._counted(entry)
@@ -115,19 +116,19 @@ class _Command:
             return None
         assert candidate.spec is not None
         here = dataclasses.replace(candidate, spec=with_data_here(candidate.spec))
-        found = _pass_of(here, self.pairs, count, self.measure)
+        measured = _pass_of(here, self.pairs, count, self.measure)
         self._measured[str(candidate.key), candidate.label] = candidate
-        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != found.number]
-        return MethodTime(passes=(*kept, found))
+        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != measured.number]
+        return MethodTime(passes=(*kept, measured))
 
     def train(self, candidates: Sequence[Candidate]) -> bool:
-        """Train what candidates lack whose passes are not complete, and return whether any was trained."""
+        """Train what candidates with missing passes lack, and return whether any trial was trained."""
         wanted = []
-        for one in candidates:
-            others = self._known(one)
-            if one.lacking and len(self._counted(others.get(one.label))) < self.passes:
+        for candidate in candidates:
+            others = self._known(candidate)
+            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
                 self._refuse_other_threads(others, self.count)
-                wanted.append(one)
+                wanted.append(candidate)
         return train_again(self.folder, wanted, self.plugins, self.count, self.say_once)
 
     def close(self, complete: bool) -> bool:
@@ -168,7 +169,8 @@ class _Command:
 def drawn(label: str, number: int) -> tuple[bool, bool]:
     """Return whether the method is built first, and whether it has the first turn, in a pass.
 
-    The first of four passes draws both, and the others turn round both, the second, and the first of them.
+    Each four passes draw both once, for their first pass. The second pass inverts both, the third only the turn, and
+    the fourth only the order of building.
     """
     draw = random.Random(f"{number // 4} {label}")
     built_first, steps_first = (draw.random() < 0.5 for _ in range(2))
@@ -181,7 +183,6 @@ def in_words(threads: int) -> str:
 
 
 def _threads_of_run() -> int:
-    """Return the threads of a trial that runs alone."""
     text = environment(1)["OMP_NUM_THREADS"].partition(",")[0]
     return int(text) if text.isdecimal() and int(text) else available_cores()
 

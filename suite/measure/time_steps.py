@@ -1,4 +1,4 @@
-"""Steps of all stages of a trial and of dense in turn, in a process of their own (`suite.measure.time_pass`)."""
+"""Steps of all stages of a trial and of dense in turn, in a new process (`suite.measure.time_pass`)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost, end_file, stage_file
 
 TURN_S = 0.05
-"""Seconds that a trainer runs at least before the other one does, so that caches are not those of the other."""
+"""Least seconds of a trainer's turn, so that the caches are its own and not the other trainer's."""
 MOST_STEPS = 20
-"""Of a turn."""
+"""Most steps of a turn."""
 
 Pairs = list[list[float]]
 
@@ -45,27 +45,27 @@ def measure(
 ) -> dict[str, Any]:
     """Measure steps of all stages of a trial in turn with dense steps, and dense steps with those of a second trainer.
 
-    A stage is measured in the state in which it began and, if the trial kept it, in that in which it ended. Both
-    trainers are built anew for each state. Which one is built first alternates: the second of two dense trainers was
-    0.4 % faster in the mean of 20 passes that always built it second.
+    A stage is measured in the state in which it began, and in the state in which it ended if the trial kept that one.
+    Both trainers are built anew for each state. Which trainer is built first alternates, because the second of two
+    dense trainers was 0.4 % faster in the mean of 20 passes that always built it second.
 
     Args:
         spec, dense: Specifications of the trial and of dense training.
         trials: Folder of the trials.
         stages: Fields of each `Stage`.
-        pairs: Pairs of turns that the states share by their steps, with at least `FEWEST_PAIRS` each.
+        pairs: Pairs of turns. The states share them by their steps, with at least `FEWEST_PAIRS` each.
         method_built_first: Whether the trainer of the method is built first in the first state.
-        method_steps_first: Whether it has the first turn of each state.
-        choose_again: Whether the method measures again what it chose by measurement.
+        method_steps_first: Whether the method has the first turn of each state.
+        choose_again: Whether the method repeats the measurements that it chooses by.
         device: Not used; the specification has it.
 
     Returns:
-        `stages`: for each stage `image_size` and `frozen`, its phase, and `start` and `end`, which are pairs of seconds
-        of a step of the method and of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense
-        trainer and the first; `dense`: steps of dense training, as successive pairs of a phase and a number; `load`:
-        cores that other programs used; `provenance`; or only `error`: why the trial cannot be measured.
+        `stages`: for each stage `image_size` and `frozen`, its phase, and `start` and `end`, pairs of seconds of a step
+        of the method and of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense trainer
+        and the first; `dense`: steps of dense training, as successive pairs of a phase and a number; `load`: cores that
+        other programs used; `provenance`. If the trial cannot be measured, only `error`, the reason.
     """
-    own, other, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
+    own, dense_spec, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
     loads: list[float] = []
     built_first = cycle((method_built_first, not method_built_first))
 
@@ -73,26 +73,26 @@ def measure(
         return lambda: trainer_of_stage(own, folder, splits, path, choose_again)
 
     def of_dense() -> Trainer:
-        return build_trainer(other, folder, splits)
+        return build_trainer(dense_spec, folder, splits)
 
     try:
         own.check_files()
         provenance = collect(device_of(own))
         splits = load_splits(own)
-        found: list[dict[str, Any]] = []
-        before = stages[0]["cost"]["flops"][0]  # dense
+        of_stages: list[dict[str, Any]] = []
+        before = stages[0]["cost"]["flops"][0]  # the step before the first stage is dense
         for stage, states in _states(folder / own.trial_id, stages, pairs):
             cost = Cost(**{**stage["cost"], "flops": tuple(stage["cost"]["flops"])})
             refuse = partial(other_cost, expected=cost, executed_before=before, chosen_again=choose_again)
-            found.append({"start": None, "end": None})
+            of_stages.append({"start": None, "end": None})
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
                 times, phase = in_turn(both, count, next(built_first), method_steps_first, refuse)
                 loads.append(busy_cores())
-                found[-1] |= {name: times, **phase._asdict()}
+                of_stages[-1] |= {name: times, **phase._asdict()}
             before = cost.executed
         twice: Pairs = []
-        first = Phase(found[0]["image_size"], found[0]["frozen"])
+        first = Phase(of_stages[0]["image_size"], of_stages[0]["frozen"])
         both = (lambda: at_phase(of_dense(), first), of_dense)
         for first_is_built_first in (method_built_first, not method_built_first):
             count = max(FEWEST_PAIRS, pairs // 2)
@@ -101,7 +101,7 @@ def measure(
     except UsageError as error:
         return {"error": str(error)}
     return {
-        "stages": found,
+        "stages": of_stages,
         "twice": twice,
         "dense": _dense_steps(own.make_recipe(), splits),
         "load": max(float(provenance["busy_cores"]), *loads),
@@ -119,16 +119,16 @@ def in_turn(
     """Build two trainers, and return seconds of a step of each in pairs of turns, and their phase.
 
     Args:
-        trainers: Functions that build them. The second is dense, and in the phase of the first.
+        trainers: Functions that build them. The second trainer is dense, and in the phase of the first.
         count: Number of pairs.
-        first_is_built_first: Whether the first one is built and warmed up first.
-        first_begins: Whether it has the first turn.
-        refuse: Returns why the steps of the first one cannot be measured, or an empty text.
+        first_is_built_first: Whether the first trainer is built and warmed up first.
+        first_begins: Whether the first trainer has the first turn.
+        refuse: Returns why the steps of the first trainer cannot be measured; empty if they can.
 
     Raises:
         UsageError: The steps cannot be measured.
     """
-    gc.collect()  # earlier trainers, so that their memory does not decide where these are
+    gc.collect()  # frees earlier trainers, so that their memory does not decide where these trainers are
     order = (0, 1) if first_is_built_first else (1, 0)
     built = {number: trainers[number]() for number in order}
     first = Steps(built[0])

@@ -33,19 +33,19 @@ def device_of(spec: TrialSpec) -> torch.device:
 
 
 def task_of(spec: TrialSpec) -> Any:
-    """Return the task of a trial, with its parameters. Plugins must have been loaded."""
+    """Return the task of a trial with its parameters. The caller must have loaded the plugins."""
     return build_task(spec.task_name, spec.task_parameters)
 
 
 def inputs_of(spec: TrialSpec) -> Inputs:
-    """Return the shape of the images and the number of classes of a trial. Plugins must have been loaded."""
+    """Return the image shape and number of classes of a trial. The caller must have loaded the plugins."""
     task = task_of(spec)
     inputs: Inputs = task.inputs(spec.make_recipe(), DataCopy(**spec.data_copy))
     return inputs
 
 
 def with_data_here(spec: TrialSpec) -> TrialSpec:
-    """Return the specification of a trial, which may be of another machine, with this machine's copy of the data.
+    """Return the specification of a trial, perhaps from another machine, with this machine's copy of the data.
 
     Raises:
         UsageError: This machine has no such copy.
@@ -67,11 +67,11 @@ def with_data_here(spec: TrialSpec) -> TrialSpec:
 
 
 def load_splits(spec: TrialSpec) -> Splits:
-    """Return the data of a trial on its device. Plugins must have been loaded.
+    """Return the data of a trial on its device. The caller must have loaded the plugins.
 
     Raises:
-        UsageError: The recipe asks for training images of other sizes, which the task does not offer; or the test
-            split is not to be evaluated, and the task has no validation split.
+        UsageError: The task does not offer the sizes of training images that the recipe asks for. Or the recipe leaves
+            out the test split, and the task has no validation split.
     """
     task, recipe = task_of(spec), spec.make_recipe()
     splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
@@ -81,28 +81,28 @@ def load_splits(spec: TrialSpec) -> Splits:
         return splits
     if splits.validation is None:
         raise UsageError(f"task {spec.task} makes no validation split, which recipe.evaluate_test=false needs")
-    return dataclasses.replace(splits, test=None)  # a task of a plugin may have loaded it
+    return dataclasses.replace(splits, test=None)  # a plugin's task may have loaded the test split
 
 
 def data_facts(splits: Splits, classes: int) -> dict[str, int]:
-    """Return the sizes that say what an accuracy is worth: those of the splits, and what answers without looking reach.
+    """Return the sizes that tell what an accuracy is worth: of the splits, and of the largest class.
 
     Args:
         splits: Splits of a trial.
         classes: Number of classes.
 
     Returns:
-        `classes` and `train_images`; with a test split also `test_images`, and `largest_test_class`, the number of test
-        images of the most frequent class, which is absent if the split does not give its labels.
+        `classes` and `train_images`. With a test split also `test_images`, and `largest_test_class` if the split gives
+        its labels: the number of test images of the most frequent class.
     """
-    found = {"classes": classes, "train_images": splits.train.num_samples}
+    facts = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:
-        found["test_images"] = splits.test.num_samples
+        facts["test_images"] = splits.test.num_samples
         labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
         whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
         if whole and labels.numel() and labels.min() >= 0:
-            found["largest_test_class"] = int(labels.bincount().max())
-    return found
+            facts["largest_test_class"] = int(labels.bincount().max())
+    return facts
 
 
 def check_splits(task: Task, copy: DataCopy, recipe: Recipe, processes: int) -> None:
@@ -122,17 +122,16 @@ def build_trainer(
     """Return the trainer of a trial before its first step.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials that this one may depend on.
         splits: The data (`load_splits`).
-        from_images: Whether a model whose initialisation depends on training images gets them. Weights that are loaded
-            later, or whose values do not matter, need none.
+        from_images: Whether a model whose initialisation depends on training images gets them. It needs none if weights
+            are loaded later, or if their values do not matter.
         eager: Whether steps run eagerly, whatever the recipe's execution is.
         callbacks: Arguments of `Trainer` whose names begin with `on_`.
 
     Raises:
-        UsageError: A trial that this one depends on is not done or damaged, or the folder for code of
-            `torch.compile` cannot be used.
+        UsageError: A trial that this one depends on is damaged or not done, or the folder for code of `torch.compile`
+            cannot be used.
     """
     recipe = spec.make_recipe()
     if eager:
@@ -143,7 +142,7 @@ def build_trainer(
         except (cache.RefusedError, OSError) as error:
             raise UsageError(f"recipe.execution=compile: {error}") from error
     device, inputs = device_of(spec), inputs_of(spec)
-    torch.manual_seed(spec.seed)  # the same weights for every method of a seed
+    torch.manual_seed(spec.seed)  # every method of a seed starts with the same weights
     model = build_model(spec.model, *inputs)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if from_images:
@@ -170,9 +169,9 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
     """Return the results of the trials that a trial depends on, by the text with which the method names them.
 
     Raises:
-        UsageError: One of them is not done or damaged.
+        UsageError: One of them is damaged or not done.
     """
-    found = {}
+    results = {}
     for text, trial_id in spec.depends_on.items():
         folder = trials / trial_id
         record = read_record(folder) or {}
@@ -183,8 +182,8 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
             raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
         model_file = folder / "model.pt"
         plans = tuple(model_files.read_reconfigurations(model_file))
-        found[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
-    return found
+        results[text] = OtherTrial(plans, flops, model_file, _epochs_of_plans(folder, len(plans)))
+    return results
 
 
 def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:
@@ -202,20 +201,19 @@ class InitializedFromImages(Protocol):
     """A model whose initialisation depends on training images."""
 
     def initialize_from_images(self, images: Tensor) -> None:
-        """Set weights; called once before the training, without gradients.
+        """Set weights. A trial calls this once before the training, without gradients.
 
         Args:
-            images: (N, C, H, W) normalised training images in the proportions of the classes, on the model's device; N
-                is `IMAGES`, or the size of the training split if that is smaller.
+            images: (N, C, H, W) normalised training images in the proportions of the classes, on the model's device. N
+                is `IMAGES`, or the size of a smaller training split.
         """
 
 
 def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
-    """Let a model set weights by training images, if it asks for them. All ranks draw the same images.
+    """Let a model set its weights from training images, if it asks for them. All ranks draw the same images.
 
     Args:
         model: The new model.
-        splits: The data.
         seed: Seed of the trial.
 
     Raises:

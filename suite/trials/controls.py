@@ -1,13 +1,13 @@
-"""Control trials: what `--controls` adds to a command, so that a difference between a method and dense has a scale.
+"""Control trials, which `--controls` adds to a command, so that a difference between a method and dense has a scale.
 
 For each task, model and seed of the command:
 
-- dense training with fewer epochs (`suite.recipe.control_epochs`): what plain training reaches in less time;
-- dense training twice, with the same seed: how much two equal trials differ, above all in time;
-- dense training narrowed to the cost of each method whose network becomes smaller (`dense[match=METHOD]`);
-- the random twin of each method that has one (`Method.random_twin`): the same amount of pruning, chosen at random.
+- Dense training with fewer epochs (`suite.recipe.control_epochs`) shows what plain training reaches in less time.
+- Dense training twice, with the same seed, shows how much two equal trials differ, above all in time.
+- Dense training narrowed to the cost of each method whose network becomes smaller (`dense[match=METHOD]`).
+- The random twin of each method that has one (`Method.random_twin`) prunes the same amount, chosen at random.
 
-They are ordinary trials: a command that names them without `--controls` finds the same ones in its folder.
+A control is an ordinary trial. A command that names it without `--controls` finds the same trial in its folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
-# The only method that shared code knows by name: without parameters it is the baseline of all comparisons.
+# Shared code knows only this method by name. Without parameters, it is the baseline of all comparisons.
 BASELINE = "dense"
 
 
@@ -49,28 +49,28 @@ def dense_spec(spec: TrialSpec) -> TrialSpec:
 
 
 def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> list[MethodChoice]:
-    """Return the methods to train as controls of others with the whole recipe, each once.
+    """Return the methods to train as controls of other methods with the whole recipe, each once.
 
     Args:
         methods: Methods of the command.
         task, preset: Names that may decide default values of parameters.
 
     Returns:
-        For each method its random twin and the matched dense network, as far as it has them; then dense training again.
+        For each method its random twin and its matched dense network, if it has them; then dense training again.
     """
-    found: list[MethodChoice] = []
+    controls: list[MethodChoice] = []
     for choice in _distinct(methods, task, preset):
         if twin := random_twin(choice, task, preset):
-            found.append(twin)
+            controls.append(twin)
         if choice.definition.shrinks_network:
-            found.append(dense(match=str(choice)))
-    return _distinct([*found, dense(repeat=2)], task, preset)
+            controls.append(dense(match=str(choice)))
+    return _distinct([*controls, dense(repeat=2)], task, preset)
 
 
 def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | None:
     """Return the choice with the values of `Method.random_twin`, and otherwise the same parameters.
 
-    `None` if the method has no random twin, or is its own, or does not allow these values together.
+    `None` if the method has no random twin, is its own random twin, or does not allow these values together.
     """
     twin = choice.with_typed(choice.definition.random_twin)
     parameters = twin.parameters(task, preset)
@@ -88,7 +88,7 @@ def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
     """Describe in one line the trials that `--controls` added to a command.
 
     Args:
-        added: The trials that the command would not have without `--controls`.
+        added: The trials that the command has only because of `--controls`.
         epochs: Epochs of the command's recipe, by task.
     """
     added = list(added)

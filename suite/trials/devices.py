@@ -1,4 +1,4 @@
-"""The device and the number format of a command, chosen and checked by what torch sees on this machine."""
+"""The device and the number format of a command, chosen and checked by what torch finds on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def resolve_device(text: str) -> tuple[str, int | None]:
     """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
 
     Raises:
-        UsageError: torch does not see the requested GPU.
+        UsageError: torch does not find the requested GPU.
     """
     kind, _, index = read_device(text).partition(":")
     if kind == "auto":
@@ -34,7 +34,7 @@ def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
     """Return a number format. `auto` is bfloat16 if the hardware multiplies it faster than float32, otherwise float32.
 
     Raises:
-        UsageError: float16 was requested for a CPU.
+        UsageError: The user asked for float16 on a CPU.
     """
     if read_dtype(text) == "float16" and kind != "cuda":
         raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
@@ -52,14 +52,14 @@ def check_processes(processes: int, typed: str, device: str, count: bool) -> Non
         processes: Number of processes of each trial.
         typed: The device as typed.
         device: `cpu` or `cuda`.
-        count: Whether the GPUs of this machine have to be enough.
+        count: Whether this machine must have enough GPUs.
 
     Raises:
-        UsageError: There are fewer GPUs, or the user has named one of them.
+        UsageError: There are fewer GPUs than processes, or the user has named one GPU for several processes.
     """
     if processes == 1 or device == "cpu" or in_allocation():
         return
     if ":" in typed:
         raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
-    if count and (found := torch.cuda.device_count()) < processes:
-        raise UsageError(f"--nproc-per-trial {processes}: this machine has {found} GPU(s), and each process needs one")
+    if count and (gpus := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {gpus} GPU(s), and each process needs one")

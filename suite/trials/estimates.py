@@ -12,19 +12,19 @@ from scipy.special import bdtrc, stdtrit
 from suite.trials.folder.reader import Trial, finite
 
 CONFIDENCE = 0.95
-# Values that differ by no more than this share count as equal: subtraction and division round.
+# Subtraction and division round, so values that differ by no more than this share count as equal.
 _ROUNDING = 1e-12
-_LARGEST_EXPONENT = 600.0  # beyond any measurement, and finite
+_LARGEST_EXPONENT = 600.0  # finite, and beyond any measurement
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds, with a confidence interval where one can be given.
+    """Mean over seeds, with a confidence interval if there is one.
 
     Attributes:
         mean: Mean of one value per seed.
-        half_width: Half of the length of the 95 % t-interval. `None` for one seed, and where all seeds have the same
-            value: this shows how coarse the values are, not how certain the mean is.
+        half_width: Half the length of the 95 % t-interval; `None` without one. One seed has no interval. Equal values
+            have none either: they show how coarse the values are, not how certain the mean is.
         count: Number of seeds.
         bounds: Ends of an interval that is not symmetric around the mean; `None` if they are `mean ± half_width`.
     """
@@ -36,27 +36,27 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """Lower end of the interval; the mean without an interval."""
+        """Lower end of the interval; the mean if there is no interval."""
         return self.bounds[0] if self.bounds is not None else self.mean - (self.half_width or 0.0)
 
     @property
     def high(self) -> float:
-        """Upper end of the interval; the mean without an interval."""
+        """Upper end of the interval; the mean if there is no interval."""
         return self.bounds[1] if self.bounds is not None else self.mean + (self.half_width or 0.0)
 
     def covers(self, value: float) -> bool:
-        """Return whether the interval, ends included, contains `value`. Without an interval this is always true."""
+        """Return whether the interval, ends included, contains `value`; true if there is no interval."""
         if self.bounds is not None:
             return self.low <= value <= self.high
         return self.half_width is None or abs(self.mean - value) <= self.half_width
 
     def scaled(self, factor: float) -> Estimate:
-        """Return the same estimate in another unit, for example a fraction in percent."""
+        """Return the same estimate in another unit, for example a fraction as a percentage."""
         half_width = None if self.half_width is None else self.half_width * abs(factor)
         return Estimate(self.mean * factor, half_width, self.count, self._moved(0.0, factor))
 
     def complement(self) -> Estimate:
-        """Return one minus this estimate: the saving that a ratio of costs means."""
+        """Return one minus this estimate: a ratio of costs as a saving."""
         return Estimate(1 - self.mean, self.half_width, self.count, self._moved(1.0, -1.0))
 
     def _moved(self, offset: float, factor: float) -> tuple[float, float] | None:
@@ -68,12 +68,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio(Estimate):
-    """Geometric mean of one ratio per seed. Its interval is that of the logarithms, transformed back."""
+    """Geometric mean of one ratio per seed. The interval is that of the logarithms, transformed back."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A value that is not known, and the reason."""
+    """A value that is not known, and the reason why."""
 
     reason: str
 
@@ -97,8 +97,8 @@ def estimate(values: Sequence[float], reason: str) -> Quantity:
 def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
     """Return the geometric mean of one ratio per seed with its interval, or `Missing(reason)` if there are none.
 
-    The interval is the 95 % t-interval of the logarithms, transformed back: twice as long and half as long are equally
-    far from 1, and no end is negative.
+    The interval is the 95 % t-interval of the logarithms, transformed back. Twice and half as long are equally far from
+    1, and both ends are positive.
 
     Args:
         ratios: Numbers above 0.
@@ -109,7 +109,7 @@ def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
     logarithms = [math.log(value) for value in ratios]
     mean = math.fsum(logarithms) / len(ratios)
     error = float(np.std(logarithms, ddof=1)) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
-    if error <= _ROUNDING:  # of a logarithm: relative to the ratio
+    if error <= _ROUNDING:  # the error of a logarithm is relative to the ratio
         return Ratio(math.exp(mean), None, len(ratios))
     half_width = _t_quantile(len(ratios) - 1) * error
     low, high = (math.exp(min(mean + side, _LARGEST_EXPONENT)) for side in (-half_width, half_width))
@@ -118,7 +118,7 @@ def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
 
 def _t_quantile(degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t distribution that bounds a two-sided interval."""
-    # Imported here because SciPy takes half a second to load, and a report of one seed has no intervals.
+    # SciPy takes half a second to load, and a report of one seed has no intervals.
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -156,12 +156,12 @@ def mean_of(quantity: Quantity) -> float | None:
 
 
 GUESS_LEVEL = 0.01
-"""A guess that reaches a trial's accuracy with a larger probability cannot be told from it."""
+"""A trial counts as a guess if a guess reaches its accuracy with a larger probability."""
 _NAMES = ("classes", "test_images", "largest_test_class")
 
 
 def facts(trial: Trial) -> tuple[int, int, int]:
-    """Return the numbers of classes, of test images and of those of the largest class; 0 where it is not recorded."""
+    """Return the numbers of classes, of test images and of images of the largest class; 0 for a missing number."""
     data = trial.provenance.get("data")
     numbers = [finite(data.get(name)) for name in _NAMES] if isinstance(data, Mapping) else [None] * len(_NAMES)
     classes, images, largest = (0 if number is None or number < 0 else int(number) for number in numbers)
@@ -169,17 +169,17 @@ def facts(trial: Trial) -> tuple[int, int, int]:
 
 
 def chance(accuracy: float, trial: Trial) -> float:
-    """Return the probability that a guess reaches an accuracy, on the test images of a trial.
+    """Return the probability that a guess reaches an accuracy on the test images of a trial.
 
-    A guess is right for each image with a probability of 1/classes, or with the share of the largest class if that is
-    known. The number of its correct answers is binomial.
+    A guess is right for each image with the probability 1/classes, or with the share of the largest class if that is
+    known. The number of correct answers is binomial.
 
     Args:
         accuracy: As a fraction.
         trial: A trial with these test images.
 
     Returns:
-        0 where the record has no such numbers, or numbers that contradict each other.
+        The probability; 0 if the record lacks these numbers, or they contradict each other.
     """
     classes, images, largest = facts(trial)
     if classes < 2 or images < 1 or largest > images:
@@ -188,6 +188,6 @@ def chance(accuracy: float, trial: Trial) -> float:
 
 
 def is_guess(trial: Trial) -> bool:
-    """Return whether the accuracy of a finished trial cannot be told from that of a guess (one-sided, 1 %)."""
+    """Return whether the accuracy of a finished trial may be that of a guess (one-sided test, 1 %)."""
     accuracy = trial.number("test_accuracy")
     return trial.done and accuracy is not None and chance(accuracy, trial) > GUESS_LEVEL

@@ -1,6 +1,7 @@
 """Groups of trials that may be compared with each other.
 
-Dense training for fewer epochs joins the group of the methods that it is compared with."""
+Dense training for fewer epochs joins the group of the methods that it is compared with.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial, finite
 from suite.trials.folder.times import MethodTime
 
-# Trials of one machine agree in these. The last three are part of the recipe; they are known even if only the table is
-# left. Accuracies of several machines may be compared (`reports.data.pooling`).
+# Trials of one machine agree in these. The last three are part of the recipe, and known even if only the table is left.
+# Accuracies of several machines may be compared (`reports.data.pooling`).
 KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
 )
-MACHINE = ("hardware_id", "threads", "torch")  # make times comparable
-Machine = tuple[str, ...]  # text of each name of `MACHINE`
+MACHINE = ("hardware_id", "threads", "torch")  # what makes times comparable
+Machine = tuple[str, ...]  # text for each name in `MACHINE`
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class TrialGroup:
     Attributes:
         key: Text of each name of `KEY`.
         trials: The trials, in the order of the table.
-        budgets: Dense trainings for fewer epochs that the trials are compared with (`fold_budgets`), one group
-            for each number of epochs, ascending.
+        budgets: Dense trainings for fewer epochs that the trials are compared with (`fold_budgets`), one group for each
+            number of epochs, ascending.
         times: Training times from the time pass, by label.
         elsewhere: Trials of the same task and model on other machines, and whether they count here.
         pool: Machines whose accuracies count here.
@@ -54,10 +55,9 @@ class Elsewhere:
     """Trials on another machine.
 
     Attributes:
-        machine: The machine.
         done: Finished trials.
-        differences: Accuracy there minus here, as a fraction, of what has three seeds on both machines.
-        refused: Why they do not count here; empty if they do.
+        differences: Accuracy there minus here, as a fraction, for each method that has three seeds on both machines.
+        refused: Why the trials do not count here; empty if they do.
     """
 
     machine: Machine
@@ -73,7 +73,7 @@ def label(trial: Trial) -> str:
 
 
 def is_control(trial: Trial) -> bool:
-    """Return whether a trial is a control of other methods, such as a random twin or a narrower dense network."""
+    """Return whether a trial is a control of methods, such as a random twin or a narrower dense network."""
     variant_of_dense = trial.text("method") == BASELINE and trial.text("variant") != ""  # earlier records do not say it
     return variant_of_dense or trial.spec.get("control") is True
 
@@ -81,7 +81,7 @@ def is_control(trial: Trial) -> bool:
 def recipe(trial: Trial) -> str:
     """Return the recipe as one text that can be compared; empty if `trial.json` has none.
 
-    A method that has its own value of a field, which is part of its label, has the recipe of the others otherwise.
+    A value that a method alone has is part of its label. This text then has the value of the other methods.
     """
     if not trial.spec.get("recipe"):
         return ""
@@ -92,9 +92,9 @@ def recipe(trial: Trial) -> str:
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:
     """Group trials by key, in the order of the table.
 
-    Parts of a key may be unknown: the trial failed before its hardware was recorded, or only its row in the table is
-    left, which has no recipe. Such a trial joins the only group whose known parts match. If several groups match, or
-    none, a finished trial forms a new group. A failed trial forms a new group if none matches.
+    Parts of a key may be unknown. The trial may have failed before its hardware was recorded, or only its row in the
+    table is left, which has no recipe. Such a trial joins the only group whose known parts match. If there is no group
+    to join, or more than one, a finished trial forms a new group. A failed trial forms a new group if none matches.
 
     Returns:
         The groups, and the trials that were not assigned: failed ones that match several groups, and damaged records.
@@ -102,21 +102,21 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
     trials = list(trials)
     unassigned = [trial for trial in trials if not trial.text("method")]  # damaged records
     named = [(_key(trial), trial) for trial in trials if trial.text("method")]
-    # Trials with the most complete keys come first, so that the others find their groups.
+    # Trials with the most complete keys come first, so that later trials find their groups.
     order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
-    found: dict[tuple[str, ...], list[Trial]] = {}
+    trials_by_key: dict[tuple[str, ...], list[Trial]] = {}
     for own, trial in order:
-        fits = [own] if own in found else [key for key in found if not _contradict(own, key)]
+        fits = [own] if own in trials_by_key else [key for key in trials_by_key if not _contradict(own, key)]
         if len(fits) > 1 and not trial.done:
             unassigned.append(trial)
         else:
-            found.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
+            trials_by_key.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
     places = {id(trial): place for place, trial in enumerate(trials)}
     groups = [
         TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
-        for key, members in found.items()
+        for key, members in trials_by_key.items()
     ]
-    # Order groups by their first finished trial, and groups without one by their first trial.
+    # Groups are in the order of their first finished trial, or of their first trial if none has finished.
     groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
     return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
 
@@ -147,19 +147,19 @@ def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
 
     Args:
-        groups: Groups of comparable trials. Two of them may differ only in the number of epochs. Groups whose recipe is
-            not known, because only their rows in the table are left, are not moved.
+        groups: Groups of comparable trials. A pair may differ only in the number of epochs. Groups without a known
+            recipe are not moved: only their rows in the table are left.
 
     Returns:
         The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
     """
     absorbed: set[int] = set()
-    found = []
+    kept = []
     for group in groups:
-        shorter = [other for other in groups if _is_budget(other, group)]
-        absorbed |= {id(other) for other in shorter}
-        found.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
-    return [folded for group, folded in found if id(group) not in absorbed]
+        shorter = [budget for budget in groups if _is_budget(budget, group)]
+        absorbed |= {id(budget) for budget in shorter}
+        kept.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
+    return [folded for group, folded in kept if id(group) not in absorbed]
 
 
 def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
@@ -187,22 +187,21 @@ def epochs(group: TrialGroup) -> float:
 
 def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
     """Return the steps of a dense training for fewer epochs relative to the whole one."""
-    if epochs(budget) % 1 or epochs(group) % 1:  # the last epoch has fewer steps
-        steps = [_steps(one) for one in (budget, group)]
+    if epochs(budget) % 1 or epochs(group) % 1:  # an epoch is partial: the last epoch has fewer steps
+        steps = [_steps(item) for item in (budget, group)]
         if all(steps):
             return steps[0] / steps[1]
     return epochs(budget) / epochs(group)
 
 
 def _steps(group: TrialGroup) -> float:
-    """Return the steps of dense; 0 if they are not recorded."""
     dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
     steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
     return math.fsum(steps) if all(steps) else 0.0
 
 
 def without_epochs(group: TrialGroup) -> dict[str, Any] | None:
-    """Return the recipe without its epochs; `None` if it is not known, since anything else could differ too."""
+    """Return the recipe without its epochs; `None` if it is unknown: other fields could differ too."""
     if not group.key["recipe"]:
         return None
     return {name: value for name, value in json.loads(group.key["recipe"]).items() if name != "epochs"}

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def command_line() -> str:
     """Return the command line of this process, without the folder that its program is installed in.
 
-    The first argument is an absolute path for `python -m` and for an installed program.
+    That folder is part of the first argument for `python -m` and for an installed program.
     """
     program = Path(sys.argv[0])
     if program.is_absolute():

@@ -13,7 +13,7 @@ from suite.trials.progress import Position, Sweep, duration, ended_line, epoch_l
 from suite.trials.spec import TrialSpec
 
 SWEEP_INTERVAL = 60.0
-"""Seconds between two lines about all trials, unless a trial ends."""
+"""Seconds between two lines about all trials while no trial ends."""
 
 
 class ProgressListener(Protocol):
@@ -38,8 +38,8 @@ class _AllTrials:
     def line(self, at_once: bool) -> str:
         """Return how many trials have ended, and the remaining time of the others.
 
-        It is empty for a single trial, after the last one, before the time can be estimated, and, unless `at_once`, if
-        the last line was printed less than `SWEEP_INTERVAL` ago.
+        The line is empty for a single trial, after the last trial and before the time can be estimated. Without
+        `at_once` it is also empty if the last line was printed less than `SWEEP_INTERVAL` ago.
         """
         sweep, now = self.sweep, self._now()
         if sweep.total < 2 or sweep.num_ended == sweep.total or (now < self._next and not at_once):
@@ -91,7 +91,7 @@ class Lines:
         pass
 
     def _print(self, line: str) -> None:
-        # Not printed with rich, which would wrap the line and read brackets as markup.
+        # rich would wrap the line and read its brackets as markup.
         print(line, file=self._console.file, flush=True)
 
 

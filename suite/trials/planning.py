@@ -1,4 +1,4 @@
-"""From a `SuiteSpec` to its `TrialSpec`s. Wrong options are found here, before anything is written."""
+"""The step from a `SuiteSpec` to its `TrialSpec`s. It finds wrong options before anything is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Formats = Mapping[tuple[str, str], str]
 def read_names(text: str, kind: str, option: str) -> list[Request]:
     """Read a comma list and check each name against the registry, without importing methods, tasks or models.
 
-    A member of a collection (`torchvision/vgg11`) is checked by `read_choices`, which imports the collection.
+    `read_choices` checks a member of a collection (`torchvision/vgg11`), because it imports the collection.
     """
     requests = read_list(text, option)
     for request in requests:
@@ -56,7 +56,7 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
     known = declared(Recipe)
     if key not in known:
         hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
-        # Tasks import torch, which the answer to a misspelt field does not need.
+        # Tasks import torch. A wrong field needs an answer without torch.
         close = key in SHORT_NAMES or difflib.get_close_matches(key, known, cutoff=0.8)
         if not close and (
             tasks := [name for name in registry.names("task") if key in declared(registry.get("task", name))]
@@ -73,18 +73,17 @@ def plan(
     """Return every trial of a suite, each once, ordered by task, model, seed and method, with dense first.
 
     An interrupted folder therefore holds whole comparisons: all methods of the first seed, then all of the next. The
-    control trials of a seed follow its methods; the second dense trial comes last, as far from the first as possible.
-    Methods and networks are constructed once to check that their parameters are allowed. Data is prepared last, since
-    that may take time and space.
+    control trials of a seed follow its methods. The second dense trial comes last, as far from the first as possible.
+    Each method and network is constructed once to check its parameters. Data is prepared last, because that may take
+    time and space.
 
     Args:
-        suite: The command.
         copies: The prepared data (`suite.task.DataCopy`) of each task, if an earlier plan with a recipe for the same
             images has prepared it.
-        formats: Number formats of networks that have another one than the suite's.
+        formats: Number formats of networks that differ from the suite's.
 
     Raises:
-        UsageError: The user can correct the command, a file or a plugin.
+        UsageError: The command, a file or a plugin is wrong, and the user can correct it.
     """
     methods = read_choices(suite.methods, MethodChoice, "--methods")
     methods.sort(key=lambda choice: str(choice) != "dense")
@@ -102,8 +101,8 @@ def plan(
         for setting in settings:
             _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
 
-    found: dict[str, TrialSpec] = {}
-    own: dict[str, TrialSpec] = {}  # without those that only controls need
+    specs: dict[str, TrialSpec] = {}
+    own: dict[str, TrialSpec] = {}  # without trials that only controls need
     for setting in settings:
         data_copy = copies[setting.task].fields()
         for model in setting.models:
@@ -120,11 +119,11 @@ def plan(
                     if trials[-1].hash in own and not is_control:
                         log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
                     for digest, trial in [(trial.hash, trial) for trial in trials]:
-                        found.setdefault(digest, trial)
+                        specs.setdefault(digest, trial)
                         if not is_control:
                             own.setdefault(digest, trial)
     if suite.controls:
-        added = [trial for digest, trial in found.items() if digest not in own]
+        added = [trial for digest, trial in specs.items() if digest not in own]
         log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
         for setting in settings:
             if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
@@ -132,7 +131,7 @@ def plan(
                     "%s: %g epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
                     "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
                 )  # fmt: skip
-    return list(found.values())
+    return list(specs.values())
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class _Method:
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
         recipe: The recipe, with the fields that were typed for this method.
-        control: Whether it is a control of others, typed or added (`Method.is_control`).
+        control: Whether it is a control of other methods, typed or added (`Method.is_control`).
     """
 
     choice: MethodChoice
@@ -158,7 +157,7 @@ class _Method:
 
 @dataclass(frozen=True)
 class _Setting:
-    """What trials of a task share: recipe, source of the recipe, models and methods, and whether they are controls.
+    """What trials of a task share: recipe, source of the recipe, models, methods, and whether they are controls.
 
     Attributes:
         task: The task as text.
@@ -176,7 +175,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Template:
-    """The trials of one method on one network, which differ by their seed alone.
+    """The trials of one method on one network, which differ in their seed alone.
 
     Attributes:
         trial: The trial of the first seed, without dependencies.
@@ -190,8 +189,8 @@ class _Template:
         """Return the trial of a seed, preceded by those that it depends on."""
         before: list[TrialSpec] = []
         depends_on = {}
-        for text, other in self.before.items():
-            before += other.trials(seed)
+        for text, template in self.before.items():
+            before += template.trials(seed)
             depends_on[text] = before[-1].trial_id
         return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
 
@@ -224,7 +223,7 @@ def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Sett
     name = task.registered_name
 
     def control(choices: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
-        # Override the epochs as `--epochs` does, so that recipe and source are those of a command without --controls.
+        # The override is that of `--epochs`, so that recipe and source equal those of a command without --controls.
         overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
         recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
         methods = [_method(suite, choice, name, recipe) for choice in choices]
@@ -236,7 +235,7 @@ def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Sett
 
 
 def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
-    """Construct a method and those that it depends on, which have its recipe, and check that their files exist.
+    """Construct a method and the methods that it depends on, with the same recipe, and check that their files exist.
 
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
@@ -300,7 +299,7 @@ def _template(
         files=method.files,
         defined_by=defining_files(method=method.choice.name, task=setting.task.partition("[")[0], model=model.name),
     )
-    before = {text: _template(suite, setting, other, model, data_copy) for text, other in method.before.items()}
+    before = {text: _template(suite, setting, needed, model, data_copy) for text, needed in method.before.items()}
     return _Template(trial, before)
 
 
@@ -322,20 +321,20 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
             )
     else:
         recipe = task.recipe(suite.preset)
-        source = next((one.source for one in task.paper_recipes.values() if one[1:3] == (recipe, suite.preset)), "")
+        source = next((item.source for item in task.paper_recipes.values() if item[1:3] == (recipe, suite.preset)), "")
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
     return recipe.changed(suite.overrides), source
 
 
 def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:
-    """Check that the data has the images that a recipe asks for, by creating its splits once, and check the models.
+    """Check the models, and that the data has the images that a recipe asks for, by creating its splits once.
 
     Raises:
-        UsageError: A split, a cutout or a batch is too large for the data, or a model cannot be built for the images
-            and classes that were found.
+        UsageError: A split, a cutout or a batch is too large for the data, or no model can be built for its images and
+            classes.
     """
-    from suite.trials.building import check_splits  # imports torch, which reading of names does without
+    from suite.trials.building import check_splits  # it imports torch, which reading of names does not need
 
     recipe = setting.recipe
     try:
@@ -349,7 +348,7 @@ def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None
 
 
 def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
-    """Read a comma list of methods or models with their parameters; the errors begin with the option."""
+    """Read a comma list of methods or models with their parameters. Errors begin with the option."""
     requests = read_names(text, choice_class.kind, option)
     for request in requests:
         try:

@@ -1,9 +1,9 @@
 """Files of plugins that define a trial's method, task or model, and their checksums, which enter the trial's hash.
 
-Changes of the project's own files are covered by `Method.version`. The file of a plugin is edited and run again without
-a new version. The hash of a trial therefore covers the content of each plugin file that defines its method, task or
-model, and of the modules next to that file that it imports, directly or indirectly. Other imports of a plugin
-(installed packages) are part of the software that provenance records.
+`Method.version` covers changes of the project's own files. A plugin's file is edited and run again without a new
+version. The hash of a trial therefore covers the content of each plugin file that defines its method, task or model. It
+also covers the modules next to that file that it imports, directly or indirectly. Other imports of a plugin (installed
+packages) are part of the software that provenance records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from suite.errors import UsageError
 from suite.files import read_bytes, without_home
 from suite.trials.invocation import ROOT
 
-MOST_BYTES = 1 << 24  # of a module that a plugin imports
+MOST_BYTES = 1 << 24  # size of a module that a plugin imports
 _ROOMS = frozenset(("suite", "methods", "tasks", "kernels", "reports"))
 
 
@@ -39,20 +39,20 @@ def defining_files(**things: str) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: A file cannot be read.
     """
-    found = {}
+    files = {}
     for kind, name in things.items():
         if not registry.is_own(kind, name):
             path = _file_of(kind, name)
             if path is not None:
-                found[kind] = _described(path)
-    return found
+                files[kind] = _described(path)
+    return files
 
 
 def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return the part of `defining_files` that enters the trial's hash: the checksums without the paths."""
     return {
-        kind: [one["sha256"], *(f"{name} {digest}" for name, digest in sorted(one.get("imports", {}).items()))]
-        for kind, one in files.items()
+        kind: [file["sha256"], *(f"{name} {digest}" for name, digest in sorted(file.get("imports", {}).items()))]
+        for kind, file in files.items()
     }
 
 
@@ -60,17 +60,17 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
     """Check that the files have not changed since a trial was planned.
 
     Args:
-        planned: `defining_files` of the time when the trial was planned.
+        planned: `defining_files` when the trial was planned.
         things: Names by kind.
 
     Raises:
         UsageError: A file has changed.
     """
     now = defining_files(**things)
-    for kind, one in planned.items():
-        if digests({kind: one}) != digests({kind: now[kind]} if kind in now else {}):
+    for kind, file in planned.items():
+        if digests({kind: file}) != digests({kind: now[kind]} if kind in now else {}):
             raise UsageError(
-                f"the {kind} '{things[kind]}' is defined by {one['path']}, which has changed since this trial was "
+                f"the {kind} '{things[kind]}' is defined by {file['path']}, which has changed since this trial was "
                 "planned; run the command again"
             )
 
@@ -83,16 +83,16 @@ def load_recorded(path: str, recorded: Iterable[Mapping[str, Mapping[str, Any]]]
         recorded: `defined_by` of the records' specifications.
 
     Raises:
-        UsageError: No record was, so that the file was not run; or it is not a plugin.
+        UsageError: No record was made with that content, so the file is not run. Or it is not a plugin.
     """
     here = digests({"typed": _described(files.read_path(path, "--plugin").resolve())})["typed"]
-    if not any(here in digests(one).values() for one in recorded):
+    if not any(here in digests(item).values() for item in recorded):
         raise UsageError(f"--plugin {path}: is not run: no trial of the folder was defined by a file of this content")
     registry.load_plugin(path)
 
 
 def check_known(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> None:
-    """Check that this process knows what plugins of a record define; the files that the record names are not loaded.
+    """Check that this process knows what a record's plugins define. The files that the record names are not loaded.
 
     Args:
         recorded: `defined_by` of the record's specification.
@@ -103,7 +103,7 @@ def check_known(recorded: Mapping[str, Mapping[str, Any]], **things: str) -> Non
     """
     for kind, name in things.items():
         if kind in recorded and registry.find(kind, name) is None:
-            # The path is a stranger's text, which must not look like a command to paste.
+            # A stranger wrote the path, so it must not look like a command to paste.
             file = repr(Path(str(recorded[kind].get("path"))).name)
             raise UsageError(
                 f"the {kind} '{name}' is defined by the plugin {file}, and plugins that a record names are not run: "
@@ -118,7 +118,7 @@ def _file_of(kind: str, name: str) -> Path | None:
         return None
     if registry.plugin_source(entry.origin) is not None:
         return Path(entry.origin)
-    module = importlib.util.find_spec(entry.origin.partition(":")[0])  # entry point of an installed package
+    module = importlib.util.find_spec(entry.origin.partition(":")[0])  # for the entry point of an installed package
     return Path(module.origin) if module is not None and module.origin and module.has_location else None
 
 
@@ -127,7 +127,7 @@ def _described(path: Path) -> dict[str, Any]:
     return _with_imports(path, read_bytes(path, "--plugin", MOST_BYTES) if source is None else source)
 
 
-@functools.lru_cache(maxsize=64)  # a suite of a thousand trials asks for few files
+@functools.lru_cache(maxsize=64)  # a suite of a thousand trials asks for only a few files
 def _with_imports(path: Path, content: bytes) -> dict[str, Any]:
     contents = {path: content}
     waiting = [path]
@@ -137,7 +137,7 @@ def _with_imports(path: Path, content: bytes) -> dict[str, Any]:
             if module not in contents:
                 contents[module] = read_bytes(module, f"{path} imports", MOST_BYTES)
                 waiting.append(module)
-    checksums = {file: hashlib.sha256(found).hexdigest() for file, found in contents.items()}
+    checksums = {file: hashlib.sha256(content_of_file).hexdigest() for file, content_of_file in contents.items()}
     described: dict[str, Any] = {"path": without_home(str(path)), "sha256": checksums.pop(path)}
     if checksums:
         start = _places(path)[0]
@@ -148,12 +148,12 @@ def _with_imports(path: Path, content: bytes) -> dict[str, Any]:
 def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
     """Yield the modules next to a plugin that a file imports, in any of its import statements.
 
-    The statements are parsed, not executed: imports inside functions and modules that are already loaded count too.
+    The statements are parsed and not executed, so imports inside functions and already loaded modules count too.
     """
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # such a file cannot be imported, so it does not affect results
+        return  # such a file cannot be imported, so it cannot affect results
     start, inside = _places(plugin)
     for node in ast.walk(tree):
         names: list[tuple[Path, str]] = []
@@ -164,9 +164,9 @@ def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
             module = f"{node.module}." if node.module else ""
             names = [(base, module + alias.name) for alias in node.names]
         for base, name in names:
-            for found in _modules(base, name.split(".")):
-                if found.is_relative_to(inside) and not _is_project(found):
-                    yield found
+            for file_of_module in _modules(base, name.split(".")):
+                if file_of_module.is_relative_to(inside) and not _is_project(file_of_module):
+                    yield file_of_module
 
 
 def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
@@ -184,9 +184,9 @@ def _is_project(file: Path) -> bool:
 
 
 def _places(plugin: Path) -> tuple[Path, Path]:
-    """Return the folder where the imports of a plugin start, and the folder or file whose modules count as next to it.
+    """Return the folder where a plugin's imports start, and the folder or file whose modules count as next to it.
 
-    For a module of a package, that is the whole package; for a single installed module, only its file.
+    For a module of a package, that is the whole package. For a single installed module, it is that file alone.
     """
     package = plugin.parent
     if not (package / "__init__.py").is_file():

@@ -1,4 +1,4 @@
-"""Progress of trials: how a trial reports it, how it is worded, and the time that remains.
+"""Progress of trials: how a trial reports it, its wording, and the time that remains.
 
 A trial writes two files in its folder: `progress.json`, replaced at most twice a second, and `epochs.jsonl`, with one
 line per epoch. Errors in reading or writing progress do not affect a run.
@@ -21,13 +21,12 @@ from suite.trials.spec import TrialSpec
 
 
 def work(recipe: Recipe, epochs: float) -> float:
-    """Return the pixels of the first epochs of a schedule, in images of one pixel; `epochs` if all sizes are equal.
+    """Return the epochs of a schedule so far, each times the pixels of its images; `epochs` if all sizes are equal.
 
     The time of a step is assumed to grow with the pixels of its images.
 
     Args:
-        recipe: The recipe.
-        epochs: Number of epochs, of which the last may be a part of one; epochs after the schedule count as its last.
+        epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
     """
     if len(recipe.train_sizes) < 2:
         return epochs
@@ -38,7 +37,7 @@ def work(recipe: Recipe, epochs: float) -> float:
 
 
 def share_of_work(recipe: Recipe, fraction: float) -> float:
-    """Return the share of a training's work that is done, from the fraction of its epochs."""
+    """Return the share of a training's work that is done after a fraction of its epochs."""
     if len(recipe.train_sizes) < 2:
         return fraction
     return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
@@ -57,12 +56,11 @@ def duration(seconds: float) -> str:
 
 
 def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    """Return one line for an epoch, without the values that the record does not have.
+    """Return one line for an epoch, with the values that the record has.
 
     Args:
-        trial: The trial.
         record: Record of the epoch.
-        before: Record of an earlier epoch; the remaining time is estimated from the epochs since.
+        before: Record of an earlier epoch. The epochs since then give the remaining time.
     """
     left = record.get("epochs_left")
     total = record.get("epoch", 0) + left if isinstance(left, int) else trial.recipe.get("epochs", "?")
@@ -85,11 +83,11 @@ def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str,
 def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None, recipe: Recipe) -> float | None:
     """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
 
-    Training and evaluation count, compilation does not. The training of an epoch is assumed to take as long as since
+    Training and evaluation count, compilation does not. An epoch is assumed to train as long as the epochs since
     `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
-    Epochs with images of another size are assumed to take as much longer as they have more pixels (`work`).
-    The evaluations that remain (`recipe.evaluations`) are assumed to take as long as the mean of those so far; before
-    the first one, their time is not known and left out.
+    The time of epochs with images of another size is assumed to grow with their pixels (`work`). The remaining
+    evaluations (`recipe.evaluations`) are assumed to take as long as the mean of those so far. Before the first
+    evaluation their time is unknown and left out.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
     evaluating = record.get("eval_time_s")
@@ -106,7 +104,7 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
     evaluated = epoch // recipe.eval_every
     to_evaluate = recipe.evaluations(epoch + left) - evaluated
     evaluation = evaluating / evaluated if evaluated else 0.0
-    # A method may have begun the schedule again; the epochs before that belong to an earlier schedule.
+    # A method may have restarted the schedule. Epochs before that belong to an earlier schedule.
     began = max(0, epoch + left - recipe.whole_epochs)
     done = work(recipe, epoch - began)
     since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
@@ -124,7 +122,7 @@ def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
     training, evaluation, compilation = (result.get(f"{name}_time_s") for name in ("train", "eval", "compile"))
     rest = seconds - (training or 0.0) - (evaluation or 0.0) - (compilation or 0.0)
     if training is None or evaluation is None or rest < 0:
-        return line  # a resumed trial: an earlier process did a part of it
+        return line  # an earlier process did a part of this resumed trial
     compiled = f"compilation {duration(compilation)}, " if compilation else ""
     parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
     return f"{line}: {parts}start, files and inference speed {duration(rest)}"
@@ -138,9 +136,9 @@ class Position:
     """Progress of a trial.
 
     Attributes:
-        epoch: Epochs that are done.
-        epochs: Epochs of the whole training.
-        fraction: Fraction of the whole training that is done, in [0, 1].
+        epoch: Number of finished epochs.
+        epochs: Number of epochs of the whole training.
+        fraction: Finished fraction of the whole training, in [0, 1].
         resumed_after: Epoch after which this attempt resumed; 0 if it started from the beginning.
     """
 
@@ -161,7 +159,7 @@ class ProgressFile:
         self.resumed_after = 0
 
     def write(self, epoch: int, epochs: int, fraction: float) -> None:
-        """Write the progress. Calls that follow too soon do nothing, so that this may be called at every step.
+        """Write the progress. Calls that follow too soon do nothing, so this may be called at every step.
 
         The file is replaced atomically, but not flushed to disk. Errors, for example a full disk, are ignored.
         """
@@ -175,10 +173,10 @@ class ProgressFile:
             )
 
     def read(self) -> Position | None:
-        """Return the progress; `None` before the trial wrote any."""
+        """Return the progress; `None` if the trial has not written any."""
         try:
-            found = Position(**json.loads(self._path.read_bytes()))
-            return found if 0 <= found.fraction <= 1 else None
+            position = Position(**json.loads(self._path.read_bytes()))
+            return position if 0 <= position.fraction <= 1 else None
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -193,7 +191,7 @@ class EpochReader:
     def read(self) -> list[dict[str, Any]]:
         """Return the records of all lines that were completed since the last call."""
         try:
-            # A resumed trial cuts off what came after its checkpoint.
+            # A resumed trial truncates the file to its checkpoint.
             self._offset = min(self._offset, self._path.stat().st_size)
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -202,36 +200,36 @@ class EpochReader:
             self._offset = 0  # the trial starts from the beginning, or its folder was removed
             return []
         self._offset += len(complete) + len(newline)
-        found = []
+        records = []
         for line in complete.splitlines():
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # the report names damaged lines
             if isinstance(record, dict):
-                found.append(record)
-        return found
+                records.append(record)
+        return records
 
 
 SMALLEST_SHARE = 0.02
-"""Share of a trial after which its time is extrapolated; before, the start of its process would count too much."""
+"""Share of a trial after which its time is extrapolated. Earlier, the start of its process would count too much."""
 
 
 @dataclass
 class _Running:
     began: float
     fraction: float = 0.0
-    work: float = 0.0  # share of the trial's work that is done
-    resumed: float = 0.0  # share of the work that an earlier attempt had done
+    work: float = 0.0  # finished share of the trial's work
+    resumed: float = 0.0  # share of the work that an earlier attempt finished
 
 
 class Sweep:
     """The remaining time of the trials of a command.
 
-    A waiting trial is expected to take as long as the mean of those with its method, task, model and epochs; if none is
-    known, its epochs take as long as those of trials with its task and model, or of all trials. Known are trials that
-    are done, and running ones, extrapolated from the share that is done, in pixels (`share_of_work`). As many trials
-    are assumed to run at the same time as have done so before.
+    A waiting trial is expected to take as long as the mean of known trials with its method, task, model and epochs. If
+    none is known, its epochs take as long as those of trials with its task and model, or of all trials. Done trials are
+    known, and so are running trials, extrapolated from their finished share of work (`share_of_work`). The number of
+    trials at the same time is assumed to stay as it has been.
 
     Args:
         trials: The trials that will run.
@@ -263,7 +261,7 @@ class Sweep:
         running.resumed = share_of_work(recipe, position.resumed_after / position.epochs) if position.epochs else 0.0
 
     def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
-        """Note that a trial has ended; one with another status than `done` says nothing about the others."""
+        """Note that a trial has ended. A trial that is not `done` tells nothing about the others."""
         self._waiting.pop(trial.trial_id, None)
         _, running = self._running.pop(trial.trial_id, (trial, _Running(0.0)))
         self.num_ended += 1
@@ -272,11 +270,11 @@ class Sweep:
 
     @property
     def done(self) -> float:
-        """Number of trials that have ended, with the fractions of those that run."""
+        """Number of trials that have ended, plus the finished fractions of running trials."""
         return self.num_ended + sum(running.fraction for _, running in self._running.values())
 
     def remaining(self) -> float | None:
-        """Return the estimated seconds until all trials have ended; `None` before anything is known."""
+        """Return the estimated seconds until all trials have ended; `None` if nothing is known yet."""
         now = self._now()
         known = list(self._done)
         for trial, running in self._running.values():
@@ -299,7 +297,7 @@ class Sweep:
 
 
 class _Expected:
-    """The seconds that trials are expected to take, from those of others.
+    """The expected seconds of trials, from those of known trials.
 
     Args:
         known: Trials with their seconds; at least one.

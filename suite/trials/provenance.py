@@ -28,7 +28,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
     Args:
         device: Device of the computation. Its GPU, or the CPU, determines the `hardware_id`.
     """
-    busy = busy_cores()  # measured first, because the rest starts programs
+    busy = busy_cores()  # measured first, before this function starts programs
     device = torch.device(device)
     hardware = hardware_facts(device)
     return {
@@ -55,7 +55,7 @@ def collect(device: torch.device | str) -> dict[str, Any]:
 
 
 def _software() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
@@ -66,10 +66,10 @@ def _software() -> dict[str, Any]:
     }
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return facts
 
 
 def git_facts(root: Path) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def git_facts(root: Path) -> dict[str, Any]:
     commit = program_output("git", "-C", str(root), "rev-parse", "HEAD")
     if not commit:
         return {}
-    # Without optional locks, `status` does not write to the repository. An untracked method may be the one that ran.
+    # Optional locks would let `status` write to the repository. Untracked files count, because a method may be one.
     changed = program_output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
     return {"commit": commit, "dirty": bool(changed)}
 
 
 def tuning(definition: Any, preset: str) -> list[str]:
     """Return in words how the defaults of a method, or the recipes of a task, were chosen for a preset."""
-    return [one.in_words() for one in definition.tuning if preset in one.presets or not one.presets]
+    return [item.in_words() for item in definition.tuning if preset in item.presets or not item.presets]

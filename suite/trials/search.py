@@ -1,10 +1,10 @@
-"""What `tune` tries: the search space of a method, and the settings that a budget allows.
+"""The search of `tune`: the search space of a method, and the settings that a budget allows.
 
 The space of a method has the recipe's learning rate and each parameter whose annotation has a
-`suite.parameters.Search`. The first setting of every budget is the default one. The others are points of a Halton
-sequence (`scipy.stats.qmc`), shifted by the seed: a setting depends on the space, the seed and its number, and not on
-results or on the budget, so that an interrupted search continues, and a larger budget adds settings to the same ones.
-The learning rate has the first dimension in every space, so that all methods try the same learning rates.
+`suite.parameters.Search`. The first setting of every budget is the default. The others are points of a Halton sequence
+(`scipy.stats.qmc`), shifted by the seed. A setting depends on the space, the seed and its number, and not on results or
+on the budget. An interrupted search therefore continues, and a larger budget adds settings to the same ones. The
+learning rate is the first dimension of every space, so that all methods try the same learning rates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 
 MOST_POINTS = 200
-"""Points of the sequence for each setting of the budget, before a space counts as too small."""
+"""Points of the sequence that are tried for each setting of the budget before a space counts as too small."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Dimension:
     Attributes:
         name: Name of the parameter, or `recipe.FIELD`.
         default: Value of the default setting.
-        values: All values, if these are few; otherwise empty.
+        values: All values if there are only a few; otherwise empty.
         low, high: Bounds of a number.
         log: Whether numbers are spread evenly on a logarithmic scale.
         is_integer: Whether numbers are rounded to integers.
@@ -51,18 +51,17 @@ class Dimension:
         if self.values:
             return self.values[int(share * len(self.values))]
         low, high = self.low, self.high
-        found = low * (high / low) ** share if self.log else low + (high - low) * share
-        return round(found) if self.is_integer else float(f"{found:.3g}")
+        number = low * (high / low) ** share if self.log else low + (high - low) * share
+        return round(number) if self.is_integer else float(f"{number:.3g}")
 
 
 @dataclass(frozen=True)
 class MethodSearch:
-    """What is tried of one method.
+    """The settings that `tune` tries for one method.
 
     Attributes:
         method: The method as typed.
-        dimensions: The space.
-        settings: Values of what is searched.
+        settings: Values of the searched dimensions, by setting.
         labels: The method with the values of each setting, without those of the recipe.
         trials: Trials of each setting, by seed.
         needed: Other trials that these depend on.
@@ -77,7 +76,7 @@ class MethodSearch:
 
     @property
     def in_order(self) -> list[TrialSpec]:
-        """All trials; those that others depend on come first."""
+        """All trials. Those that others depend on come first."""
         return [*self.needed, *(trial for trials in self.trials for trial in trials)]
 
 
@@ -92,21 +91,21 @@ def space(
     """Return the search space of a method on a task.
 
     Args:
-        choice: The method; typed parameters are fixed.
+        choice: The method. Its typed parameters are fixed.
         recipe: The recipe with the fields that were typed for all methods.
         task, preset: Names that decide default values.
-        only: Names to search; all that are declared if it is empty.
+        only: Names to search; empty for all that the method declares.
         set_for_all: Fields of the recipe that were typed for all methods.
 
     Raises:
-        UsageError: A value is typed and searched at once, or nothing is left to search.
+        UsageError: A value is both typed and searched, or nothing is left to search.
     """
     fields = declared(Recipe)
     annotations = {name: fields[name.removeprefix(RECIPE)].annotation for name in choice.also_typed()}
-    annotations |= {name: one.annotation for name, one in choice.declared.items() if search_of(one.annotation)}
+    annotations |= {name: item.annotation for name, item in choice.declared.items() if search_of(item.annotation)}
     defaults = {**{RECIPE + name: value for name, value in vars(recipe).items()}, **choice.parameters(task, preset)}
     typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
-    found = []
+    dimensions = []
     for name, annotation in annotations.items():
         if only and name not in only:
             continue
@@ -114,22 +113,22 @@ def space(
             raise UsageError(
                 f"{choice}: {name} is typed and searched at once; leave it out, or list what is searched with --search"
             )
-        found.append(_dimension(choice.name, name, annotation, defaults[name]))
-    if not found:
+        dimensions.append(_dimension(choice.name, name, annotation, defaults[name]))
+    if not dimensions:
         raise UsageError(
             f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(annotations)}"
         )
-    return found
+    return dimensions
 
 
 def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
-    """Check that each name can be searched in one of the methods.
+    """Check that one of the methods declares a search of each name.
 
     Raises:
         UsageError: No method declares a search of a name.
     """
     known = {name for choice in choices for name in choice.also_typed()}
-    known |= {name for choice in choices for name, one in choice.declared.items() if search_of(one.annotation)}
+    known |= {name for choice in choices for name, item in choice.declared.items() if search_of(item.annotation)}
     for name in names:
         if name not in known:
             raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, sorted(known))}")
@@ -152,36 +151,35 @@ def _dimension(method: str, name: str, annotation: Any, default: Any) -> Dimensi
 
 
 def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int, seed: int) -> list[dict[str, Any]]:
-    """Return the settings that a budget allows, each different: the default one, which is empty, then the sequence's.
+    """Return the different settings that a budget allows: the default one, which is empty, and then the sequence's.
 
     Settings that the method refuses are left out.
 
     Args:
         choice: The method, with typed parameters.
-        dimensions: The space.
         budget: Number of settings.
         seed: Seed of the sequence, from 0.
 
     Raises:
         UsageError: The space has fewer settings.
     """
-    found: dict[str, dict[str, Any]] = {canonical_json({one.name: one.default for one in dimensions}): {}}
+    settings_by_text: dict[str, dict[str, Any]] = {canonical_json({axis.name: axis.default for axis in dimensions}): {}}
     for point in _points(len(dimensions), budget * MOST_POINTS, seed):
-        if len(found) == budget:
+        if len(settings_by_text) == budget:
             break
         values = {
-            one.name: normal(one.value(share), _annotation(choice, one.name))
-            for one, share in zip(dimensions, point, strict=True)
+            axis.name: normal(axis.value(share), _annotation(choice, axis.name))
+            for axis, share in zip(dimensions, point, strict=True)
         }
         try:
             choice.with_typed(values).build()
         except UsageError:
             continue
-        found.setdefault(canonical_json(values), values)
-    if len(found) < budget:
-        names = ", ".join(one.name for one in dimensions)
-        raise UsageError(f"--budget {budget}: {choice} has only {len(found)} different settings of {names}")
-    return list(found.values())
+        settings_by_text.setdefault(canonical_json(values), values)
+    if len(settings_by_text) < budget:
+        names = ", ".join(axis.name for axis in dimensions)
+        raise UsageError(f"--budget {budget}: {choice} has only {len(settings_by_text)} different settings of {names}")
+    return list(settings_by_text.values())
 
 
 def _annotation(choice: MethodChoice, name: str) -> Any:
@@ -189,12 +187,13 @@ def _annotation(choice: MethodChoice, name: str) -> Any:
 
 
 def _points(dimensions: int, count: int, seed: int) -> Iterator[Sequence[float]]:
-    """Yield points in [0, 1), `count` times: a Halton sequence without its first point, shifted around the torus."""
-    # The process that waits for the trials does without these libraries, and without their memory.
+    """Yield `count` points in [0, 1): a Halton sequence without its first point, shifted modulo 1."""
+    # The process that waits for the trials uses neither these libraries nor their memory.
     import numpy as np
     from scipy.stats import qmc
 
-    # RandomState, not default_rng: its stream never changes. The first dimension has the same shift in every space.
+    # The stream of RandomState never changes, that of default_rng may. The first dimension has one shift in every
+    # space.
     shift = np.random.RandomState(seed).random_sample(dimensions)
     sequence = qmc.Halton(dimensions, scramble=False)
     sequence.fast_forward(1)

@@ -1,4 +1,4 @@
-"""Specifications: a `SuiteSpec` for a command, the `TrialSpec`s that it expands to, their hashes, and typed values."""
+"""Specifications: a `SuiteSpec` for a command and its `TrialSpec`s, their hashes, and values as a user types them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from suite.recipe import IEEE, Recipe
 from suite.trials.plugin_files import check_defining_files, check_known, digests
 
 PRESETS = ("smoke", "quick", "paper")
-PAPER_SEEDS = 3  # the default of the preset `paper`; that of the others is 1
+PAPER_SEEDS = 3  # default of the preset `paper`; other presets have 1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
-# The fields that determine a trial's result. Other fields may differ between two runs of the same trial.
+# The fields that determine a trial's result. Two runs of the same trial may differ in other fields.
 _HASHED = ("method", "parameters", "method_version", "preset", "recipe", "seed", "device", "dtype", "processes")
 
 
@@ -41,7 +41,7 @@ class TrialSpec:
         model_parameters: Values of all parameters of the model.
         preset: Name of the preset; hashed, since methods may read it.
         recipe: `Recipe.fields` after overrides.
-        replaced: Values in the command's recipe of the fields that were typed for this method alone; not hashed.
+        replaced: The command's values of recipe fields that were typed for this method alone; not hashed.
         recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
         seed: Seed of initial weights, batch order and augmentation.
         device: `cpu` or `cuda`.
@@ -56,7 +56,7 @@ class TrialSpec:
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
         files: SHA-256 of each file that a parameter names, by parameter; hashed in place of the path.
         defined_by: Files outside the project that define the method, task and model, by kind
-            (`suite.trials.plugin_files`): path, and SHA-256 of the file and of modules next to it; checksums
+            (`suite.trials.plugin_files`): path, and SHA-256 of the file and of modules next to it. Only the checksums
             are hashed.
     """
 
@@ -109,7 +109,7 @@ class TrialSpec:
         task, model = (
             re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("=", "")).strip("-")[:80] for text in (self.task, self.model)
         )
-        # File names have at most 255 bytes; the hash distinguishes shortened names.
+        # File names have at most 255 bytes. The hash distinguishes shortened names.
         return f"{self.method}-{task}-{model}-s{self.seed}-{self.hash[:8]}"
 
     @property
@@ -141,7 +141,7 @@ class TrialSpec:
         The process that runs it compares their content (`check_files`).
 
         Raises:
-            UsageError: One that the trial needs was not typed.
+            UsageError: The trial needs a plugin that was not typed.
         """
         check_known(self.defined_by, method=self.method, task=self.task_name, model=self.model.partition("[")[0])
         return dataclasses.replace(self, plugins=tuple(plugins))
@@ -151,7 +151,7 @@ class TrialSpec:
         return Recipe(**without_lists(self.recipe))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `from_json` restores this spec. The hash is added for readers."""
+        """Return plain data from which `from_json` restores this spec. It also has the hash, for readers."""
         lists = {name: list(getattr(self, name)) for name in ("plugins", "callbacks")}
         return {**dataclasses.asdict(self), **lists, "hash": self.hash}
 
@@ -178,7 +178,7 @@ class TrialSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteSpec:
-    """A command with its device, number format, preset and seeds chosen; methods and models are still text.
+    """A command with its device, number format, preset and seeds; methods and models are still text.
 
     Attributes:
         methods, tasks, models: Comma lists as typed. If `models` is empty, each task uses its default model.
@@ -193,8 +193,8 @@ class SuiteSpec:
         controls: Whether control trials are added (`suite.trials.controls`).
         processes: Number of data-parallel processes of each trial.
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
-        targets: Accuracies, as fractions, to which the report gives time, FLOPs and energy; see
-            `suite.trials.folder.targets`.
+        targets: Accuracies, as fractions. The report gives the time, FLOPs and energy to reach each
+            (`suite.trials.folder.targets`).
         left_out: What `--skip-unfit` left out: `method` with its parameters, `model`, `task`, and the `reason`.
     """
 

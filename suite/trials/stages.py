@@ -1,9 +1,9 @@
 """Stages of a trial: epochs whose training steps cost the same, each with states from which such steps run again.
 
 A trial keeps the checkpoint from which the first epoch of a stage started, as `stages/EPOCH.pt`. The first stage has no
-such file, since it starts from the new network. It also keeps the state after the last step of a stage, before the
-reconfiguration or the end of the training, as `stages/EPOCH-end.pt` with the last epoch of the stage: what a step costs
-may depend on the weights. Which stages a trial has follows from its `epochs.jsonl` alone.
+such file, because it starts from the new network. The cost of a step may depend on the weights, so a trial also keeps
+the state after the last step of a stage. It is `stages/EPOCH-end.pt`, for the last epoch of the stage, and precedes the
+reconfiguration or the end of the training. The `epochs.jsonl` of a trial alone determines its stages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from suite import files
 
 MOST_STAGES = 12
 MOST_BYTES = 2**30
-"""Size of all ends of a trial's stages together; an end that would exceed it is not kept."""
+"""Largest size of all ends of a trial's stages together. An end that exceeds it is not kept."""
 TOLERANCE = 1e-3
-"""Relative difference of FLOPs up to which two steps cost the same; densities that are measured vary a little."""
+"""Relative difference of FLOPs up to which two steps cost the same, because measured densities vary a little."""
 
 _FLOPS = ("dense", "current", "effective", "executed")
 
@@ -35,7 +35,7 @@ class Cost:
         batch_size: Images per step.
         flops: FLOPs of a step: dense, current, effective, executed.
         backends: Backend by layer.
-        overhead: Operations of the method itself; `None` in records of earlier versions, and then not compared.
+        overhead: Operations of the method itself; `None` in earlier records, which are then not compared in this.
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
@@ -73,17 +73,17 @@ class Cost:
         return equal and all(math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs)
 
     def with_backends_of(self, other: Cost) -> Cost:
-        """Return this cost with the backends of another, and what these execute."""
+        """Return this cost with the backends of another cost, and the FLOPs that those execute."""
         return dataclasses.replace(self, backends=other.backends, flops=(*self.flops[:-1], other.executed))
 
     @property
     def dense_per_image(self) -> float:
-        """FLOPs of the dense network for one image, which are those of the size of the images."""
+        """FLOPs of the dense network for one image. They depend only on the size of the images."""
         return self.flops[_FLOPS.index("dense")] / self.batch_size
 
     @property
     def executed(self) -> float:
-        """FLOPs that the backends multiply in a step."""
+        """FLOPs that the backends execute in a step."""
         return self.flops[_FLOPS.index("executed")]
 
 
@@ -92,8 +92,8 @@ class Stage:
     """One stage of a trial.
 
     Attributes:
-        epoch, last: Its first and its last epoch, counted from 1; the names of its files.
-        steps: Number of steps that it stands for.
+        epoch, last: Its first and last epoch, counted from 1; its files have these numbers.
+        steps: Number of steps that the stage stands for.
         cost: Cost of a step in its first epoch.
     """
 
@@ -106,17 +106,17 @@ class Stage:
 class StageList:
     """The stages of a training, from the records of its epochs.
 
-    A stage ends when the cost of a step changes. If there are more than `MOST_STAGES`, the one whose neighbours are
-    nearest to each other in executed FLOPs is given up, so that the others are spread over the cost. The first and the
-    newest stage are never given up, nor, if possible, the only one with images of its size. The steps of one that was
-    given up count for that neighbour whose steps execute the nearest number of FLOPs, with images of the same size if
-    one of the neighbours has them.
+    A stage ends when the cost of a step changes. At most `MOST_STAGES` are kept: if there is one more, the stage is
+    dropped whose neighbours are nearest to each other in executed FLOPs. The kept stages are thus spread over the cost.
+    The first and the newest stage are never dropped. The only stage with images of its size is dropped last. Steps of a
+    dropped stage count for the neighbour that executes the nearest number of FLOPs; a neighbour with images of the same
+    size has precedence.
 
     Args:
         records: Records of `epochs.jsonl`, in order.
 
     Raises:
-        ValueError: A record does not have what a stage needs.
+        ValueError: A record lacks what a stage needs.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -139,7 +139,7 @@ class StageList:
             del self._kept[_least_needed([self._found[index].cost for index in self._kept])]
 
     def stages(self) -> list[Stage]:
-        """Return the stages that were not given up, in order, with the steps of all epochs."""
+        """Return the kept stages in order. Together they have the steps of all epochs."""
         steps = {index: self._found[index].steps for index in self._kept}
         for before, after in pairwise(self._kept):
             for index in range(before + 1, after):
@@ -153,12 +153,11 @@ def _same_images(first: Cost, second: Cost) -> bool:
 
 
 def _nearest(cost: Cost, others: Mapping[int, Cost]) -> int:
-    """Return the key of the nearest cost."""
     return min(others, key=lambda key: (not _same_images(others[key], cost), abs(others[key].executed - cost.executed)))
 
 
 def _least_needed(costs: Sequence[Cost]) -> int:
-    """Return the index, among all but the first and last of the costs, of the one to give up."""
+    """Return the index of the stage to drop, which is neither the first nor the last."""
 
     def needed(index: int) -> tuple[bool, float]:
         alone = sum(_same_images(costs[index], other) for other in costs) == 1
@@ -193,10 +192,10 @@ class StageKeeper:
     def keep_end(self, epoch: int, save: Callable[[Path], None]) -> None:
         """Keep the state after the last step of an epoch, which ends a stage if the next epoch has another cost.
 
-        After one that did not fit into `MOST_BYTES`, none is kept.
+        If one state did not fit into `MOST_BYTES`, no later state is kept.
 
         Args:
-            epoch: The epoch, whose record is added later.
+            epoch: The epoch. Its record is added later.
             save: Writes the state to a file.
         """
         if self._ends_fit:
@@ -204,7 +203,7 @@ class StageKeeper:
             save(end_file(self._folder, epoch))
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add an epoch. Call this while `checkpoint.pt` still is the one from which the epoch started.
+        """Add an epoch. Call this while the epoch's start is still in `checkpoint.pt`.
 
         Raises:
             OSError: The file of a stage cannot be written.

@@ -1,6 +1,6 @@
 """One trial in its own process, `python -m suite.trials.trial FOLDER`: from `trial.json` to `model.pt` and a result.
 
-A trial always ends with a status in `trial.json`; if it is killed, the engine writes the status. It resumes from
+A trial always ends with a status in `trial.json`. If it is killed, the engine writes the status. It resumes from
 `checkpoint.pt` if that file exists.
 """
 
@@ -26,10 +26,10 @@ from suite.trials.spec import TrialSpec
 
 
 def main() -> int:
-    """Run the trial whose folder is the first argument. Return 0 if it is done, otherwise 1."""
+    """Run the trial whose folder is the first argument, and return 0 if it is done, otherwise 1."""
     began = time.perf_counter()
     watch_parent()  # before torch starts threads
-    take_place()  # likewise
+    take_place()  # for the same reason
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
@@ -47,14 +47,14 @@ def main() -> int:
         trial.run(result, provenance)
         if rank is not None:
             trial.leave_ranks()
-    except Exception as error:  # every failure becomes a status; log.txt has the traceback
-        with contextlib.suppress(OSError):  # the log is on the disk that may be full
+    except Exception as error:  # each failure becomes a status; log.txt has the traceback
+        with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
         ended = failure_of(error, rank or 0)
         status, message = ended.status, ended.message
         if rank is not None:
             failure = ended
-    if rank:  # rank 0 writes all files of the trial
+    if rank:  # only rank 0 writes files of the trial
         if failure:
             failures.report(failure)
         return 1 if failure else 0
@@ -65,11 +65,11 @@ def main() -> int:
     try:
         if failure is None:
             write(status, message)
-        else:  # the process that waits for the ranks finds the cause, and records it with what is written here
+        else:  # the process that waits for the ranks finds the cause, and records it with these results
             status, message = settle(folder, failure, write)
         record = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
         if not trial.calls.end({**record, "provenance": provenance}):
-            write(status, message)  # it says which callback has failed
+            write(status, message)  # the record names the callback that failed
     except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):
             print(in_words(error), flush=True)

@@ -1,4 +1,4 @@
-"""What a trial does in its process: build, train, resume, and write what it leaves."""
+"""A trial in its process: build, train, resume and write its files."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ class TrialRun:
     """Builds the task, model and method of a spec, trains, and writes the trial's files.
 
     Args:
-        spec: Specification of the trial.
         folder: Folder of the trial.
-        rank: Number of this process among those of the trial. Rank 0 alone writes files; all ranks read checkpoints.
+        rank: Number of this process among those of the trial. Only rank 0 writes files; all ranks read checkpoints.
         began: When its process began, by `time.perf_counter` (default: now).
     """
 
@@ -57,7 +56,7 @@ class TrialRun:
         self.provenance: dict[str, Any] = {}
 
     def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Train to the end and fill in `result` and `provenance`, which keep their content if the training fails."""
+        """Train to the end and fill `result` and `provenance`. Both keep their content if the training fails."""
         spec = self.spec
         use_arithmetic(spec.arithmetic)  # before torch starts threads
         for plugin in spec.plugins:
@@ -79,7 +78,7 @@ class TrialRun:
         spec.check_files()
         if spec.processes > 1:
             connection.join_ranks(spec)
-        progress = ProgressFile(self.folder)  # tells the engine where the trial is
+        progress = ProgressFile(self.folder)  # the engine reads from it how far the trial is
         callbacks: dict[str, Any] = {
             "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
             "on_epoch": lambda record: self._append_record(record, trainer.clock),
@@ -129,30 +128,30 @@ class TrialRun:
 
     @staticmethod
     def leave_ranks() -> None:
-        """Close the connections with the other ranks; call it when `run` has returned."""
+        """Close the connections with the other ranks. The caller does this after `run` has returned."""
         connection.leave_ranks()
 
     def _fallbacks(self, trainer: Trainer) -> list[str] | str:
         """Return the products of the final network that oneDNN computes with slow reference code, and warn of each."""
-        found: list[str] | str = trainer.products.fallbacks()
-        for product in found if isinstance(found, list) else []:
+        products: list[str] | str = trainer.products.fallbacks()
+        for product in products if isinstance(products, list) else []:
             log.warning("oneDNN has no fast implementation of %s: the times do not represent a tuned kernel", product)
-        return found or "none"
+        return products or "none"
 
     def _resume(self, trainer: Trainer, provenance: dict[str, Any]) -> int:
-        """Continue from the checkpoint, if there is one, and drop records that were written after it.
+        """Continue from the checkpoint if there is one, and drop records that are newer than the checkpoint.
 
         Returns:
-            The number of epochs that the checkpoint holds; 0 without one.
+            The number of epochs that the checkpoint holds; 0 without a checkpoint.
 
         Raises:
-            UsageError: The files of the earlier attempt are damaged; the message says what to do.
+            UsageError: The files of the earlier attempt are damaged. The message tells what to do.
         """
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             if self.writes:
                 for place in (records, *(self.folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)):
-                    place.unlink(missing_ok=True)  # of an earlier attempt, or exported
+                    place.unlink(missing_ok=True)  # from an earlier attempt, or from an export
                 self.stages = StageKeeper(self.folder)
             return 0
         hint = f"delete {path} to start from the beginning"
@@ -198,7 +197,7 @@ class TrialRun:
 
     def _keep_end(self, state: Callable[[], dict[str, Any]], epoch: int) -> None:
         """Keep the weights and the method's state after the steps of an epoch, for the time pass."""
-        if self.spec.processes > 1:  # whose steps are not measured again
+        if self.spec.processes > 1:  # the time pass does not measure the steps of several processes
             return
         kept = {"trainer": {**state(), "optimizer": None, "average": None}, "trial": self.spec.hash}
         kept["provenance"] = {"pruning": self.provenance["pruning"]}
@@ -264,7 +263,7 @@ class TrialRun:
 
 
 def count_energy(clock: Clock, device: torch.device) -> str:
-    """Count energy in the spans of a clock where a counter can be read; return what is counted, or why nothing is."""
+    """Count energy in the spans of a clock if a counter can be read; return what is counted, or why nothing is."""
     try:
         counter = open_counter(device)
     except NoCounter as error:
@@ -274,7 +273,7 @@ def count_energy(clock: Clock, device: torch.device) -> str:
 
 
 def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a provenance that affects bits and times and should not change when a trial resumes."""
+    """Return the part of a provenance that affects bits and times, which should be the same when a trial resumes."""
     return {
         "hardware": provenance["hardware_id"],
         "number of threads": provenance["hardware"]["threads"],
@@ -285,9 +284,9 @@ def comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(error: Exception, rank: int) -> Failure:
-    """Return how an exception has ended a trial: status, message of one line, and whether another rank is the cause."""
+    """Return how an exception ended a trial: status, one-line message, and whether another rank is the cause."""
     text = (str(error).splitlines() or [""])[0]
-    # torch reports that the CPU's memory is full with a RuntimeError of its allocator.
+    # torch raises a RuntimeError of its allocator when the CPU's memory is full.
     full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in text
     status: FailedStatus = "diverged" if isinstance(error, Diverged) else "oom" if full else "error"
     if status == "error":

@@ -1,1 +1,1 @@
-"""Images in memory: splits, augmentation, and the file that keeps decoded images."""
+"""Images in memory: splits, augmentation, and the file that stores decoded images."""

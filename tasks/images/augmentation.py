@@ -1,7 +1,7 @@
 """Normalisation of stored images; random mirroring, translation and cutout of a batch, as arithmetic on positions.
 
-An augmented batch is one gather operation: for each output pixel, the position of its source pixel is computed. Pixels
-outside the image or under the cutout use two extra source pixels, of the mean colour and black. Images are neither
+An augmented batch is one gather operation. It takes each output pixel from the position of its source pixel. Two extra
+source pixels, of the mean colour and black, stand for pixels outside the image or under the cutout. Images are neither
 padded nor copied first.
 """
 
@@ -26,7 +26,7 @@ class Augmentation(NamedTuple):
     Attributes:
         flip: Whether images are mirrored with probability 1/2.
         alternating_flip: Whether each image is mirrored in every other epoch instead.
-        translate: Largest shift in pixels in each direction; shifts are uniform.
+        translate: Largest shift in pixels in each direction. Shifts are uniform.
         cutout: Side in pixels of a square inside the image, at a uniform position, that gets the mean colour; 0 for
             none.
         crop_padding: Colour of pixels that a translation leaves empty: `mean`, `black`, or `reflect`, the image
@@ -45,9 +45,9 @@ class Draws(NamedTuple):
 
     Attributes:
         order: (N,) int64, index of the image at each position.
-        mirrored: (N,) bool, or `None` without mirroring.
+        mirrored: (N,) bool; `None` without mirroring.
         shift: (N, 2) int64, shift of the window down and right over the padded image, from 0 to 2 * translate; `None`
-            without translation.
+        without translation.
         corner: (N, 2) int64, row and column of the upper left pixel of the cutout; `None` without cutout.
     """
 
@@ -62,8 +62,8 @@ def draw_epoch(
 ) -> Draws:
     """Draw the random numbers of an epoch, which depend only on `seed` and `epoch`.
 
-    They are drawn on the CPU for every device, so that a GPU sees the same batches. Each augmentation has its own
-    generator, so that turning one off does not change the others.
+    The CPU draws them for every device, so that a GPU sees the same batches. Each augmentation has its own generator,
+    so that turning one off does not change the others.
     """
     generator = functools.partial(epoch_generator, seed=seed, epoch=epoch)
     order = torch.randperm(num_samples, generator=generator("order"))
@@ -93,8 +93,8 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
         augmentation: Random changes.
 
     Returns:
-        (n, H, W) int64 positions among the N * H * W pixels of all images; N * H * W is the mean colour, and the next
-        position is black.
+        (n, H, W) int64 positions among the N * H * W pixels of all images. N * H * W is the mean colour, and N * H * W
+        + 1 is black.
     """
     images = draws.order[first:last]
     mean_colour = draws.order.numel() * height * width
@@ -102,8 +102,9 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
     rows = torch.arange(height, device=images.device).view(1, height)
     columns = torch.arange(width, device=images.device).view(1, width)
 
-    # Go from the output back to the image: undo the translation, then the mirroring. Rows and columns are separate as
-    # long as possible, since (n, H) and (n, W) are small; positions outside of the image are moved behind all images.
+    # Go from the output back to the image: first undo the translation, then the mirroring. Rows and columns stay
+    # separate as long as possible, because (n, H) and (n, W) are small. Positions outside the image move behind all
+    # images.
     rows_outside = columns_outside = None
     if draws.shift is not None:
         shift = draws.shift[first:last] - augmentation.translate
@@ -130,7 +131,7 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
 
 
 def _reflected(places: Tensor, size: int) -> Tensor:
-    """Return the places inside an image that places beyond its border show, as `torch.nn.functional.pad` reflects."""
+    """Return the positions that reflection at the border of an image gives, as in `torch.nn.functional.pad`."""
     places = places.abs()
     return torch.minimum(places, 2 * (size - 1) - places)
 
@@ -144,16 +145,16 @@ class Normalization:
 
     @classmethod
     def of(cls, images: NDArray[np.uint8]) -> Normalization:
-        """Return the mean and standard deviation of images (N, H, W, C); 1 replaces a standard deviation of 0."""
+        """Return the mean and standard deviation of images (N, H, W, C). 1 replaces a standard deviation of 0."""
         mean = images.mean(axis=(0, 1, 2), dtype=np.float64)
         std = images.std(axis=(0, 1, 2), dtype=np.float64)
         return cls(tuple(map(float, mean)), tuple(float(value) or 1.0 for value in std))
 
     def with_std(self, std: tuple[float, ...]) -> Normalization:
-        """Return the normalisation with other standard deviations, of pixels in [0, 1], if there are any.
+        """Return the normalisation with other standard deviations, of pixels in [0, 1]; unchanged if `std` is empty.
 
         Raises:
-            UsageError: Their number is not that of the channels.
+            UsageError: The number of standard deviations differs from that of the channels.
         """
         if len(std) not in (0, len(self.std)):
             raise UsageError(f"recipe.pixel_std has {len(std)} values; images have {len(self.std)} channels")
@@ -165,8 +166,8 @@ class Normalizer:
 
     def __init__(self, normalization: Normalization, height: int, width: int, device: torch.device) -> None:
         self._height, self._width = height, width
-        # (x - mean) / std = x * scale + offset, with scale and offset repeated for a whole image: a loop over an
-        # innermost dimension of three channels would not be vectorised.
+        # (x - mean) / std = x * scale + offset. Both are repeated for a whole image, because a loop over an innermost
+        # dimension of three channels would not be vectorised.
         mean = torch.tensor(normalization.mean, dtype=torch.float64)
         scale = 1 / torch.tensor(normalization.std, dtype=torch.float64)
         repeats = height * width

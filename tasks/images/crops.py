@@ -1,7 +1,7 @@
 """Random resized crops and mirroring of images of any size, and the central crops of an evaluation.
 
-The crops depend on the seed, the epoch and the number of the image alone. By default, torchvision's own functions
-compute their pixels, on the CPU for every training device, so that a GPU sees the same batches.
+The crops depend only on the seed, the epoch and the number of the image. By default, torchvision's own functions
+compute their pixels on the CPU, for every training device, so that a GPU sees the same batches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tasks.images.stored import ImageSource
 
 RATIOS = (3 / 4, 4 / 3)  # smallest and largest aspect ratio of a crop
 ATTEMPTS = 10
-_DRAWN_AT_ONCE = 1 << 16  # images, which bounds the memory of the random numbers
+_DRAWN_AT_ONCE = 1 << 16  # images; a bound on the memory of the random numbers
 
 
 def draw_boxes(sizes: Tensor, smallest_area: float, generator: torch.Generator) -> Tensor:
     """Draw the box of a random crop for each image, with the distribution of torchvision's `RandomResizedCrop`.
 
-    Area and aspect ratio are drawn up to ten times, until a box fits into the image; otherwise the largest central
-    box with an allowed aspect ratio is used. All images take the same number of random numbers.
+    Area and aspect ratio are drawn up to ten times, until a box fits into the image. If none fits, the largest central
+    box with an allowed aspect ratio is used. All images use the same number of random numbers.
 
     Args:
         sizes: (N, 2) int64 height and width of each image.
@@ -52,7 +52,7 @@ def draw_boxes(sizes: Tensor, smallest_area: float, generator: torch.Generator) 
     first = fits.int().argmax(dim=1, keepdim=True)
     found = fits.any(dim=1, keepdim=True)
     box_height, box_width = box_height.gather(1, first), box_width.gather(1, first)
-    # Otherwise cut a too wide or too high image to the nearest allowed aspect ratio.
+    # If none fits, cut a too wide or too high image to the nearest allowed aspect ratio.
     own_ratio = width / height
     box_height = torch.where(found, box_height, torch.where(own_ratio < RATIOS[0], (width / RATIOS[0]).round(), height))
     box_width = torch.where(found, box_width, torch.where(own_ratio > RATIOS[1], (height * RATIOS[1]).round(), width))
@@ -66,8 +66,8 @@ def draw_boxes(sizes: Tensor, smallest_area: float, generator: torch.Generator) 
 class CropBatches(EpochBatches):
     """One split of images of any size; implements `suite.task.Batches`.
 
-    A training image is a random crop, resized and mirrored at random. A test image is resized so that its shorter side
-    has a fixed length, and its centre is cut out. Both are resized bilinearly with antialiasing.
+    A training image is a random crop, resized and mirrored at random. The shorter side of a test image is resized to a
+    fixed length, and the image's centre is cut out. Both are resized bilinearly with antialiasing.
 
     Attributes:
         num_samples: Number of images in the split.
@@ -100,13 +100,13 @@ class CropBatches(EpochBatches):
             eval_resize: Length of the shorter side of a test image before its centre is cut out.
             crop_area: Smallest share of an image's area in a training crop.
             flip: Whether training images are mirrored at random.
-            alternating_flip: Whether each is mirrored in every other epoch instead.
+            alternating_flip: Whether each training image is mirrored in every other epoch instead.
             normalization: Normalisation, applied last.
             device: Device of the batches.
             training: Whether epochs are shuffled and augmented.
             seed: Seed of the trial.
             drop_last: Whether a training split drops a last batch that is smaller than the others.
-            cutter: What computes the pixels of crops of `size` pixels from the images; `None` for torchvision.
+            cutter: Computes the pixels of crops of `size` pixels from the images; `None` for torchvision.
         """
         super().__init__(len(chosen), training, drop_last)
         self._chosen, self._cutter = chosen, cutter or TorchvisionCutter(source, size)
@@ -140,7 +140,7 @@ class CropBatches(EpochBatches):
         """Return the cuts of torchvision's `Resize` and `CenterCrop`."""
         sizes = self._sizes.numpy()
         short = sizes.min(axis=1, keepdims=True)
-        # The division has to be the last operation, as in torchvision, so that the integer part is the same.
+        # The division has to come last, as in torchvision, so that the integer part is the same.
         resized = np.where(sizes == short, self._eval_resize, (self._eval_resize * sizes / short).astype(np.int64))
         windows = np.rint((resized - self._size) / 2).astype(np.int64)
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)

@@ -1,7 +1,6 @@
 """The pixels of crops: cut a box out of each image, resize it, cut a window out of the result, and mirror it.
 
-`tasks.images.crops` draws the boxes. The same cuts can be computed by torchvision, here, or by DALI
-(`tasks.images.dali`).
+`tasks.images.crops` draws the boxes. torchvision (here) or DALI (`tasks.images.dali`) can compute the same cuts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tasks.images.stored import ImageSource
 
 
 class Cuts(NamedTuple):
-    """How some images are cut.
+    """How images are cut.
 
     Attributes:
         boxes: (N, 4) int64 first row, first column, height and width of the box in the image.
@@ -41,11 +40,11 @@ class Cutter(Protocol):
     """Computes the pixels of cuts."""
 
     def __call__(self, images: NDArray[np.int64], cuts: Cuts, pool: Executor) -> Tensor:
-        """Cut some images.
+        """Cut the images.
 
         Args:
             images: (N,) numbers of the images in their source.
-            cuts: How each of them is cut.
+            cuts: The cut of each image.
             pool: As many threads as torch uses.
 
         Returns:
@@ -57,7 +56,7 @@ class Cutter(Protocol):
 
 
 class TorchvisionCutter:
-    """Cuts and resizes by torchvision's own functions on the CPU; implements `Cutter`."""
+    """Cuts and resizes with torchvision's own functions on the CPU; implements `Cutter`."""
 
     def __init__(self, source: ImageSource, size: int) -> None:
         """Set where images are read.
@@ -69,7 +68,7 @@ class TorchvisionCutter:
         self._source, self._size = source, size
 
     def __call__(self, images: NDArray[np.int64], cuts: Cuts, pool: Executor) -> Tensor:
-        """Cut some images; see `Cutter`."""
+        """Cut the images; see `Cutter`."""
         pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8)
         threads = torch.get_num_threads()
 
@@ -95,9 +94,9 @@ def _resize(pixels: NDArray[np.uint8], size: list[int]) -> Tensor:
     Returns:
         (3, height, width) uint8, channels-last in memory, as torch's kernel for bytes computes it.
     """
-    # torchvision takes a second to import; tasks that cut nothing import this module too.
+    # torchvision takes a second to import. Tasks that cut nothing import this module too.
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    # The copy is contiguous, without which the result would not be channels-last, and can be written to.
+    # The copy is contiguous and can be written to. Only a contiguous image gives a channels-last result.
     image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
     return functional.resize_image(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True)

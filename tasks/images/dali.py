@@ -1,7 +1,7 @@
 """Crops of JPEG files by NVIDIA DALI, which decodes, resizes and mirrors on the GPU if the training is there.
 
-The boxes are those of torchvision's cutter. Pixels differ by few levels, since DALI rounds differently. Files that are
-not ordinary JPEG files are cut by torchvision, so that colour modes are converted in the same way.
+The boxes are those of torchvision's cutter. Pixels differ by a few levels, because DALI rounds differently. torchvision
+cuts files that are not ordinary JPEG files, so that colour modes are converted in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.images.stored import ImageSource
 
 
 class ImageFiles(ImageSource, Protocol):
-    """Images of one split, each in a file of its own."""
+    """Images of one split, each in its own file."""
 
     def path(self, index: int) -> Path:
         """Return the file of an image."""
@@ -34,7 +34,7 @@ def check_dali() -> None:
     """Check that DALI is installed.
 
     Raises:
-        UsageError: It is not.
+        UsageError: DALI is not installed.
     """
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         raise UsageError(
@@ -47,7 +47,7 @@ class DaliCutter:
     """Cuts and resizes JPEG files by DALI; implements `tasks.images.cutting.Cutter`."""
 
     def __init__(self, files: ImageFiles, size: int, device: torch.device) -> None:
-        """Set where images are read, and where they are decoded.
+        """Set where images are read and decoded.
 
         Args:
             files: Images at the sizes of their files.
@@ -59,7 +59,7 @@ class DaliCutter:
         self._pipeline: Any = None
 
     def __call__(self, images: NDArray[np.int64], cuts: Cuts, pool: Executor) -> Tensor:
-        """Cut some images; see `Cutter`. The pixels are on the device."""
+        """Cut the images; see `Cutter`. The pixels are on the device."""
         contents = list(pool.map(self._content, images.tolist()))
         by_dali = np.array([content is not None for content in contents], dtype=bool)
         pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8, device=self._device)
@@ -70,14 +70,14 @@ class DaliCutter:
         return pixels
 
     def _content(self, image: int) -> NDArray[np.uint8] | None:
-        """Return the content of an ordinary JPEG file; `None` for others, and for those that cannot be read."""
+        """Return the content of an ordinary JPEG file; `None` for other files, and for those that cannot be read."""
         try:
             return jpeg_content(self._files.path(image))
         except (BadImage, OSError):
-            return None  # torchvision's cutter says why
+            return None  # torchvision's cutter reports the reason
 
     def _cut(self, images: NDArray[np.int64], contents: Sequence[Any], cuts: Cuts) -> Tensor:
-        """Return the windows of some JPEG files.
+        """Return the windows of JPEG files.
 
         Raises:
             UsageError: A file cannot be decoded.
@@ -87,15 +87,15 @@ class DaliCutter:
         except RuntimeError as error:
             self._pipeline = None  # DALI does not continue after an error
             if len(images) == 1:
-                self._files.read(int(images[0]))  # the message for a damaged file is the same as without DALI
+                self._files.read(int(images[0]))  # a damaged file gives the same message as without DALI
                 raise UsageError(
                     f"{shown(self._files.path(int(images[0])))}: DALI cannot decode this file, but torchvision can; "
                     "use decoder=torchvision"
                 ) from error
-            # DALI does not say which file failed.
+            # DALI does not report which file failed.
             for place in range(len(images)):
-                one = np.array([place])
-                self._cut(images[one], [contents[place]], cuts.of(one))
+                first = np.array([place])
+                self._cut(images[first], [contents[place]], cuts.of(first))
             raise
 
     def _run(self, contents: Sequence[Any], cuts: Cuts) -> Tensor:
@@ -104,7 +104,7 @@ class DaliCutter:
         if self._pipeline is None or self._pipeline.max_batch_size < len(contents):
             self._pipeline = _build(self._size, len(contents), self._device)
         boxes = cuts.boxes.astype(np.int32)
-        (found,) = self._pipeline.run(
+        (windows,) = self._pipeline.run(
             content=list(contents),
             start=np.ascontiguousarray(boxes[:, :2]),
             shape=np.ascontiguousarray(boxes[:, 2:]),
@@ -112,9 +112,9 @@ class DaliCutter:
             window=cuts.windows.astype(np.int32),
             mirrored=cuts.mirrored.astype(np.int32),
         )
-        # The copy waits for DALI's stream, and DALI uses its own memory again in the next run.
+        # The copy waits for DALI's stream, because DALI's next run uses its memory again.
         pixels = torch.empty(len(contents), self._size, self._size, 3, dtype=torch.uint8, device=self._device)
-        feed_ndarray(found.as_tensor(), pixels)
+        feed_ndarray(windows.as_tensor(), pixels)
         return pixels
 
 
@@ -129,7 +129,7 @@ def _build(size: int, batch_size: int, device: torch.device) -> Any:
         start, shape, window = (
             fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("start", "shape", "window")
         )
-        # As without DALI: the orientation in EXIF metadata is not applied, and colours are interpolated as by libjpeg.
+        # As without DALI, the orientation in EXIF metadata is not applied, and colours are interpolated as by libjpeg.
         images = fn.decoders.image_slice(
             fn.external_source(name="content", dtype=types.UINT8, ndim=1),
             start=start,

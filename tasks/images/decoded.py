@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from suite import files
 
-MAX_BYTES = 1 << 36  # of a file of decoded images; far more than any task needs
+MAX_BYTES = 1 << 36  # size of a file of decoded images; far more than any task needs
 
 
 class DamagedFile(Exception):
-    """A file of decoded images is truncated, altered, or of another format."""
+    """A file of decoded images is truncated, altered or of another format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +60,12 @@ def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
     """Write images atomically, and return their checksum.
 
     Args:
-        path: Path in an existing folder. Two processes may write it at once; the later one wins.
+        path: Path in an existing folder. If two processes write it at once, the later one wins.
         data: Images and labels.
-        fingerprint: Fingerprint of the source, by which a change of the source is noticed.
+        fingerprint: Fingerprint of the source, which shows a change of the source.
 
     Raises:
-        OSError: If the file cannot be written; no partial file is left.
+        OSError: The file cannot be written. No partial file is left.
     """
     checksum = data.checksum()
     arrays = {field.name: getattr(data, field.name) for field in fields(data)}
@@ -81,8 +81,8 @@ def load_decoded(path: Path) -> tuple[DecodedImages, str]:
         The images and their checksum.
 
     Raises:
-        FileNotFoundError: If the file does not exist.
-        DamagedFile: If its content is not what was written.
+        FileNotFoundError: The file does not exist.
+        DamagedFile: The content is not what was written.
     """
     with _opened(path) as file:
         data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
@@ -102,10 +102,10 @@ def read_fingerprint(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open the arrays of a file. Pipes and devices, from which a read may never return, are refused."""
+    """Open the arrays of a file. Pipes and devices are refused, because a read may never return."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
             raise ValueError("not a regular file of a possible size")
         with np.load(path, allow_pickle=False) as file:
             yield file

@@ -17,26 +17,26 @@ from tasks.images.jpeg import decode_jpeg, jpeg_frame
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-MAX_BYTES = 1 << 28  # of a file
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opens a pipe without waiting for its other end
-MAX_PIXELS = 1 << 27  # of an image: 11,585 x 11,585
-MAX_RATIO = 200  # of the sides of an image: an evaluation resizes the shorter side to a fixed length
+MAX_BYTES = 1 << 28  # size of a file
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opens a pipe without a wait for its other end
+MAX_PIXELS = 1 << 27  # pixels of an image: 11,585 x 11,585
+MAX_RATIO = 200  # ratio of the sides of an image, because an evaluation resizes the shorter side to a fixed length
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 CONVERSIONS = (
     *("", "palette", "black-and-white", "16-bit grey", "CMYK", "transparency", "another colour space"),
     "16-bit colour",
 )
-"""What an image may have been converted from; the first is that of RGB and grey images. Caches store positions."""
+"""Formats that an image may have been converted from. RGB and grey images have the first. Caches store positions."""
 
 
 def shown(path: str | Path) -> str:
-    """Return a path as one line of text: bytes that are not UTF-8 and control characters are escaped."""
+    """Return a path as one line of text, with escapes for bytes that are not UTF-8 and for control characters."""
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class BadImage(Exception):
-    """A file is not an image that can be used; the message names the file."""
+    """A file is not an image that can be used. The message names the file."""
 
 
 class Decoded(NamedTuple):
@@ -67,13 +67,13 @@ def image_size(path: str | Path) -> tuple[int, int]:
 def decode(path: str | Path, shorter_side: int) -> Decoded:
     """Decode an image, and reduce it if its shorter side is longer than `shorter_side` pixels.
 
-    As torchvision's `ImageFolder` does, the image is converted to RGB without its transparency, and the orientation in
-    EXIF metadata is not applied. Grey values of 16 bits are scaled to 8 bits, where Pillow would clip them;
-    Pillow keeps the higher 8 bits of colours of 16 bits.
+    As with torchvision's `ImageFolder`, the image becomes RGB without its transparency, and the orientation in EXIF
+    metadata is not applied. Grey values of 16 bits are scaled to 8 bits; Pillow would clip them. Of colours of 16 bits,
+    Pillow keeps the higher 8 bits.
 
     Args:
         path: File.
-        shorter_side: Largest length of the shorter side; the aspect ratio is kept, as by torchvision's `Resize`.
+        shorter_side: Largest length of the shorter side. The aspect ratio is kept, as by torchvision's `Resize`.
 
     Raises:
         BadImage: The file cannot be read, or is no image of a supported format and size.
@@ -100,12 +100,11 @@ def reduced_size(height: int, width: int, shorter_side: int) -> tuple[int, int]:
     short, long = min(height, width), max(height, width)
     if short <= shorter_side:
         return height, width
-    other = int(shorter_side * long / short)
-    return (shorter_side, other) if height <= width else (other, shorter_side)
+    longer = int(shorter_side * long / short)
+    return (shorter_side, longer) if height <= width else (longer, shorter_side)
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:
-    """Convert an image of Pillow to (H, W, 3) uint8."""
     if image.mode in _SIXTEEN_BITS:
         wide = np.asarray(image).astype(np.int64).clip(0, 65535)
         grey = ((wide * 255 + 32767) // 65535).astype(np.uint8)
@@ -137,14 +136,14 @@ def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
     """Decode an ordinary JPEG file without Pillow.
 
     Returns:
-        (H, W, 3) uint8; `None` for any other file and for damaged ones, which Pillow decodes or describes.
+        (H, W, 3) uint8; `None` for any other file, and for a damaged file. Pillow decodes or describes those.
     """
     content = jpeg_content(path)
     return None if content is None else decode_jpeg(content)
 
 
 def _conversion(image: Any) -> str:
-    """Return what an image of Pillow, which has not been decoded yet, will be converted from."""
+    """Return what a Pillow image will be converted from, before it is decoded."""
     mode = image.mode
     if mode in _SIXTEEN_BITS:
         return "16-bit grey"
@@ -206,7 +205,7 @@ def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line without the path, which the message has already."""
+    """Return one line without the path, which is already in the message."""
     if isinstance(error, UnidentifiedImageError):
         return f"its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
     return (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())

@@ -1,7 +1,7 @@
 """Decoding of ordinary JPEG files with torchvision, in less time than Pillow takes and to the same pixels.
 
-torchvision and Pillow call the same library. torchvision needs about 60 % of Pillow's processor time for small images,
-and holds Python's lock only between files, so that threads are enough to use all cores.
+torchvision and Pillow call the same library. torchvision needs about 60 % of Pillow's processor time for small images.
+It holds Python's lock only between files, so threads are enough to use all cores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Baseline and extended sequential, with Huffman coding. An incomplete progressive image is smoothed, which torchvision
-# 0.26 does otherwise than Pillow.
+# Baseline and extended sequential, with Huffman coding. torchvision 0.26 smooths an incomplete progressive image
+# differently from Pillow.
 _FRAMES = (0xC0, 0xC1)
 _SCAN = 0xDA
 _OTHER_SEGMENTS = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))  # tables, comments and data of applications
@@ -33,8 +33,7 @@ def jpeg_frame(content: memoryview) -> JpegFrame | None:
     """Return the size of a JPEG image of 8 bits and one or three components (grey or colour).
 
     Returns:
-        The size; `None` for any other content: other formats, CMYK, progressive and lossless JPEG, and heads in which
-        anything is unusual.
+        The size; `None` for any other content: other formats, CMYK, progressive and lossless JPEG, and unusual heads.
     """
     if bytes(content[:2]) != b"\xff\xd8":
         return None
@@ -78,12 +77,12 @@ def decode_jpeg(content: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
 
 @cache
 def _torchvision_decoder() -> Callable[[Any], Any] | None:
-    """Return torchvision's decoder to RGB; `None` for a version without one, with which Pillow decodes every file.
+    """Return torchvision's decoder to RGB; `None` for a version without one. Pillow then decodes every file.
 
-    torchvision 0.29 announces that a later version will not have it.
+    torchvision 0.29 announces that a later version will not have the decoder.
     """
     try:
-        # Importing torchvision takes a second, and data that was decoded before needs none.
+        # torchvision takes a second to import, and data that is already decoded does not need it.
         from torchvision.io import ImageReadMode, decode_jpeg
     except ImportError:
         return None

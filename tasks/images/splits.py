@@ -1,7 +1,7 @@
-"""Which images are in a split, and how a split is divided into batches.
+"""The images of each split, and the division of a split into batches.
 
-Images are assigned to splits by class and by the recipe's seed, not by the trial's. All kinds of splits share the
-division into batches and the random numbers of epochs.
+The class and the recipe's seed, not the trial's seed, assign images to splits. All kinds of splits share the division
+into batches and the random numbers of epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def stratified_order(labels: NDArray[np.int64], seed: int) -> Indices:
     Returns:
         (N,) indices into `labels`.
     """
-    # RandomState, not default_rng: published splits depend on its stream, which never changes.
+    # The stream of RandomState never changes, and published splits depend on it. That of default_rng may change.
     random = np.random.RandomState(seed)
     tie_break = random.permutation(len(labels))
     share = np.empty(len(labels), dtype=np.float64)
@@ -62,7 +62,7 @@ def choose_splits(train_labels: NDArray[np.int64], test_labels: NDArray[np.int64
     """Select the splits of a recipe: first the validation split, which does not depend on the subset sizes.
 
     Raises:
-        UsageError: If the recipe asks for more images than there are, or leaves none for training or testing.
+        UsageError: The recipe asks for more images than there are, or leaves none for training or testing.
     """
     order = stratified_order(train_labels, recipe.split_seed)
     cut = recipe.validation_images
@@ -108,7 +108,7 @@ class EpochBatches(ABC):
         """Return the number of batches per epoch.
 
         Raises:
-            UsageError: If a training split that drops its last, smaller batch has fewer images than one batch.
+            UsageError: A training split drops its smaller last batch, and has fewer images than one batch.
         """
         if not self._drop_last:
             return -(-self.num_samples // batch_size)
@@ -122,8 +122,8 @@ class EpochBatches(ABC):
     def epoch(self, epoch: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the batches of one epoch.
 
-        A training split is shuffled and augmented; other splits keep their order. The last batch may be smaller than
-        the others, unless it is dropped.
+        A training split is shuffled and augmented. Other splits keep their order. The last batch may be smaller than
+        the others, if it is not dropped.
 
         Yields:
             Images (n, C, H, W) float32, normalised, channels-last, and labels (n,) int64.
@@ -134,12 +134,12 @@ class EpochBatches(ABC):
         return self.share_of_epoch(epoch, batch_size, 0, 1)
 
     def share_of_epoch(self, epoch: int, batch_size: int, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over one rank's share of the batches of `epoch`: the images are those of the batch, divided in order.
+        """Iterate over one rank's share of the batches of `epoch`. Each batch is divided in the order of its images.
 
         Args:
             epoch, batch_size: As for `epoch`.
             rank: Number of the share, from 0.
-            ranks: Number of shares; the first ones have one image more if they cannot be equal.
+            ranks: Number of shares. If they cannot be equal, the first ones have one image more.
 
         Yields:
             Images (n, C, H, W) and labels (n,), as `epoch`; n may be 0 in a last batch that is smaller than `ranks`.
@@ -164,7 +164,7 @@ class EpochBatches(ABC):
 
     @abstractmethod
     def _unaugmented(self, images: Tensor) -> Tensor:
-        """Return normalised images as an evaluation sees them, given by their indices (n,)."""
+        """Return normalised images, given by their indices (n,), as an evaluation sees them."""
 
     @abstractmethod
     def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -176,10 +176,10 @@ class EpochBatches(ABC):
 
 
 def epoch_generator(kind: str, seed: int, epoch: int) -> torch.Generator:
-    """Return a new generator on the CPU, whose random numbers depend on the arguments alone.
+    """Return a new generator on the CPU, whose random numbers depend only on the arguments.
 
     Args:
-        kind: Name of what is drawn, so that one kind of random numbers does not depend on whether others are drawn.
+        kind: Name of the random choice, so that drawing one kind does not change another.
         seed: Seed of the trial.
         epoch: Number of the epoch.
     """
@@ -194,7 +194,8 @@ def draw_mirrored(seed: int, epoch: int, images: Tensor, alternating: bool) -> T
         seed: Seed of the trial.
         epoch: Number of the epoch, from 0.
         images: (N,) int64, indices of all images, in any order.
-        alternating: Whether the draw of the first epoch decides for each image, which is mirrored in every other epoch.
+        alternating: Whether each image is mirrored in every other epoch. A draw for each image says whether it begins
+            with the first epoch.
 
     Returns:
         (N,) bool, in the order of `images`.

@@ -1,4 +1,4 @@
-"""Images of different sizes, read one at a time: from a memory-mapped cache that all processes share, or from memory.
+"""Images of different sizes, read one at a time, from a memory-mapped cache that all processes share or from memory.
 
 A cache is a folder, which `tasks.sources.image_cache` writes:
 
@@ -31,7 +31,7 @@ RECORD = np.dtype(
 
 
 class DamagedCache(UsageError):
-    """A cache of decoded images is not what was written."""
+    """A cache of decoded images has other content than was written."""
 
 
 class ImageSource(Protocol):
@@ -46,7 +46,7 @@ class ImageSource(Protocol):
     sizes: NDArray[np.int64]
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """Return the pixels of an image, (H, W, 3) uint8, which must not be changed."""
+        """Return the pixels of an image, (H, W, 3) uint8. The caller must not change them."""
 
 
 class StoredImages:
@@ -61,7 +61,7 @@ class StoredImages:
             checksum: Checksum that `store` returned.
 
         Raises:
-            DamagedCache: A file is missing or damaged, or the checksum is another one.
+            DamagedCache: A file is missing or damaged, or the checksum differs.
         """
         records, meta = read_index(path)
         if meta["checksum"] != checksum:

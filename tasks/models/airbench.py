@@ -17,7 +17,7 @@ LOGIT_DIVISOR = 9
 SMALLEST_EIGENVALUE = 5e-4
 # The 2x2 convolution has no padding, and each of three groups halves its images.
 SMALLEST_SIDE = 9
-_AT_ONCE = 500  # images, which bounds the memory of their patches
+_AT_ONCE = 500  # images at once, a bound on the memory of their patches
 
 
 class Airbench(nn.Module):
@@ -25,7 +25,7 @@ class Airbench(nn.Module):
 
     def __init__(self, channels: tuple[int, ...], in_channels: int, num_classes: int) -> None:
         super().__init__()
-        first = 2 * in_channels * 2 * 2  # an eigenvector of 2x2 patches and its negative for each of their dimensions
+        first = 2 * in_channels * 2 * 2  # for each dimension of 2x2 patches, an eigenvector and its negative
         self.whiten = nn.Conv2d(in_channels, first, kernel_size=2)
         self.whiten.weight.requires_grad_(False)
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Airbench(nn.Module):
 
 
 class _Group(nn.Sequential):
-    """Two convolutions, the first of which is followed by a pooling."""
+    """Two convolutions, with a pooling after the first."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -79,17 +79,17 @@ def airbench(
 ) -> nn.Module:
     """Network of airbench94: a fixed 2x2 convolution and six 3x3 convolutions, 1.97 million parameters at width 1.
 
-    The first layer whitens 2x2 patches: its weights are computed from 5,000 training images before the training, and
+    The first layer whitens 2x2 patches. Its weights are computed from 5,000 training images before the training, and
     only its bias is trained. The first filters of each other convolution begin as the identity. Scales of batch
     normalisation are 1.
 
     Args:
         width: Factor of the channel counts 64, 256 and 256.
         num_classes: Number of classes.
-        input_shape: Shape (C, H, W) of an image; any size from 9x9 works, since the last pooling is adaptive.
+        input_shape: Shape (C, H, W) of an image. Any size from 9x9 works, because the last pooling is adaptive.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: K. Jordan, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498.
     """

@@ -10,19 +10,19 @@ from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck, check_side, scaled
 
 PLANES = (16, 32, 64)
-# Three stages; the second and the third halve the image.
+# Three stages, of which the second and the third halve the image
 SMALLEST_SIDE = 4
 
 
 class CifarResNet(nn.Module):
     """A 3x3 convolution, stages of residual blocks, global average pooling and a linear layer.
 
-    Every stage but the first halves the image. If channels or image size change, the shortcut of a stage's first block
-    is a projection: a strided 1x1 convolution with normalisation.
+    Every stage except the first halves the image. If channels or image size change, the shortcut of a stage's first
+    block is a projection: a strided 1x1 convolution with normalisation.
 
     Args:
         block: Class of the blocks.
-        stages: Planes and number of blocks of each stage; the first convolution has the planes of the first stage.
+        stages: Planes and number of blocks of each stage. The first convolution has the planes of the first stage.
         in_channels: Channels of an image.
         classes: Number of classes.
         init: Initial weights of convolutions: `fan_out`, N(0, 2 / (R * S * K)), or `torch`, those of torch's layers.
@@ -61,7 +61,6 @@ class CifarResNet(nn.Module):
 
 
 def _stage(block: type[Block], blocks: int, channels: int, planes: int, stride: int) -> tuple[nn.Sequential, int]:
-    """Return the blocks of a stage, and its number of output channels."""
     made = planes * block.expansion
     downsample = None
     if stride != 1 or channels != made:
@@ -83,9 +82,9 @@ def resnet32(
         input_shape: Shape (C, H, W) of an image.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
-    Source: PruneTrain (SC 2019) and its code; the shortcuts are projections, as there.
+    Source: PruneTrain (SC 2019) and its code, whose shortcuts are projections too.
     """
     return _build(BasicBlock, 5, width, num_classes, input_shape)
 
@@ -115,7 +114,7 @@ def resnet56(
 ) -> nn.Module:
     """PruneTrain's ResNet-56 for CIFAR: 85 convolutions, three stages of nine bottlenecks.
 
-    The paper compares with AMC on this network; its code has only the channel counts.
+    The paper compares with AMC on this network. Its code has only the channel counts.
 
     Args:
         width: Factor of every channel count, a multiple of 1/16.

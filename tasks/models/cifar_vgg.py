@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from suite.registry import register
 from tasks.models.residual import check_side, scaled
 
-# Output channels; between the parts, a pooling layer halves the image.
+# Output channels by part. Between the parts, a pooling layer halves the image.
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 VGG13 = ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512))
 SMALLEST_SIDE = 32
@@ -21,7 +21,7 @@ class CifarVGG(nn.Module):
     def __init__(self, parts: list[list[int]], in_channels: int, classes: int) -> None:
         super().__init__()
         self.features = convolutions(parts, in_channels, nn.MaxPool2d(2))
-        self.pool = nn.AdaptiveAvgPool2d(1)  # of one place on images of 32x32
+        self.pool = nn.AdaptiveAvgPool2d(1)  # one position on images of 32x32
         self.classifier = nn.Linear(parts[-1][-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def convolutions(parts: Sequence[Sequence[int]], in_channels: int, last: nn.Modu
     Args:
         parts: Output channels of the convolutions of each part.
         in_channels: Channels of an image.
-        last: Pooling layer after the last part; after the others it is the maximum of 2x2.
+        last: Pooling layer after the last part. After the other parts it is the maximum of 2x2.
     """
     layers: list[nn.Module] = []
     channels = in_channels
@@ -64,7 +64,7 @@ def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, 
         input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: PruneTrain (SC 2019) and its code.
     """

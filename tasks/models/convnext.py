@@ -88,7 +88,7 @@ def convnext_atto(
     """ConvNeXt of timm's size "atto", with perceptrons of 1x1 convolutions: 3.7 million parameters with 1,000 classes.
 
     Args:
-        drop_path: Probability with which a training image skips the last block; it rises linearly from 0 in the first
+        drop_path: Probability with which a training image skips the last block. It rises linearly from 0 in the first
             block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image of at least 32x32 pixels.

@@ -1,7 +1,7 @@
 """torchvision's ResNets for ImageNet, with blocks whose branch can be removed.
 
-Shapes of weights, function and initialisation are those of torchvision. In names, `branch.` precedes a block's
-convolutions and normalisation layers.
+Shapes of weights, function and initialisation are those of torchvision. The names of a block's convolutions and
+normalisation layers have the prefix `branch.`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from suite.registry import register
 from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
 
 FEWEST_BLURRED = 16
-"""Input channels of a strided convolution from which SDGP's code blurs its input."""
+"""SDGP's code blurs the input of strided convolutions with at least this many input channels."""
 
 
 @register("model", "resnet18")
@@ -23,7 +23,8 @@ def resnet18(
     """torchvision's ResNet-18: basic blocks, 11.7 million parameters with 1,000 classes.
 
     Args:
-        blur: Whether the input of each strided convolution that does not read the image is blurred, as in SDGP's code.
+        blur: Whether the input of each strided convolution is blurred, as in SDGP's code, except for one that reads the
+            image.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
@@ -48,7 +49,8 @@ def resnet50(
     """torchvision's ResNet-50: bottlenecks, 25.6 million parameters with 1,000 classes.
 
     Args:
-        blur: Whether the input of each strided convolution that does not read the image is blurred, as in SDGP's code.
+        blur: Whether the input of each strided convolution is blurred, as in SDGP's code, except for one that reads the
+            image.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image with three channels.
     """
@@ -69,8 +71,8 @@ def resnet101(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3
 class Blurred(nn.Sequential):
     """A convolution whose input is blurred with the binomial filter (1, 2, 1) x (1, 2, 1) / 16.
 
-    Two averages of 2x2 positions are this filter, with a border of zeros. Sources: Zhang, Making Convolutional Networks
-    Shift-Invariant Again, ICML 2019; the fixed filter of the library FFCV, which SDGP's code uses.
+    Two averages of 2x2 positions make this filter, with a border of zeros. Sources: Zhang, Making Convolutional
+    Networks Shift-Invariant Again, ICML 2019; the fixed filter of the library FFCV, which SDGP's code uses.
     """
 
     def __init__(self, conv: nn.Conv2d) -> None:
@@ -90,7 +92,7 @@ def _build(
 def blur_strided(model: nn.Module) -> None:
     """Blur the input of all convolutions with a stride above 1 and at least 16 input channels.
 
-    The rule is that of SDGP's code. It leaves out convolutions that read the image.
+    The rule is that of SDGP's code. It excludes convolutions that read the image.
     """
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and layer.in_channels >= FEWEST_BLURRED:

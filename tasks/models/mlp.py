@@ -1,4 +1,4 @@
-"""A plain perceptron: linear layers of one width, the shapes at which sparse tensor cores can gain."""
+"""A plain perceptron: linear layers of one width, with the shapes at which sparse tensor cores can gain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mlp(
         input_shape: Shape (C, H, W) of an image, which is flattened.
 
     Raises:
-        ValueError: If `width` or `depth` is below 1.
+        ValueError: `width` or `depth` is below 1.
     """
     if width < 1 or depth < 1:
         raise ValueError(f"width is {width} and depth is {depth}; both must be at least 1")

@@ -1,4 +1,4 @@
-"""Residual blocks whose branch is one child module, so that it can be removed; checks that the models share."""
+"""Residual blocks whose branch is one child module that can be removed, and checks that the models share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def scaled(channels: int, width: float, narrowest: int) -> int:
     Args:
         channels: Number of channels at width 1.
         width: Factor.
-        narrowest: Smallest channel count of the network at width 1; multiples of its inverse give integers everywhere.
+        narrowest: Smallest channel count of the network at width 1. Multiples of its inverse give integers everywhere.
 
     Raises:
-        ValueError: If the product is not a positive integer.
+        ValueError: The product is not a positive integer.
     """
-    found = channels * width
-    if not (found >= 1 and float(found).is_integer()):
-        raise ValueError(f"width {width} turns {channels} channels into {found}; use a multiple of 1/{narrowest}")
-    return int(found)
+    product = channels * width
+    if not (product >= 1 and float(product).is_integer()):
+        raise ValueError(f"width {width} turns {channels} channels into {product}; use a multiple of 1/{narrowest}")
+    return int(product)
 
 
 def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
@@ -33,7 +33,7 @@ def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
         smallest: Smallest height and width for which every layer has an output.
 
     Raises:
-        ValueError: If an image is smaller.
+        ValueError: An image is smaller.
     """
     if min(input_shape[1:]) < smallest:
         height, width = input_shape[1:]
@@ -47,7 +47,7 @@ def check_channels(input_shape: tuple[int, int, int]) -> None:
         input_shape: Shape (C, H, W) of an image.
 
     Raises:
-        ValueError: If an image has another number of channels.
+        ValueError: An image has another number of channels.
     """
     if input_shape[0] != 3:
         raise ValueError(f"images have {input_shape[0]} channels; the model needs 3")
@@ -57,7 +57,7 @@ class Residual(nn.Module):
     """`x + branch(x)`, with no activation after the sum.
 
     Class attributes:
-        residual_branch: Name of the child that can be removed; the constant that it emits is kept.
+        residual_branch: Name of the child that can be removed. The constant that it emits is kept.
     """
 
     residual_branch: ClassVar[str] = "branch"
@@ -95,7 +95,7 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3x3 convolutions; other arguments of torchvision's block are ignored."""
+    """Two 3x3 convolutions. Other arguments of torchvision's block are ignored."""
 
     def __init__(
         self,

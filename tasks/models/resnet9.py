@@ -43,16 +43,16 @@ class ResNet9(nn.Module):
 def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
     """ResNet-9 of the SDGP paper: eight convolutions, two residual blocks, 9.1 million parameters at width 1.
 
-    Weights have the initialisation of torch's layers. The SDGP repository differs: it replaces all convolutions but the
-    first by its own class, which draws them uniformly within sqrt(6 / fan_in), 2.45 times as wide.
+    Weights have the initialisation of torch's layers. The SDGP repository differs: all convolutions except the first
+    are of its own class. That class draws weights uniformly within sqrt(6 / fan_in), 2.45 times as wide.
 
     Args:
         width: Factor of every channel count; 0.25 gives 32, 64, 128 and 64 channels.
         num_classes: Number of classes.
-        input_shape: Shape (C, H, W) of an image; any size from 11x11 works, since the last pooling is adaptive.
+        input_shape: Shape (C, H, W) of an image. Any size from 11x11 works, because the last pooling is adaptive.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: SDGP (ICPR 2022, arXiv 2202.00774), the CIFAR-10 network of its repository.
     """

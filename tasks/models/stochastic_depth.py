@@ -9,7 +9,7 @@ from torch import nn
 
 
 def rates(drop_path: float, depth: int) -> list[float]:
-    """Return the probability of each block, which rises linearly from 0 to that of the last block.
+    """Return the probability of each block. It rises linearly from 0 to that of the last block.
 
     Args:
         drop_path: Probability of the last block.
@@ -19,10 +19,10 @@ def rates(drop_path: float, depth: int) -> list[float]:
 
 
 def stochastic_depth(rate: float) -> nn.Module:
-    """Return the module that drops the output of a branch for some images of a training batch."""
+    """Return a module that drops the output of a branch for some images of a training batch."""
     if not rate:
         return nn.Identity()
-    # torchvision takes a second to import; networks without stochastic depth do not wait for it.
+    # torchvision takes a second to import. Networks without stochastic depth do not need it.
     from torchvision.ops import StochasticDepth
 
     return StochasticDepth(rate, mode="row")

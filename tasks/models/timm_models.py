@@ -16,7 +16,7 @@ from suite.registry import register_collection
 def builders() -> dict[str, Callable[..., nn.Module]]:
     """Every network of timm, by the name of its builder, such as timm/resnet50d; needs the extra [timm]."""
     try:
-        import timm  # optional
+        import timm  # an optional package
     except ImportError as error:
         raise UsageError(f"models timm/NAME need the package timm: pip install -e '.[timm]' ({error})") from error
     return {name: network(name, timm.get_pretrained_cfg(name), timm.create_model) for name in timm.list_models()}
@@ -43,7 +43,7 @@ def network(name: str, settings: Any, create: Callable[..., nn.Module]) -> Calla
             typed["img_size"] = tuple(sides)
         try:
             return create(name, pretrained=False, num_classes=num_classes, in_chans=channels, **typed)
-        except (TypeError, AssertionError, RuntimeError) as error:  # timm's refusal of an argument
+        except (TypeError, AssertionError, RuntimeError) as error:  # timm refuses an argument with these errors
             raise ValueError(f"timm's {name}: {error}") from error
 
     build.__name__ = build.__qualname__ = name

@@ -181,7 +181,7 @@ def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> 
 
 
 def _set_drop_path(network: nn.Module, drop_path: float) -> None:
-    """Scale the probabilities of stochastic depth so that the largest one is `drop_path`."""
+    """Scale the probabilities of stochastic depth so that the largest is `drop_path`."""
     branches = [module for module in network.modules() if isinstance(module, StochasticDepth)]
     largest = max(branch.p for branch in branches)
     for branch in branches:

@@ -1,4 +1,4 @@
-"""The message that refuses a folder with bad files, and names those that are found soon after the first."""
+"""The message that refuses a folder with bad files, and names the files that are found soon after the first."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from suite.errors import UsageError
 from tasks.images.decoding import BadImage, shown
 from tasks.sources.image_tree import TreeFile
 
-MOST = 20  # bad files that are named
-SECONDS = 30.0  # for which further files are decoded; all files of a large folder may take an hour
+MOST = 20  # number of bad files that are named
+SECONDS = 30.0  # time for further files; all files of a large folder may take an hour
 
 
 def refusal(first: BadImage, further: Iterable[tuple[TreeFile, object]], setting: str) -> UsageError:
     """Return the error for a folder with a bad file, after a look at the files behind it.
 
     Args:
-        first: What is wrong with the first bad file.
-        further: The files behind it with what became of them: a `BadImage`, or anything else for an image. The look
-            ends after `MOST` bad files or `SECONDS`.
+        first: The fault of the first bad file.
+        further: The files behind it, each with its result: a `BadImage`, or anything else for an image. The look ends
+            after `MOST` bad files or `SECONDS`.
         setting: Options with which bad files are left out.
     """
     began, seen, complete = time.monotonic(), 0, True

@@ -16,7 +16,7 @@ from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, read_
 logger = logging.getLogger(__name__)
 
 FOLDER = ".pdt-cache"
-# Part of every fingerprint: increase it when decoding or storage changes, and older files become stale.
+# Part of every fingerprint. Increase it when decoding or storage changes, so that older files become stale.
 FORMAT = "1"
 
 
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Decode all images.
 
         Raises:
-            suite.errors.UsageError: If a file cannot be used; one line that names it.
+            suite.errors.UsageError: A file cannot be used; one line that names it.
         """
 
 
@@ -50,10 +50,10 @@ class Cached(NamedTuple):
 
 
 def decode_once(task: str, source: Source, data_root: Path) -> Cached:
-    """Decode a source, unless the cache contains its images and the source is unchanged.
+    """Decode a source, or return the cached images if the source is unchanged.
 
     The cache is in the data root, or in `~/.cache/pdt-data` if the data root is not writable. It has one file per
-    source, which is replaced when the source changes.
+    source. A change of the source replaces the file.
 
     Args:
         task: Name of the task.
@@ -61,7 +61,7 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
         data_root: Folder of data sets.
 
     Raises:
-        UsageError: If the source cannot be decoded, or the result cannot be written.
+        UsageError: The source cannot be decoded, or the result cannot be written.
     """
     place = hashlib.sha256(str(source.path.resolve()).encode()).hexdigest()[:8]
     name = f"{task}-{source.kind}-{place}.npz"

@@ -1,6 +1,6 @@
 """The sample of CIFAR-10 in the package: concatenated JPEG files.
 
-`tools/draw_cifar10_sample.py` creates it; `tasks/data/cifar10_sample.md` describes its origin.
+`tools/draw_cifar10_sample.py` creates it. `tasks/data/cifar10_sample.md` describes its origin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from suite.errors import MissingData
 from tasks.images.decoded import DecodedImages
 
 NAME = "cifar10_sample.npz"
-# Of the JPEG files and labels, as printed by the tool that creates the sample.
+# Checksum of the JPEG files and labels, as printed by the tool that creates the sample
 SHA256 = "d872802330930d630bb8bebb9a6ddff412c3518279f8e7f14f2e9ca5c88c6856"
 
 
@@ -40,7 +40,7 @@ class SampleFile:
             content: Content of a sample file; `None` for the one in the package.
 
         Raises:
-            MissingData: If the checksum is wrong.
+            MissingData: The checksum is wrong.
         """
         if content is None:
             content = importlib.resources.files("tasks").joinpath("data", NAME).read_bytes()
@@ -56,7 +56,7 @@ class SampleFile:
             raise MissingData(f"tasks/data/{NAME}: the file has changed; install the package again")
 
     def decode(self) -> DecodedImages:
-        """Decode all images; takes about half a second."""
+        """Decode all images, in about half a second."""
         ends = np.cumsum(self.lengths)
         images = np.empty((len(self.lengths), 32, 32, 3), dtype=np.uint8)
         for position, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):
@@ -75,7 +75,7 @@ def decoded_sample() -> DecodedImages:
 def sample_checksum(jpeg: NDArray[np.uint8], lengths: NDArray[Any], labels: NDArray[Any], num_train: int) -> str:
     """Return the SHA-256, in hex, of JPEG bytes, lengths, labels (little-endian int64) and `num_train` (decimal).
 
-    It covers the files and not their pixels, which another version of the decoder may round differently.
+    It covers the files and not their pixels, because another version of the decoder may round pixels differently.
     """
     digest = hashlib.sha256(np.ascontiguousarray(jpeg).data)
     for array in (lengths, labels):

@@ -1,4 +1,4 @@
-"""CIFAR as its authors publish it: pickled batches in an archive, or in the folder that it unpacks to."""
+"""CIFAR as its authors publish it: pickled batches in an archive, or in its unpacked folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from suite.errors import UsageError
 from tasks.images.decoded import DecodedImages
 from tasks.sources.progress import progress
 
-# Exceptions of reading a truncated or altered archive.
+# Errors when a truncated or altered archive is read
 DAMAGE = (OSError, tarfile.TarError, EOFError, zlib.error, struct.error, ValueError, OverflowError)
-MAX_BYTES = 1 << 28  # of a batch; a batch of CIFAR-100 has 150 MB
+MAX_BYTES = 1 << 28  # size of a batch; a batch of CIFAR-100 has 150 MB
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,21 @@ class CifarArchive:
         batches = [self.path / name for name, _ in self._published.train + self._published.test]
         for path in batches if self.path.is_dir() else [self.path]:
             try:
-                found = path.stat()
+                facts = path.stat()
             except OSError as error:
                 raise self._unusable(path.name, error.strerror or str(error)) from error
-            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never return
+            if not stat.S_ISREG(facts.st_mode):  # a read of a pipe or a device may never return
                 raise self._unusable(path.name, "it is not a regular file")
-            if path != self.path and found.st_size > MAX_BYTES:
+            if path != self.path and facts.st_size > MAX_BYTES:
                 raise self._unusable(path.name, f"it has more than {MAX_BYTES:,} bytes")
-            digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
     def decode(self) -> DecodedImages:
         """Read all batches, each verified by its MD5 before it is unpickled.
 
         Raises:
-            UsageError: If a batch is missing or differs from the published one.
+            UsageError: A batch is missing or differs from the published one.
         """
         count = len(self._published.train) + len(self._published.test)
         with progress(f"reading {self.path}", count) as advance:
@@ -117,10 +117,10 @@ class CifarArchive:
                 content = read(name)
             except (*DAMAGE, KeyError) as error:
                 raise self._unusable(name, str(error)) from error
-            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-            if found != md5:
-                raise self._unusable(name, f"its MD5 is {found}, not the published {md5}")
-            # Unpickling can run code, so it comes after the check.
+            digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if digest != md5:
+                raise self._unusable(name, f"its MD5 is {digest}, not the published {md5}")
+            # Unpickling can run code, so the check comes first.
             batch = pickle.loads(content, encoding="latin1")
             images.append(np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             labels.append(np.asarray(batch[self._published.label_key], dtype=np.int64))

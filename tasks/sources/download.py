@@ -19,18 +19,18 @@ from tasks.sources.progress import progress
 
 logger = logging.getLogger(__name__)
 
-# With three hosts, all attempts to connect take at most about 20 s.
+# With three hosts, all attempts to connect take at most about 20 s together.
 CONNECT_SECONDS = 6.0
 # A transfer without data for this long has failed.
 STALL_SECONDS = 20.0
-# A host that is slower than this is skipped if there is another one; the speed is measured over the first seconds.
+# A slower host is skipped if there is another one. The speed is measured over the first seconds.
 SLOW_BYTES_PER_SECOND = 300_000
 JUDGED_AFTER_SECONDS = 15.0
 CHUNK_BYTES = 1 << 18
 
 
 class DownloadFailed(Exception):
-    """No host delivered the file; the message has the reason of each host."""
+    """No host delivered the file. The message has the reason of each host."""
 
 
 class _TooSlow(Exception):
@@ -41,16 +41,16 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
     """Download the file at one of `urls` to `destination`.
 
     The hosts are tried in order. A very slow host is skipped, and used if no other host delivers the file. The file has
-    a temporary name until it is complete and verified; it is removed if the download fails.
+    a temporary name until it is complete and verified. A failed download removes it.
 
     Args:
         urls: Addresses of the same file.
-        md5: MD5 of the file, in hex; other files are refused.
-        destination: Path of the file; its folder is created if necessary.
+        md5: MD5 of the file, in hex. Other files are refused.
+        destination: Path of the file. Its folder is created if necessary.
 
     Raises:
-        DownloadFailed: If no address delivers the file; nothing is left behind.
-        OSError: If the folder is not writable.
+        DownloadFailed: No address delivers the file. Nothing is left behind.
+        OSError: The folder is not writable.
     """
     folder_is_new = not destination.parent.exists()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
             reasons.append(str(error))
             logger.warning("%s", reasons[-1])
     if folder_is_new:
-        # Another process may have written a file to it in the meantime.
+        # Another process may have written a file into the folder in the meantime.
         with contextlib.suppress(OSError):
             destination.parent.rmdir()
     raise DownloadFailed("; ".join(reasons))
@@ -82,11 +82,11 @@ def fetch(urls: tuple[str, ...], md5: str, destination: Path) -> None:
 def _fetch_from(url: str, md5: str, destination: Path, *, may_be_slow: bool) -> None:
     with files.replacing(destination) as file:
         try:
-            found = _transfer(url, file, may_be_slow)
+            digest = _transfer(url, file, may_be_slow)
         except (OSError, http.client.HTTPException) as error:
             raise DownloadFailed(f"{_host(url)}: {getattr(error, 'reason', None) or error}") from error
-        if found != md5:
-            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {found}, not {md5})")
+        if digest != md5:
+            raise DownloadFailed(f"{_host(url)}: sent another file (MD5 {digest}, not {md5})")
 
 
 def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:
@@ -96,7 +96,7 @@ def _transfer(url: str, file: IO[bytes], may_be_slow: bool) -> str:
         length = response.headers.get("Content-Length")
         with progress(f"fetching {url}", int(length) if length else None) as advance:
             began, received = time.monotonic(), 0
-            # read1 returns the data that has arrived; read would wait for a whole chunk.
+            # read1 returns the data that has arrived. read would wait for a whole chunk.
             while chunk := response.read1(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
@@ -115,7 +115,7 @@ def _connected(url: str) -> Any:
     def connect() -> None:
         try:
             outcome.put(urllib.request.urlopen(url, timeout=STALL_SECONDS))
-        except Exception as error:  # the thread of the caller raises it
+        except Exception as error:  # the caller's thread raises it
             outcome.put(error)
 
     threading.Thread(target=connect, daemon=True).start()

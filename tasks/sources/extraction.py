@@ -18,23 +18,23 @@ from suite.errors import UsageError
 logger = logging.getLogger(__name__)
 
 LOCK = ".pdt-extraction.lock"
-_RANDOM = r"[a-z0-9_]{8}"  # with which `tempfile` ends the names of temporary folders
+_RANDOM = r"[a-z0-9_]{8}"  # the end of a name of a temporary folder from `tempfile`
 
 
 def extract_once(archive: Path, target: Path, prefix: str, unpack: Callable[[Path], None]) -> None:
-    """Extract an archive, unless another process does so at the same time, for which this one waits.
+    """Extract an archive, or wait for another process that extracts it at the same time.
 
-    Only one process extracts next to a target at a time. Every other temporary folder there therefore belongs to a
-    process that was killed, and is removed.
+    Only one process at a time extracts next to a target. Every other temporary folder there therefore belongs to a
+    killed process, and is removed.
 
     Args:
-        archive: Archive of images, which are about as large as it.
-        target: Folder that is written; its parent exists.
+        archive: Archive of images, which are about as large as the archive.
+        target: Folder that is written. Its parent exists.
         prefix: Start of the names of temporary folders, which are next to the target.
-        unpack: Writes a folder of the target's name into the temporary folder that it is given.
+        unpack: Writes a folder of the target's name into a given temporary folder.
 
     Raises:
-        UsageError: The archive cannot be extracted, or the disk is too small; no temporary folder is left.
+        UsageError: The archive cannot be extracted, or the disk is too small. No temporary folder is left.
     """
     try:
         lock = FileLock(target.parent / LOCK)
@@ -56,7 +56,7 @@ def extract_once(archive: Path, target: Path, prefix: str, unpack: Callable[[Pat
                 (Path(temporary) / target.name).rename(target)
         finally:
             lock.release()
-    # What tarfile, zlib and torchvision raise for damaged archives, and what the disk does.
+    # tarfile, zlib and torchvision raise these for damaged archives, and OSError comes from the disk.
     except (tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{archive}: cannot be extracted: {error}") from error
 
@@ -73,7 +73,7 @@ def _check_space(archive: Path, folder: Path) -> None:
     """Check that the images of an archive fit on the disk.
 
     Raises:
-        UsageError: They do not.
+        UsageError: The disk is too small.
     """
     needed, free = archive.stat().st_size, shutil.disk_usage(folder).free
     if needed > free:

@@ -44,7 +44,7 @@ def generated_shapes() -> DecodedImages:
 
 
 def _draw(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    # RandomState, not default_rng: its stream never changes.
+    # The stream of RandomState never changes; that of default_rng may.
     random = np.random.RandomState(seed)
     labels = (np.arange(count) % len(SHAPES)).astype(np.int64)
     regions = list(SHAPES.values())

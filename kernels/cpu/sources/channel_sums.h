@@ -12,7 +12,7 @@
 namespace pdt {
 
 // The fp32 values of one vector of elements, as `parts` vectors. Each format has its own order of elements. Sums and
-// ratios have the same order, so that nothing is shuffled.
+// ratios have the same order, so no element is shuffled.
 template <class Format>
 struct Wide;
 
@@ -73,7 +73,7 @@ struct Wide<Float16> {
     }
 };
 
-// Loads the first `count` elements, followed by zeros.
+// Loads the first `count` elements; zeros follow.
 template <class Bits>
 HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
     if (count >= lanes<Bits>) return load<Bits>(from);
@@ -88,7 +88,7 @@ HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
     std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
 }
 
-// Returns quotients of sums, and 0 where nothing was kept.
+// Returns quotients of sums, and 0 if nothing was kept.
 HOST_DEVICE Vector<float> ratio_of(Vector<float> dense, Vector<float> kept) {
     const Vector<int32_t> some = kept != 0.0f;
     return (Vector<float>)((Vector<int32_t>)(dense / kept) & some);
@@ -124,7 +124,7 @@ struct ChannelSums {
     void add(Vector<float>* sums, const Vector<float>* others) const {
         for (int64_t i = 0; i < vectors; ++i) sums[i] += others[i];
     }
-    // Replaces dense by dense / kept, and by 0 where nothing was kept.
+    // Replaces dense by dense / kept, and by 0 if nothing was kept.
     void divide(Vector<float>* sums) const {
         for (int64_t i = 0; i < rows * parts; ++i) {
             sums[i] = ratio_of(sums[i], kept(sums)[i]);
@@ -177,7 +177,7 @@ void add_magnitudes(const ChannelSums<Format>& shape, const typename Format::Bit
     for (; row < shape.rows; ++row) add_rows<Format, 1>(shape, row, pixels, count, sums);
 }
 
-// A pruned channel stays exactly zero even if the ratio is not finite.
+// A pruned channel stays exactly zero, even if the ratio is not finite.
 template <class Format>
 HOST_DEVICE Vector<typename Format::Bits> rescaled(Vector<typename Format::Bits> bits, const Vector<float>* ratio) {
     using Vec = Vector<typename Format::Bits>;

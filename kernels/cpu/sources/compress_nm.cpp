@@ -1,9 +1,9 @@
 // n:m pruning of a gradient on the CPU that returns only the kept values, in fp32, and their channel numbers, as one C
 // function (called through ctypes).
 //
-// The gradient is pruned into keep bits, one bit per element, and its kept elements are compressed while they are in the
-// cache. Sums for the rescaling are the same sums in the same order as those of prune_nm.cpp, so that the values are
-// bit-identical to its result, for every number of threads.
+// Pruning writes keep bits, one bit per element, and the kept elements are compressed while they are in the cache. The
+// rescaling adds the same terms in the same order as prune_nm.cpp. The values are therefore bit-identical to its result,
+// for every number of threads.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -58,7 +58,7 @@ inline int64_t compressed_pixels(const Problem& problem) {
     return whole ? pixels : (pixels + 7) / 8 * 8;
 }
 
-// Memory of each thread for keep bits and pruned elements.
+// Memory of each thread for keep bits and pruned elements
 template <class Type>
 class ThreadMemory {
   public:
@@ -83,7 +83,7 @@ void compress_without_rescaling(const Problem& problem, const Result& result) {
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
-        if (unbiased) {  // the kept values are not those of the gradient
+        if (unbiased) {  // the kept values differ from those of the gradient
             const Target<Format, Output::values_and_keep_bits> to{sampled.own(), keep_bits.own()};
             prune_pixels(problem, pixel, pixels, to);
             compress_pixels<Format>(problem, to.values, to.keep_bits, pixels, result.part(pixel, pixels));
@@ -235,7 +235,7 @@ void compress(const Problem& problem, const Result& result) {
 }  // namespace pdt
 
 // Arguments and status as those of pdt_prune_nm. `values` and `numbers` have the same shape: (samples, pixels, kept), where
-// `kept` is n for each whole group of channels and min(n, size) for a short last one.
+// `kept` is the sum over the groups of n, or of min(n, size) for a short last group.
 extern "C" int pdt_compress_nm(const void* grad, float* values, int16_t* numbers, int64_t samples, int64_t pixels,
                                int64_t channels, int n, int m, int format, int mode, int scope, uint64_t seed,
                                int threads) {

@@ -1,5 +1,5 @@
-// The data gradient and the weight gradient of a convolution or linear layer from a compressed output gradient; channels
-// that were pruned are skipped. A linear layer is a convolution of images with one pixel.
+// The data gradient and the weight gradient of a convolution or linear layer from a compressed output gradient, without
+// work for pruned channels. A linear layer is a convolution of images with one pixel.
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -29,8 +29,8 @@ int run_with(const int64_t* numbers, const int16_t* channel, int format, int thr
 
 } // namespace
 
-// The functions below return 0, 2 if memory cannot be allocated, or 3 if a channel is not in the group of its value; then
-// nothing is written. `numbers` are the fields of pdt::Layer. format: 0 fp32, 1 bf16, 2 fp16. value (fp32) and channel:
+// The functions below return 0, 2 if memory cannot be allocated, or 3 if a channel is not in the group of its value. With
+// 3, nothing is written. `numbers` are the fields of pdt::Layer. format: 0 fp32, 1 bf16, 2 fp16. value (fp32) and channel:
 // (N, P, Q, kept).
 
 // weight: fp32, (K, R, S, C / groups). out: (N, H, W, C) of the format.

@@ -1,4 +1,4 @@
-// What the two gradients of a layer from a compressed output gradient have in common: geometry and blocks of channels.
+// Geometry and blocks of channels, for both gradients of a layer from a compressed output gradient.
 //
 // A compressed output gradient holds `kept` values of each pixel with their channel numbers, in ascending order. Every
 // whole group of m channels has n of them, and a short last group min(n, its size).
@@ -53,7 +53,7 @@ struct Layer {
 };
 
 // Whether the channel of each value is in the group of its place among the values of a pixel. The kernels use channels as
-// indices without further checks, so that another channel would read and write outside of their memory.
+// indices without further checks. Another channel would make them read and write outside their memory.
 inline bool channels_are_in_their_groups(const Layer& layer, const int16_t* channel, int threads) {
     // The lowest channel and the size of the group of each value, for several pixels: long loops are faster.
     const int64_t pixels = layer.images * layer.out_pixels(), stretch = std::max<int64_t>(1, 2048 / layer.kept);

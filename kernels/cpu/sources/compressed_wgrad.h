@@ -4,8 +4,8 @@
 // activation that the unit reads is copied to the first-level cache; then the gradient of each output channel is summed in
 // registers over the pixels that keep this channel.
 //
-// The sums do not depend on the number of threads: where few blocks would leave threads idle, the batch is divided into a
-// number of parts that depends on the layer only, and the sums of the parts are added in order.
+// The sums do not depend on the number of threads. If few blocks would leave threads idle, the batch is divided into
+// parts, whose sums are added in order. The number of parts depends on the layer alone.
 #pragma once
 
 #include <cstring>

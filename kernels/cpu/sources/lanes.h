@@ -292,7 +292,7 @@ struct Draw<Vector<int16_t>> {
 };
 
 // Computes the eight numbers of the Philox blocks first, first + step, first + 2 step, ..., one block per lane. Four chains
-// of products are interleaved, because a single one would wait for each multiplication.
+// of products are interleaved, because one chain alone would wait for each multiplication.
 HOST_DEVICE void philox_halves(uint64_t first, uint64_t step, uint64_t seed, Vector<int16_t> (&half)[8]) {
     using Word = Vector<uint64_t>;
     using Words = Vector<uint32_t>;

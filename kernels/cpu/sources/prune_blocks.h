@@ -44,7 +44,7 @@ inline Group locate(const Problem& problem, int64_t group) {
 // A tile has at most 32 groups of 32 elements.
 constexpr int keep_bits_padding = 32 * 32 / 8;
 
-// What pruning writes: the pruned elements, the keep bits, or both.
+// The output of pruning: the pruned elements, the keep bits, or both.
 enum class Output { values, streamed_values, keep_bits, values_and_keep_bits };
 
 // Destination of a run of groups. `values` receives the elements, with zeros for the pruned ones; streamed values are
@@ -64,7 +64,7 @@ struct Target {
         if constexpr (has_values) write_kept(element, value & keep);
         if constexpr (has_bits) store_bits<Bits>(keep_bits, element, keep);
     }
-    // Writes one vector of values that are pruned already.
+    // Writes one vector of pruned values.
     HOST_DEVICE void write_kept(int64_t element, Vec kept) const {
         if constexpr (What == Output::streamed_values)
             stream<Bits>(values + element, kept);
@@ -195,8 +195,8 @@ struct Tile {
     static constexpr bool group_is_vectors = M > lanes<Bits>;
     // Separates neighbours. Neighbours of 16 bits are in one word of 32 bits, where shifts are faster than permutations;
     // afterwards the words of the first vector are in the lower halves and those of the second one in the upper halves.
-    // They belong to different groups, unless a group has several vectors: then both halves of a word belong to one group
-    // until the last step separates them.
+    // They belong to different groups if a group has one vector. Otherwise both halves of a word belong to one group until
+    // the last step separates them.
     template <bool Halves>
     static HOST_DEVICE void split_pairs(Vec a, Vec b, Vec& even, Vec& odd) {
         using Words = Vector<uint32_t>;

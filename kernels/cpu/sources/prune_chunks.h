@@ -26,7 +26,7 @@ HOST_DEVICE float magnitude(typename Format::Bits bits) {
     return Format::decode(static_cast<typename Format::Bits>(bits & Format::without_sign));
 }
 
-// Uses a mask for the same reason as `select`.
+// Uses a mask, as `select` does, so that loops vectorise.
 template <class Format>
 HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float ratio) {
     using Bits = typename Format::Bits;
@@ -37,7 +37,7 @@ HOST_DEVICE typename Format::Bits rescaled(typename Format::Bits bits, float rat
 
 // Pixels of a chunk whose sums per channel are added separately.
 inline int64_t summed_pixels(int64_t channels) { return std::max(chunk_least_pixels, chunk_elements / channels); }
-// Pixels of a block of a batch, which has sums of its own.
+// Pixels of a block of a batch, which has its own sums.
 inline int64_t batch_block_pixels(int64_t channels) { return std::max<int64_t>(1, 8 * block_elements / channels); }
 
 // Prunes whole pixels into `to`.

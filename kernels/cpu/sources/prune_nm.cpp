@@ -77,8 +77,8 @@ void prune_and_rescale_runs(const Problem& problem) {
 }
 
 // Prunes `pixels` pixels from `first_pixel` into `to`, and adds their sums of magnitudes before and after to `sums`. Each
-// chunk is summed separately, since it is in the cache and short partial sums lose fewer bits. `to` may be the gradient
-// itself; therefore a chunk is summed before it is pruned.
+// chunk is summed separately, because it is in the cache and short partial sums lose fewer bits. A chunk is summed before
+// it is pruned, because `to` may be the gradient itself.
 template <class Format>
 void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int64_t first_pixel, int64_t pixels,
                    typename Format::Bits* to, Vector<float>* sums) {
@@ -96,7 +96,7 @@ void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int
 }
 
 // Ratio per (sample, channel): a sample is pruned and summed, then multiplied while it is in the cache. (Pruning into
-// memory of the thread and streaming the product was slower, since reads and writes then alternate.)
+// memory of the thread and streaming the product was slower, because reads and writes then alternate.)
 template <class Format>
 void prune_and_rescale_samples(const Problem& problem) {
     using Bits = typename Format::Bits;

@@ -1,9 +1,9 @@
-// Convolution with a fixed sparsity mask; masked weights are skipped. A tap (a weight that is not masked) is multiplied by
-// vectors of images.
+// Convolution with a fixed sparsity mask, without work for masked weights. A tap (a weight that is not masked) is multiplied
+// by vectors of images.
 //
 // A blocked activation is [N / lanes][C][H'][W'][lanes]: a vector holds one position of one channel for as many images as
 // it has lanes, and H' and W' include a border of zeros where an offset may lead out of the image. A weight is one number
-// for a whole vector, whatever its neighbours are, and a masked weight costs nothing.
+// for a whole vector, so a masked weight costs nothing, whatever its neighbours are.
 //
 // Each tap has the memory offset of its input relative to the position of the output, and a value.
 #include <algorithm>
@@ -171,7 +171,7 @@ HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
 template <int Taps>
 HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad, const float* in, const int32_t* offset,
                               float* sums) {
-    Lanes sum[Taps] = {}, other[Taps] = {};  // two chains per tap: a single one would wait for each addition
+    Lanes sum[Taps] = {}, other[Taps] = {};  // two chains per tap: one alone would wait for each addition
     for (int64_t row = 0; row < rows; ++row) {
         const float* of_grad = grad + row * grid.out_row * width;
         const float* of_in = in + row * grid.in_row * width;

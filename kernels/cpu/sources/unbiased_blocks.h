@@ -100,8 +100,8 @@ struct UnbiasedTile {
         return RealLane<Vector<float>>::splat(Float32::decode(Float32::infinity));
     }
 
-    // Keeps the n largest of each group: in groups whose sum is not finite, of the original elements; in others, these are
-    // the sampled ones, and zeros where there are fewer than n.
+    // Keeps the n largest of each group. In groups whose sum is not finite, these are original elements. In other groups,
+    // these are the sampled elements, and zeros if there are fewer than n.
     template <Output What>
     static __attribute__((noinline)) void finish(const Bits* from, const Vec (&sampled)[M],
                                                  const Target<Format, What>& to, int n) {

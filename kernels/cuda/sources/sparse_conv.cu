@@ -1,12 +1,12 @@
-// Convolution with a fixed sparsity mask; masked weights are skipped. `kernels.sparse_conv.cuda_plan` selects the kernels
-// and builds their lists.
+// Convolution with a fixed sparsity mask, without work for masked weights. `kernels.sparse_conv.cuda_plan` selects the
+// kernels and builds their lists.
 //
 // A *tap* is a weight that is not masked. A load of a warp may feed only one multiply-add per lane, and a multiprocessor
 // has four times as many multipliers as loads per cycle. Therefore a thread sums a tile of positions in registers, and
 // adjacent taps (a square of four, or a pair) share the values that they read.
 //
-// A tile that would cross the edge starts earlier, so that nothing beyond the edge is read. Positions that the previous
-// tile covers too are neither stored nor summed.
+// A tile that would cross the edge starts earlier, so that no thread reads beyond the edge. Positions that the previous
+// tile also covers are neither stored nor summed.
 #include "device.cuh"
 #include "image_blocks.cuh"
 

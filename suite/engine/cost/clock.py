@@ -1,7 +1,7 @@
 """Measured cost: points in time of a device, the parts of a training step, and the seconds and joules of a trial.
 
-Energy is counted by RAPL of the CPU's packages (Linux), which counts a whole package: all programs, all cores and
-caches; and by NVML of a GPU, which counts that whole GPU. Neither contains main memory, fans or power supplies.
+RAPL counts the energy of the CPU's packages (Linux): all programs, all cores and caches of a package. NVML counts the
+energy of a whole GPU. Neither includes main memory, fans or power supplies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CpuStamps:
 
 
 class CudaStamps:
-    """Events in the present stream of a GPU: the time in which it works between two of them, or waits for work.
+    """Events in the present stream of a GPU. The time between two events includes time in which the GPU waits for work.
 
     Args:
         device: The GPU, which need not be the current one.
@@ -67,11 +67,11 @@ def stamps_of(device: torch.device) -> Stamps:
     return CudaStamps(device) if device.type == "cuda" else CpuStamps()
 
 
-FEWEST_PASSES, MOST_PASSES = 3, 5  # of the inference of the final model
+FEWEST_PASSES, MOST_PASSES = 3, 5  # timed forward passes of the final model
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a CUDA device has finished its work; return at once for the CPU."""
+    """Wait until a CUDA device has finished its work. On the CPU this returns at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -89,9 +89,9 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 def images_per_second(trainer: Any) -> float:
     """Return the inference speed of the final model: the median over forward passes of one evaluation batch.
 
-    There are three to five timed passes: five, unless three take more than a second together. One pass is enough to
-    warm up, since the model has just been evaluated on batches of this shape. The forward uses the trial's autocast
-    type and memory format; reading and moving images is not included.
+    Three passes are timed, and up to two more while the passes together take less than a second. One pass warms up,
+    because the model has just been evaluated on batches of this shape. The forward uses the trial's autocast type and
+    memory format. Reading and moving images is not included.
     """
     splits = trainer.splits
     evaluated = splits.validation if splits.test is None else splits.test
@@ -111,7 +111,7 @@ def images_per_second(trainer: Any) -> float:
 PARTS = ("forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest")
 """Parts of a step.
 
-forward, dgrad, wgrad: The three products of planned layers, in the operands that the plan gives them.
+forward, dgrad, wgrad: The three products of planned layers, with the operands that the plan gives them.
 normalization: Normalisation and activation functions, forward and backward.
 pruning: The method's own work: transforms of operands, the regularization term and its gradient, and its hooks.
 optimizer: The step of the optimizer, and the removal of gradients.
@@ -121,7 +121,7 @@ network: Everything else in forward and backward: pooling, sums, the loss, atten
 rest: Everything else in a step: the norm of the gradients, counting of FLOPs, the training loop.
 """
 CLOCKS = "clocks"
-"""What the clocks themselves take where it is known; it belongs to no part."""
+"""Known time of the clocks themselves, which belongs to no part."""
 
 Key = tuple[str, str]
 """Part, and name of the layer; the name is empty if the part belongs to no layer."""
@@ -133,7 +133,7 @@ _NORMALIZATION = re.compile(
 
 
 class NoClock:
-    """Stands for a `StepClock` in steps that are not profiled, at the cost of a call."""
+    """Takes the place of a `StepClock` in steps that are not profiled. It costs one call."""
 
     def span(self, part: str, layer: str = "") -> AbstractContextManager[None]:
         return _NOTHING
@@ -151,7 +151,7 @@ NO_CLOCK = NoClock()
 
 
 class _Span:
-    """A part of a step. Inside the network's, no function is looked at, since none of them is the network's own."""
+    """A part of a step. `NormalizationClock` sees only the functions inside the `network` part."""
 
     __slots__ = ("_clock", "_key", "_unseen")
 
@@ -171,17 +171,17 @@ class _Span:
 class StepClock:
     """Measures the parts of steps: products of layers, normalisation, pruning, optimizer, input.
 
-    At each moment exactly one part is running, so that the parts of a step add up to its time. A span inside another
-    interrupts it: normalisation that runs inside the forward of the network is not counted as the network's.
+    Exactly one part runs at each moment, so the parts of a step add up to its time. A span inside another span
+    interrupts it. For example, normalisation inside the network's forward does not count as `network`.
 
     Args:
         device: Device of the training.
-        stamps: Source of the points in time; that of the device if `None`.
+        stamps: Source of the points in time; `None` for that of the device.
     """
 
     def __init__(self, device: torch.device, stamps: Stamps | None = None) -> None:
         self._stamps = stamps or stamps_of(device)
-        self._marks: list[tuple[Key, Any]] = []  # the part that starts, and when
+        self._marks: list[tuple[Key, Any]] = []  # the part that starts, and its start
         self._open: list[Key] = []
         self._normalization, self._backward = NormalizationClock(self), BackwardClock(self)
 
@@ -191,13 +191,13 @@ class StepClock:
         return self._open[-1][0]
 
     def begin(self) -> None:
-        """Begin a step, whose first part is the rest."""
+        """Begin a step, whose first part is `rest`."""
         self._marks, self._open = [], []
         self._backward.forget()
         self.enter("rest")
 
     def enter(self, part: str, layer: str = "") -> None:
-        """Interrupt the running part by another."""
+        """Interrupt the running part by another part."""
         self._open.append((part, layer))
         self._marks.append((self._open[-1], self._stamps.now()))
 
@@ -211,33 +211,33 @@ class StepClock:
         return _Span(self, (part, layer))
 
     def forward(self) -> NormalizationClock:
-        """Return a context for the forward of the network, which finds its functions that normalise or activate."""
+        """Return a context for the network's forward that times functions which normalise or activate."""
         return self._normalization
 
     def time_backward(self, loss: Tensor) -> None:
-        """Let the coming backward of a loss time its functions that normalise or activate."""
+        """Time the functions that normalise or activate in the next backward of a loss."""
         with self.span(CLOCKS):
             self._backward.time_normalization(loss)
 
     def time_term(self, term: Tensor) -> None:
-        """Let the coming backward of a method's term be timed as pruning."""
+        """Time the next backward of a method's term as pruning."""
         with self.span(CLOCKS):
             self._backward.time_pruning(term)
 
     def end(self) -> dict[Key, float]:
         """End the step, and return the seconds of its parts. They add up to the time since `begin`."""
         last = self._stamps.now()
-        found: dict[Key, float] = {}
+        seconds: dict[Key, float] = {}
         points = [*self._marks, (("", ""), last)]
         for (key, start), (_, stop) in pairwise(points):
-            found[key] = found.get(key, 0.0) + self._stamps.seconds(start, stop)
-        return found
+            seconds[key] = seconds.get(key, 0.0) + self._stamps.seconds(start, stop)
+        return seconds
 
 
 class NormalizationClock(TorchFunctionMode):
-    """While it is entered, adds the time of functions that normalise or activate to `normalization`.
+    """Inside this context, functions that normalise or activate count as `normalization`.
 
-    It leaves functions inside another part alone, such as those that a method's transform calls.
+    Functions inside another part stay there, for example those that a method's transform calls.
     """
 
     def __init__(self, clock: StepClock) -> None:
@@ -258,7 +258,7 @@ class NormalizationClock(TorchFunctionMode):
 
 
 def is_normalization(name: str) -> bool:
-    """Whether a function of torch, or a node of a backward graph, normalises or is an activation function."""
+    """Return whether a function of torch, or a node of a backward graph, normalises or activates, by its name."""
     return _NORMALIZATION.search(name) is not None
 
 
@@ -270,17 +270,17 @@ class BackwardClock:
         self._seen: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin with another step."""
+        """Forget the nodes of the last step."""
         self._seen.clear()
 
     def time_normalization(self, loss: Tensor) -> None:
-        """Add the backward of normalisation and activation functions before a loss to `normalization`."""
+        """Add the backward of a loss through functions that normalise or activate to `normalization`."""
         for node in self._new_nodes(loss):
             if is_normalization(node.name()):
                 self._time(node, "normalization")
 
     def time_pruning(self, term: Tensor) -> None:
-        """Add the backward of a method's term to `pruning`, without what it shares with a loss that was seen."""
+        """Add the backward of a method's term to `pruning`, except for nodes that an earlier loss has shown."""
         for node in self._new_nodes(term):
             if not node.name().endswith("AccumulateGrad"):
                 self._time(node, "pruning")
@@ -303,15 +303,15 @@ class BackwardClock:
 POWERCAP = Path("/sys/class/powercap")
 POLL_S = 20.0
 """Seconds between readings of a RAPL counter, which may wrap around within minutes."""
-_PACKAGE = re.compile(r"intel-rapl:[0-9]+")  # not :0:0 (cores, memory) or intel-rapl-mmio:0 (the same package)
+_PACKAGE = re.compile(r"intel-rapl:[0-9]+")  # excludes :0:0 (cores, memory) and intel-rapl-mmio:0 (the same package)
 
 
 class NoCounter(Exception):
-    """The energy of a device cannot be read; the message is the reason."""
+    """The energy of a device cannot be read. The message is the reason."""
 
 
 class RaplPackage:
-    """Energy counter of one CPU package, which wraps around.
+    """Energy counter of one CPU package. The counter wraps around.
 
     Args:
         folder: Folder of the package in `POWERCAP`.
@@ -332,9 +332,9 @@ class RaplPackage:
         return int(self._counter.read_text())
 
     def microjoules(self) -> int:
-        """Return the energy since the counter was opened; call it at least once per range of the counter."""
+        """Return the energy since the counter was opened. Call this at least once per range of the counter."""
         now = self._read()
-        # The largest value is the range itself, so that the counter has one value more.
+        # The range is the largest value, so the counter has one value more.
         self._total += (now - self._last) % (self._range + 1)
         self._last = now
         return self._total
@@ -344,7 +344,7 @@ class EnergyCounter:
     """Energy of a device since the counter was opened.
 
     Attributes:
-        source: What is counted, in words.
+        source: What the counter covers, in words.
     """
 
     def __init__(self, source: str, joules: Callable[[], float], poll_s: float | None = None) -> None:
@@ -369,25 +369,25 @@ def open_counter(device: torch.device) -> EnergyCounter:
     """Return the counter of a GPU, or of the CPU's packages.
 
     Raises:
-        NoCounter: There is none, or it cannot be read.
+        NoCounter: There is no counter, or it cannot be read.
     """
     return open_nvml(device) if device.type == "cuda" else open_rapl()
 
 
 def open_rapl(powercap: Path = POWERCAP, poll_s: float = POLL_S) -> EnergyCounter:
-    """Return the counter of all CPU packages. A background thread reads it, so that no wrap-around is missed.
+    """Return the counter of all CPU packages. A background thread reads it in time for each wrap-around.
 
     Args:
         powercap: Folder of the kernel's power capping framework.
         poll_s: Seconds between readings.
 
     Raises:
-        NoCounter: There is none, or this user may not read it.
+        NoCounter: There is no counter, or this user may not read it.
     """
     folders = sorted(path for path in powercap.glob("intel-rapl:*") if _PACKAGE.fullmatch(path.name))
     try:
         names = {folder: (folder / "name").read_text().strip() for folder in folders}
-        names = {folder: name for folder, name in names.items() if name.startswith("package")}  # not psys
+        names = {folder: name for folder, name in names.items() if name.startswith("package")}  # excludes psys
         packages = [RaplPackage(folder) for folder in names]
     except PermissionError:
         raise NoCounter(f"RAPL: only root may read {powercap}/intel-rapl:*/energy_uj") from None
@@ -403,11 +403,10 @@ def open_nvml(device: torch.device, load: Callable[[str], ctypes.CDLL] = ctypes.
     """Return the counter of a GPU, `nvmlDeviceGetTotalEnergyConsumption` (since Volta).
 
     Args:
-        device: The GPU.
         load: Function that opens a shared library.
 
     Raises:
-        NoCounter: The library or the counter does not exist.
+        NoCounter: There is no such library or counter.
     """
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     try:
@@ -437,15 +436,15 @@ SPANS = ("train", "eval", "reconfigure", "compile", "check", "io")
 class Clock:
     """Adds up seconds, and joules if they are counted, by span. The device is synchronised at both ends of a span.
 
-    A span encloses an epoch, an evaluation or a reconfiguration, but not a single step, so that the cost of the
-    synchronisation is negligible. A span inside another interrupts it, so that every second is counted once.
+    A span encloses an epoch, an evaluation or a reconfiguration, but not a single step, so that synchronisation costs
+    little. A span inside another span interrupts it, so that every second counts once.
 
     Args:
         device: Device of the training.
 
     Attributes:
         seconds: Seconds by name of span (`SPANS`).
-        joules: Joules by name of span; `None` if energy is not counted, or was not in an earlier attempt.
+        joules: Joules by name of span; `None` if energy is not counted, or was not counted in an earlier attempt.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -456,12 +455,12 @@ class Clock:
         self.joules: dict[str, float] | None = None
 
     def count_energy(self, counter: EnergyCounter) -> None:
-        """Count the energy of all spans that begin from now on. Call it before the first span."""
+        """Count the energy of all spans that begin from now on. Call this before the first span."""
         self._energy, self.joules = counter, dict.fromkeys(SPANS, 0.0)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Add what passes inside to the span `name`, even if an exception ends it."""
+        """Add the time inside to the span `name`, even if an exception ends it."""
         around, self._inside = self._inside, (0.0, 0.0)
         began = self._now()
         try:
@@ -479,11 +478,11 @@ class Clock:
 
     @property
     def training(self) -> float:
-        """Seconds of training: steps, including the method's own work, and reconfigurations."""
+        """Seconds of training: of steps, with the method's own work, and of reconfigurations."""
         return self.seconds["train"] + self.seconds["reconfigure"]
 
     def columns(self) -> dict[str, float]:
-        """Return the measured columns of `epochs.jsonl` and `results.csv`; energy only where it was counted."""
+        """Return the measured columns of `epochs.jsonl` and `results.csv`, with energy only if it was counted."""
         energy = {} if self.joules is None else {"energy_j": self.joules["train"] + self.joules["reconfigure"]}
         parts = {f"{name}_time_s": self.seconds[name] for name in ("eval", "reconfigure", "compile")}
         return {"train_time_s": self.training, **parts, **energy}
@@ -494,5 +493,5 @@ class Clock:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seconds.update({name: state[name] for name in self.seconds})
         joules = state.get("joules")
-        # A sum over attempts of which one was not measured would be too small.
+        # Without the energy of one attempt, the sum over attempts would be too small.
         self.joules = None if joules is None or self.joules is None else dict(joules)

@@ -1,15 +1,15 @@
-"""Bytes that data-parallel training communicates: counted from shapes, and measured where they are handed over.
+"""Bytes that data-parallel training communicates: counted from shapes, and measured as ranks hand them over.
 
-They are told apart by kind:
+There are five kinds of bytes:
 
     gradients    gradients of the parameters, summed over the ranks once per step
     statistics   buffers of the network, such as the running mean of batch normalisation
     decisions    values from which all ranks make the same decision: the loss, and what a method reduces
-    bookkeeping  values that are compared to verify that the ranks agree, or that go into records and checkpoints
+    bookkeeping  values that show whether the ranks agree, or that go into records and checkpoints
     start        parameters and buffers of rank 0, with which all ranks start
 
-A number is the size of the tensor that a rank hands to a collective operation. What a rank sends over the network
-depends on the algorithm of that operation; `suite.engine.cost.ring` models it for the ring all-reduce.
+A number is the size of the tensor that a rank hands to a collective operation. The bytes on the network depend on the
+algorithm of that operation. `suite.engine.cost.ring` models them for the ring all-reduce.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all elements of some tensors."""
+    """Return the bytes of all elements of the tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -38,8 +38,8 @@ class Traffic:
     """Measures what this rank hands to collective operations, in bytes.
 
     Attributes:
-        bytes: Bytes by kind since the training began; kinds that have not occurred are absent.
-        all_reduced: Those of them that were handed to an all-reduce.
+        bytes: Bytes by kind since the training began, without kinds that have not occurred.
+        all_reduced: The part of `bytes` that was handed to an all-reduce.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Traffic:
         self.all_reduced = 0
 
     def add(self, kind: Kind, collective: Collective, size: int) -> None:
-        """Add `size` bytes that are handed to a collective operation now."""
+        """Add `size` bytes that are now handed to a collective operation."""
         self.bytes[kind] = self.bytes.get(kind, 0) + size
         if collective == "all_reduce":
             self.all_reduced += size
@@ -57,21 +57,18 @@ class Traffic:
         return {"bytes": dict(self.bytes), "all_reduced": self.all_reduced}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what earlier attempts communicated until `state_dict`."""
+        """Add what earlier attempts communicated up to `state_dict`."""
         for kind, size in state["bytes"].items():
             self.bytes[kind] = self.bytes.get(kind, 0) + size
         self.all_reduced += state["all_reduced"]
 
 
 class KeptGradients:
-    """Masks of the gradients that a method uses (`Method.kept_gradients`), and the bytes of the others.
-
-    Args:
-        method: The method.
+    """Masks of the gradients that a method uses (`Method.kept_gradients`), and the bytes of the other gradients.
 
     Attributes:
-        masks: Masks by the id of the weight. Weights that several layers share, and those that are not trained, are
-            left out.
+        masks: Masks by the id of the weight, without weights that several layers share and weights that are not
+            trained.
         left_out: Bytes of the gradients that the masks leave out.
     """
 
@@ -85,7 +82,7 @@ class KeptGradients:
         """Ask the method, before a step, and return whether masks or weights have changed since the last call.
 
         Raises:
-            UsageError: if the method names no planned layer, or a mask is not bool or has another shape.
+            UsageError: The method names a layer that is not planned, or a mask is not bool or has another shape.
         """
         kept = self._method.kept_gradients(ctx)
         where = f"{type(self._method).__name__}.kept_gradients"
@@ -114,12 +111,11 @@ class KeptGradients:
 def count_step(model: nn.Module) -> dict[str, int]:
     """Return the bytes that a rank communicates in every step of data-parallel training, by kind.
 
-    Gradients have the size of the parameters that are trained, as if the method used all of them; the decision of every
-    step is the mean loss, a float32 number. Statistics are not communicated in every step of a trial, but averaged once
-    per epoch.
+    Gradients have the size of all trained parameters, as if the method used all of them. The decision of every step is
+    the mean loss, a float32 number. Statistics are averaged once per epoch and not in every step, so they do not count.
 
     Args:
-        model: The network; a removed channel is not counted, a masked weight is.
+        model: The network. Masked weights count; removed channels do not.
     """
     gradients = size_of(parameter for parameter in model.parameters() if parameter.requires_grad)
     return {"gradients": gradients, "decisions": 4}

@@ -2,16 +2,16 @@
 
 `suite.engine.cost.ledger` sums them over a trial.
 
-One multiply-add is 2 FLOPs. Two-dimensional convolutions and linear layers are counted, padding included. Matrix
-products outside of these layers have rows of their own:
+One multiply-add is 2 FLOPs. The count includes two-dimensional convolutions and linear layers, with their padding.
+Matrix products outside of these layers have their own rows:
 
     MODULE:attention    both products of scaled dot-product attention
     MODULE:PARAMETER    products with a parameter, such as the projections inside `nn.MultiheadAttention`
     MODULE:matmul       all other matrix products of a module: both factors are activations or constants
 
 The gradient of a parameter is a weight gradient, and that of any other factor a data gradient. A factor that needs no
-gradient (the input of the first layer) has none. Other operations that multiply are not counted but named, and so are
-those of which it is not known whether they do (`Counts.not_counted`).
+gradient (the input of the first layer) has none. Other operations that multiply, or may multiply, are named but not
+counted (`Counts.not_counted`).
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from suite.errors import UsageError
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-"""Names of the matrix products in torch's dispatcher. `matmul`, `einsum` and `linear` consist of them."""
+"""Names of the matrix products in torch's dispatcher, of which `matmul`, `einsum` and `linear` consist."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Shape and multiply-adds of one layer, or of the matrix products of one row outside of layers, for one image.
+    """Shape and multiply-adds of one row, for one image: of a layer, or of matrix products outside of layers.
 
     Attributes:
-        name: Name of the layer; for matrix products outside of layers, the name of the module followed by `:attention`,
+        name: Name of the layer. Matrix products outside of layers have the name of the module followed by `:attention`,
             by `:matmul`, or by a colon and the name of the parameter.
         kind: `conv`, `linear` (also for products with a parameter) or `attention` (also for `:matmul`).
         in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q). For attention: the width of all
-            heads' queries (twice), (1, 1), (keys, 1), (queries, 1); for the first product of a `:matmul` likewise, with
+            heads' queries (twice), (1, 1), (keys, 1), (queries, 1). The first product of a `:matmul` has the same, with
             the matrices of an image in place of the heads.
-        macs: Multiply-adds of the forward; each gradient of a layer takes as many. Attention multiplies two
-            activations, twice; its backward has two products for each, all of them data gradients.
+        macs: Multiply-adds of the forward. Each gradient of a layer takes as many. Attention has two products of two
+            activations; its backward has two products for each, all of them data gradients.
         has_dgrad: Whether the layer's input needs a gradient.
         has_wgrad: Whether the layer's weight is trained.
         params: Number of weights and biases.
         input_elements: Number of elements of the input, which training keeps for backward.
-        training_only: Whether the layer runs only in training mode (an auxiliary head) and not in inference.
-        weight: Name of the parameter that a product outside of layers multiplies with; empty for layers and others.
-        gradient_macs: Multiply-adds of all data gradients and of all weight gradients, where the products of a row
-            decide which exist; `None` if they follow from `kind`, `macs`, `has_dgrad` and `has_wgrad`.
+        training_only: Whether the layer runs only in training mode, as an auxiliary head does.
+        weight: Name of the parameter in a product outside of layers; empty for layers and other products.
+        gradient_macs: Multiply-adds of all data gradients and of all weight gradients, if the products of a row
+            determine them one by one; `None` if they follow from `kind`, `macs`, `has_dgrad` and `has_wgrad`.
     """
 
     name: str
@@ -73,7 +73,7 @@ class LayerCost:
 
     @property
     def is_layer(self) -> bool:
-        """Whether the row is a layer, which is called as a module, and not matrix products outside of layers."""
+        """Whether the row is a layer, which is called as a module, rather than matrix products outside of layers."""
         return self.kind != "attention" and not self.weight
 
     def flops(self, product: str) -> int:
@@ -93,7 +93,7 @@ class Counts:
 
     Attributes:
         layers: Layers by name, in the order in which they run.
-        not_counted: Operations that multiply, or may do so, and are in no layer's count, as text: operation, module,
+        not_counted: Operations that multiply, or may multiply, and that no row counts, as text: operation, module,
             multiply-adds.
     """
 
@@ -112,16 +112,16 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 
 
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
-    """Count a model's layers as `count_layers` does, and name the operations that may multiply and have no row.
+    """Count a model's rows as `count_layers` does, and name operations that may multiply and have no row.
 
-    The blank image runs in evaluation mode, and blank images also run through a copy in training mode, where a model
-    may compute more.
+    A blank image runs in evaluation mode. Blank images also run through a copy in training mode, in which a model may
+    compute more.
 
     Raises:
         UsageError: The model cannot be copied.
     """
     costs, products = _run(model, input_shape, 1)
-    # Batch normalisation needs at least two values per channel.
+    # Batch normalisation needs at least two values per channel in training mode.
     try:
         own = copied(model)
     except Exception as error:
@@ -129,7 +129,7 @@ def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
     in_training, more = _run(own, input_shape, 2, training=True)
     known = {(product.op, product.module) for product in products}
     products += [product for product in more if (product.op, product.module) not in known]
-    # A module may attend with a fused operation in one mode and with matrix products in the other.
+    # A module may use a fused attention in one mode and matrix products in the other mode.
     attending = {_module_of(cost) for cost in costs.values() if cost.kind == "attention"}
     for name, cost in in_training.items():
         if name not in costs and not (cost.kind == "attention" and _module_of(cost) in attending):
@@ -152,7 +152,7 @@ def _run(
         params = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
         elements, has_dgrad = given.numel() // images, bool(given.requires_grad)
         previous = 0
-        if name in costs:  # a layer that is called twice multiplies twice
+        if name in costs:  # a layer that is called twice counts twice
             previous, has_dgrad = costs[name].macs, has_dgrad or costs[name].has_dgrad
         if isinstance(layer, nn.Conv2d):
             kernel, read, size = layer.kernel_size, given.shape[-2:], output.shape[-2:]
@@ -170,8 +170,8 @@ def _run(
                 previous + macs, has_dgrad, params, elements, has_wgrad=layer.weight.requires_grad,
             )  # fmt: skip
 
-    found = run_blank(model, input_shape, images, training, on_layer=note).products
-    products = [replace(one, macs=one.macs // images) if one.macs else one for one in found]
+    multiplied = run_blank(model, input_shape, images, training, on_layer=note).products
+    products = [replace(one, macs=one.macs // images) if one.macs else one for one in multiplied]
     parameters = dict(model.named_parameters())
     for product in products:
         if not _has_row(product):
@@ -184,13 +184,13 @@ def _run(
 
 
 def _has_row(product: Product) -> bool:
-    """Return whether a product is counted in a row of its own or of its module, and not in that of a layer."""
+    """Return whether a product has its own row or belongs to its module's row, rather than to a layer's row."""
     counted = product.attention or product.op in MATRIX_PRODUCTS
     return counted and product.macs is not None and not product.layer
 
 
 def _further(products: Sequence[Product], costs: Mapping[str, LayerCost]) -> list[Product]:
-    """Return what layers multiply beyond their rows, since a subclass of a layer may do more in its forward."""
+    """Return what layers multiply beyond their rows. The forward of a layer's subclass may multiply more."""
     inside: dict[str, int] = {}
     for product in products:
         if product.layer and product.macs is not None:
@@ -200,7 +200,6 @@ def _further(products: Sequence[Product], costs: Mapping[str, LayerCost]) -> lis
 
 
 def _add_attention(costs: dict[str, LayerCost], product: Product, images: int) -> None:
-    """Add a product of attention to the row of its module."""
     name = f"{product.module}:attention"
     shapes = [operand.shape for operand in product.operands]
     queries, others = shapes[-2:] if product.op == "baddbmm" else shapes[:2]
@@ -226,8 +225,8 @@ def _add_matrix_product(
     left, right = product.operands[-2:]
     weight = right.parameter or left.parameter
     macs, module = product.macs or 0, product.module
-    dgrad = macs * sum(one.has_grad for one in (left, right) if not one.parameter)
-    wgrad = macs * sum(one.has_grad for one in (left, right) if one.parameter)
+    dgrad = macs * sum(factor.has_grad for factor in (left, right) if not factor.parameter)
+    wgrad = macs * sum(factor.has_grad for factor in (left, right) if factor.parameter)
     name = f"{module}:{weight.removeprefix(f'{module}.') if weight else 'matmul'}"
     if name in costs:
         known = costs[name]
@@ -240,10 +239,10 @@ def _add_matrix_product(
     activation = left if not left.parameter else right
     elements, width = math.prod(activation.shape) // images, left.shape[-1]
     if weight:
-        # A parameter that several rows multiply with belongs to the first of them, or to its layer.
+        # The first of several rows that multiply with a parameter, or the parameter's layer, counts the parameter.
         counted = weight.removesuffix(".weight") in costs or any(cost.weight == weight for cost in costs.values())
         own = {weight, _bias_of(weight)} & parameters.keys()
-        params = 0 if counted else sum(parameters[one].numel() for one in own)
+        params = 0 if counted else sum(parameters[factor].numel() for factor in own)
         costs[name] = LayerCost(
             name, "linear", width, max(parameters[weight].numel() // max(width, 1), 1), (1, 1), (1, 1), (1, 1),
             macs, dgrad > 0, params, elements, weight=weight, gradient_macs=(dgrad, wgrad),
@@ -261,7 +260,7 @@ def _add_matrix_product(
 
 
 def _bias_of(weight: str) -> str:
-    """Return the name of the bias that belongs to a weight by its name, such as `in_proj_bias` to `in_proj_weight`."""
+    """Return the name of the bias that belongs to a weight: `in_proj_bias` for `in_proj_weight`."""
     module, dot, name = weight.rpartition(".")
     return module + dot + name.replace("weight", "bias")
 

@@ -16,18 +16,18 @@ import psutil
 
 CPUINFO = Path("/proc/cpuinfo")
 CORES = "PDT_CORES"
-"""Environment variable of a trial: number of cores of its command, which may give each trial only some of them."""
+"""Environment variable of a trial: number of cores of its command. Each trial may have only some of them."""
 
-# The flags that decide which kernels a library chooses. The other flags (virtualisation, mitigations, power) differ
-# between two boots of one machine and say nothing of arithmetic.
+# These flags decide which kernels a library chooses. Other flags (virtualisation, mitigations, power) differ between
+# two boots of one machine and tell nothing about arithmetic.
 _INSTRUCTIONS = re.compile(
     r"(?:sse4_[12]|ssse3|fma4?|f16c|avx\w*|amx\w*"  # x86
     r"|asimd\w*|neon|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp|fp)"  # Arm
 )
-# As the kernel spells them on x86 and on Arm. AVX512_BF16, which multiplies bfloat16 with vectors, only counts on AMD's
-# processors: training steps in bfloat16 take 0.54 to 0.65 of the time in float32 there (results/cpu-zen5-2cores/
-# bench_dtypes.txt; results/cpu-zen4-2cores has both types of bench_pruned), but 1.5 to 1.7 of it on Intel's
-# (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
+# Flags as the kernel spells them on x86 and on Arm. AVX512_BF16, which multiplies bfloat16 in vectors, counts only on
+# AMD's processors. Training steps in bfloat16 take 0.54 to 0.65 of the time in float32 there
+# (results/cpu-zen5-2cores/bench_dtypes.txt; results/cpu-zen4-2cores has both types of bench_pruned). On Intel's they
+# take 1.5 to 1.7 of it (results/cpu-emr-2cores/bench_sdgp.txt and bench_sdgp_large.txt).
 _BFLOAT16_FLAGS = {"amx_bf16", "bf16"}
 _BFLOAT16_VECTORS = ("AuthenticAMD", "avx512_bf16")
 _BFLOAT16_ARITHMETIC = {*_BFLOAT16_FLAGS, "avx512_bf16"}
@@ -45,15 +45,15 @@ _CPU_IDENTITY = ("cpu", "cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping",
 
 @dataclass(frozen=True)
 class Cpu:
-    """The first processor of `/proc/cpuinfo`; what the kernel does not say is empty.
+    """The first processor of `/proc/cpuinfo`. A field that the kernel does not report is empty.
 
     Attributes:
-        name: the marketing name, which all CPUs of a virtual machine's host family may share ("AMD EPYC").
-        vendor, family, model, stepping: as the kernel spells them: numbers on x86. On Arm: implementer, architecture,
+        name: Marketing name, which all CPUs of a virtual machine's host family may share ("AMD EPYC").
+        vendor, family, model, stepping: As the kernel spells them, numbers on x86. On Arm: implementer, architecture,
             part, and variant with revision ("r1p2").
-        instructions: the flags of vector, matrix and half-precision arithmetic, sorted.
-        bfloat16: whether the CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AMD's AVX512_BF16).
-        emulates_bfloat16: whether it has no instruction that multiplies bfloat16.
+        instructions: Flags of vector, matrix and half-precision arithmetic, sorted.
+        bfloat16: Whether the CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AMD's AVX512_BF16).
+        emulates_bfloat16: Whether the CPU has no instruction that multiplies bfloat16.
     """
 
     name: str
@@ -78,19 +78,19 @@ class Cpu:
 
 
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """Read the CPU; without that file (on macOS), only the name is known."""
+    """Read the CPU. Without that file, as on macOS, only the name is known."""
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            # The processors follow one another; what the first does not have (Arm's "Hardware") is in the last lines.
-            found.setdefault(key.strip().lower(), value.strip())
-    fields = {name: next((found[key] for key in keys if key in found), "") for name, keys in _KEYS.items()}
-    if "cpu variant" in found:
-        fields["stepping"] = f"r{_number(found['cpu variant'])}p{_number(found.get('cpu revision', ''))}"
-    fields["name"] = fields["name"] or found.get("hardware", "") or platform.processor() or platform.machine()
-    flags = set(next((found[key] for key in _FLAGS if key in found), "").split())
+            # The processors follow one another. The last lines have what the first processor lacks (Arm's "Hardware").
+            facts.setdefault(key.strip().lower(), value.strip())
+    fields = {name: next((facts[key] for key in keys if key in facts), "") for name, keys in _KEYS.items()}
+    if "cpu variant" in facts:
+        fields["stepping"] = f"r{_number(facts['cpu variant'])}p{_number(facts.get('cpu revision', ''))}"
+    fields["name"] = fields["name"] or facts.get("hardware", "") or platform.processor() or platform.machine()
+    flags = set(next((facts[key] for key in _FLAGS if key in facts), "").split())
     instructions = tuple(sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag)))
     vendor, vectors = _BFLOAT16_VECTORS
     bfloat16 = bool(flags & _BFLOAT16_FLAGS) or (fields["vendor"] == vendor and vectors in flags)
@@ -119,13 +119,13 @@ def available_cores() -> int:
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:
     """Return whether this CPU multiplies bfloat16 faster than float32 (AMX, Arm BF16, AVX512_BF16 of AMD).
 
-    Read from `/proc/cpuinfo`: torch has no public function for it, and its private functions differ between versions.
+    `/proc/cpuinfo` tells it. torch has no public function for it, and its private functions differ between versions.
     """
     return read_cpu(cpuinfo).bfloat16
 
 
 def emulated_dtype(device: str, dtype: str, cpuinfo: Path = CPUINFO) -> str:
-    """Return a warning about a number format that this CPU has no arithmetic for; empty if it has.
+    """Return a warning if this CPU has no arithmetic for a number format; otherwise an empty text.
 
     Args:
         device: `cpu` or `cuda`.
@@ -140,7 +140,7 @@ def emulated_dtype(device: str, dtype: str, cpuinfo: Path = CPUINFO) -> str:
 def busy_cores(seconds: float = 0.3) -> float:
     """Return the number of cores that are busy with any program, measured over `seconds`.
 
-    The load average would include programs that have just ended, such as the installation of this suite.
+    The load average would count programs that have just ended, such as the installation of this suite.
     """
     return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
 
@@ -148,8 +148,8 @@ def busy_cores(seconds: float = 0.3) -> float:
 def competition(load: float, cores: int) -> str:
     """Return a warning about other programs; empty if the machine is idle enough to measure times.
 
-    Threads wait for each other at the end of every operation, so that one delayed thread delays all of them. Trials
-    with two threads took many times as long on a machine with two other programs per core.
+    Threads wait for each other at the end of every operation, so one delayed thread delays all. Trials with two threads
+    took many times as long on a machine with two other programs per core.
 
     Args:
         load: Number of cores that are busy before the trials start.
@@ -176,17 +176,17 @@ def too_many_threads(jobs: int, cores: int) -> str:
 
 
 def busy_advice() -> str:
-    """Return the end of a line about a busy machine: what helps there; empty if the user has set it."""
+    """Return the end of a line about a busy machine: a setting that helps; empty if the user has chosen it."""
     advice = "; with OMP_NUM_THREADS=1, no thread waits for another one, which is much faster on a busy machine"
     return "" if os.environ.get("OMP_NUM_THREADS") == "1" else advice
 
 
 def hardware_id(hardware: dict[str, Any]) -> str:
-    """Return an 8-character name of the hardware that decides speed; different ids mean different kinds of machine.
+    """Return an 8-character name of the hardware that decides speed. Different ids mean different kinds of machine.
 
     For a CPU the id covers name, vendor, family, model, stepping, instruction set, and the number of cores that the
-    process may use, because virtual machines report the same name for different CPUs. For a GPU it covers the name and
-    the major version of the driver. The number of threads is a setting and is recorded separately. The id begins with a
+    process may use. Virtual machines report the same name for different CPUs. For a GPU it covers the name and the
+    major version of the driver. The number of threads is a setting, which records have separately. The id begins with a
     letter, so that no reader takes it for a number.
 
     Args:
@@ -200,7 +200,7 @@ def hardware_id(hardware: dict[str, Any]) -> str:
 
 
 def program_output(*command: str) -> str:
-    """Return what a program prints; empty if it is not installed or fails, so that the fact stays unknown."""
+    """Return what a program prints; empty if it is not installed or fails, because the fact is then unknown."""
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Ratios of two times, measured in alternation so that other load on the machine affects both."""
+"""Ratios of two times, measured in alternation so that other programs slow both alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ratio:
 def interleaved_ratio(
     first: Callable[[], object], second: Callable[[], object], pairs: int, stamps: Stamps | None = None
 ) -> Ratio:
-    """Measure the time of `first` over that of `second`; each runs once before, unmeasured. The order alternates."""
+    """Measure the time of `first` over that of `second`, in alternating order. Each runs once before, unmeasured."""
     return ratio_of(*interleaved_times((first, second), pairs, stamps).T)
 
 
@@ -51,11 +51,11 @@ def interleaved_times(
     """Run several calls in turn, and return the seconds of each, (rounds, calls).
 
     Args:
-        calls: What is measured.
-        rounds: Number of rounds, whose order alternates.
-        stamps: Points in time of the device that computes; wall time if `None`.
+        calls: The functions to measure.
+        rounds: Number of rounds. Their order alternates.
+        stamps: Points in time of the device that computes; `None` for wall time.
         last_begins: Whether the last call runs first in the first round.
-        warm_ups: Rounds before that are not measured, in the order of the first.
+        warm_ups: Number of earlier rounds that are not measured, in the order of the first.
     """
     stamps = stamps or CpuStamps()
     order = [*range(len(calls))][:: -1 if last_begins else 1]
@@ -68,15 +68,15 @@ def interleaved_times(
             began = stamps.now()
             calls[index]()
             points[-1][index] = (began, stamps.now())
-    # On a GPU, reading a duration waits for the device, so that nothing is read between the rounds.
-    return np.array([[stamps.seconds(*one[index]) for index in range(len(calls))] for one in points])
+    # On a GPU, reading a duration waits for the device. The durations are therefore read after all rounds.
+    return np.array([[stamps.seconds(*row[index]) for index in range(len(calls))] for row in points])
 
 
 def ratio_of(first: ArrayLike, second: ArrayLike) -> Ratio:
     """Return the ratio of times that were measured in at least two pairs.
 
     Args:
-        first, second: Seconds, (pairs,); entries with the same index were measured together.
+        first, second: Seconds, (pairs,). Entries with the same index were measured together.
     """
     first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     ratios = first / second

@@ -7,7 +7,7 @@ Every number of training FLOPs has four variants, which are columns of `layers.c
     effective   current, times the density that the method states: what hardware that skips zeros would need
     executed    what the kernels multiplied
 
-Emulation by masks has executed = current. Operations of the method itself are counted separately, as overhead.
+Emulation by masks has executed = current. The ledger counts operations of the method itself separately, as overhead.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Ledger:
         input_shape: (C, H, W) of one image.
         dense: Layers of the model as it was built; `None` if it has not changed.
         current: Layers of the model now; `None` to count them.
-        built: Layers of the model as it was built, by phase of the training, where it is not the first one.
+        built: Layers of the model as it was built, by phase, if the training is not in its first phase.
 
     Attributes:
         dense, current: Layers of the model as it was built, and now, in the present phase.
         built: Layers of the model as it was built, by phase.
         evaluated: Layers of the model now for images of an evaluation.
-        phase: The present phase; with images of `input_shape` if it has no size.
+        phase: The present phase. A phase without a size has images of `input_shape`.
         train_flops: FLOPs of all steps, by variant.
         step_flops: FLOPs of the last step, by variant.
         step_overhead: Operations of the method itself in the last step.
         step_communication: Bytes that a rank communicates in such a step of data-parallel training, by kind.
-        train_communication: Those of all steps.
+        train_communication: Bytes that a rank communicates in all steps, by kind.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Ledger:
     def add_step(self, samples: int) -> None:
         """Count one training step of `samples` images.
 
-        Call it after the gradients and before any hook that can change a mask, so that the density describes the masks
-        that the step used. Call `add_overhead` after the step.
+        Call this after the gradients and before any hook that can change a mask, so that the density describes the
+        masks of the step. Call `add_overhead` after the step.
         """
         self._steps += 1
         self._samples += samples
@@ -112,13 +112,13 @@ class Ledger:
             self.train_flops[column] += step_flops[column]
 
     def counts(self) -> Tensor:
-        """Return what was counted in the running interval and in the whole trial, for several ranks to add up."""
-        layers = [value for flops in self._interval.values() for one in flops.values() for value in one.values()]
+        """Return the counts of the running interval and of the whole trial, as one tensor that ranks can sum."""
+        layers = [value for flops in self._interval.values() for row in flops.values() for value in row.values()]
         values = [*layers, *self._overhead.values(), *self.train_flops.values(), self._samples]
         return torch.tensor(values, dtype=torch.float64)
 
     def set_counts(self, counts: Tensor) -> None:
-        """Replace what was counted by the sum over ranks, in the order of `counts`."""
+        """Replace the counts by their sum over the ranks, in the order of `counts`."""
         values = iter(counts.tolist())
         for flops in self._interval.values():
             for product in flops.values():
@@ -137,7 +137,7 @@ class Ledger:
                 self.step_overhead += overhead
 
     def step_cost(self) -> dict[str, Any]:
-        """Return what the last step cost, for the record of an epoch; call it after `add_overhead`."""
+        """Return the cost of the last step, for the record of an epoch. Call this after `add_overhead`."""
         return {
             "step_flops": dict(self.step_flops),
             "step_overhead": self.step_overhead,
@@ -148,7 +148,7 @@ class Ledger:
         """Store the rows of the interval that ends with `epochs_done`, before the model is changed."""
         if self._steps:
             self._rows += self._interval_rows(epochs_done)
-            self._open_interval()  # so that nothing is counted twice if the change fails
+            self._open_interval()  # nothing is counted twice, even if the change fails
 
     def recount(self, epochs_done: int) -> None:
         """Count the changed model, after `close_interval` and the change."""
@@ -157,7 +157,7 @@ class Ledger:
         self._open_interval()
 
     def enter(self, phase: Phase, epochs_done: int) -> None:
-        """Count steps of another phase from now on, as a new interval; parameters are already frozen."""
+        """Count steps of another phase from now on, as a new interval. The parameters must already be frozen."""
         self.close_interval(epochs_done)
         self.phase = phase
         self.recount(epochs_done)

@@ -14,7 +14,7 @@ from suite.engine.network.forward_pass import first_parameter
 
 
 class SavedTensors:
-    """Counts the bytes that autograd keeps for the backward: each storage once, without parameters and buffers."""
+    """Counts the bytes that autograd keeps for the backward: each storage once, except parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.bytes = 0
@@ -27,7 +27,7 @@ class SavedTensors:
         """Count the tensors that are saved inside."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             yield
-        # Until here the tensors were kept alive, so that no other storage could get the address of one of them.
+        # Freed memory could become another storage with the same address, so the tensors live until here.
         self._held.clear()
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ class StepMemory:
 
 
 def measure_step(model: nn.Module, input_shape: tuple[int, int, int], dtype: torch.dtype, images: int) -> StepMemory:
-    """Measure the memory of a training step, apart from parameters, gradients and optimizer state, by running it.
+    """Measure the memory of a training step, without parameters, gradients and optimizer state, by running the step.
 
-    Two batch sizes are measured, since some tensors (autocast's copies of the weights) are kept once for any batch. On
+    Two batch sizes are measured, because some tensors (autocast's copies of the weights) exist once for any batch. On
     the CPU, the tensors that autograd keeps for the backward are counted, as for a trial's peak memory. On CUDA, the
-    allocator's maximum over forward and backward is read and reset.
+    allocator's maximum over forward and backward is reset and read.
 
     Args:
-        model: A copy of the model in its memory format of training; its statistics and gradients change.
+        model: A copy of the model in its memory format of training. Its statistics and gradients change.
         input_shape: (C, H, W) of one image.
         dtype: `torch.float32`, or the autocast type.
         images: Approximate number of images in a step. The CPU uses fewer, because its count is exact.
@@ -98,7 +98,6 @@ def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Return the loss of blank images, computed as in training."""
     device = first_parameter(model).device
     blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):

@@ -1,7 +1,7 @@
 """oneDNN, the library behind torch's convolutions on the CPU: its version, instruction set and implementations.
 
-oneDNN reports which implementation it uses only in its verbose output, on the standard output of the process.
-`listening` switches that output on for a moment and reads it.
+oneDNN reports its choice of implementation only in its verbose output, on the process's standard output. `listening`
+switches that output on for a moment and reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _isa = ""  # oneDNN reports it once per process
 
 
 class Heard:
-    """Verbose output of oneDNN that was read by `listening`.
+    """Verbose output of oneDNN that `listening` has read.
 
     Attributes:
         text: Lines of the output; `None` if it could not be read.
@@ -40,7 +40,7 @@ class Heard:
         return [(kind, name) for kind, name in found if kind != "reorder"]
 
     def summary(self) -> str:
-        """Return the implementations without repetitions; `torch` if oneDNN was not called."""
+        """Return the implementations without repetitions; `torch` if oneDNN did not run."""
         if self.text is None:
             return NOT_RECORDED
         return " ".join(dict.fromkeys(name for _, name in self.implementations())) or "torch"
@@ -48,7 +48,7 @@ class Heard:
 
 @contextmanager
 def listening() -> Iterator[Heard]:
-    """Collect oneDNN's verbose output of what runs inside, by redirecting the standard output of the process."""
+    """Collect oneDNN's verbose output from inside the block, by redirecting the standard output of the process."""
     global _isa
     heard = Heard()
     try:
@@ -56,7 +56,7 @@ def listening() -> Iterator[Heard]:
         libc = ctypes.CDLL(None)
         libc.fflush(None)
         before = os.dup(1)
-    except (OSError, ValueError, AttributeError) as error:  # a process without standard output, or without a libc
+    except (OSError, ValueError, AttributeError) as error:  # the process has no standard output or no libc
         heard.reason = f"{type(error).__name__}: {error}"
         yield heard
         return
@@ -77,24 +77,24 @@ def listening() -> Iterator[Heard]:
 
 
 def is_reference(implementation: str) -> bool:
-    """Whether a `Heard.summary` contains a reference implementation: plain loops, many times slower than others."""
+    """Return whether a `Heard.summary` names a reference implementation: plain loops, many times slower than others."""
     return any(name.startswith("ref") for name in implementation.split())
 
 
 def version() -> str:
     """Return version and commit of the oneDNN that torch was built with."""
-    found = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
-    return f"{found[1]} ({found[2][:12]})" if found else NOT_RECORDED
+    match = re.search(r"MKL-DNN v(\S+) \(Git Hash (\w+)\)", torch.__config__.show())
+    return f"{match[1]} ({match[2][:12]})" if match else NOT_RECORDED
 
 
 def instruction_set() -> str:
     """Return the widest instruction set that oneDNN uses in this process, as oneDNN names it.
 
-    oneDNN reports it once per process, with its first verbose output; if necessary, a small convolution is run for it.
+    oneDNN reports it once per process, with its first verbose output. A small convolution runs if there is none yet.
     """
     if not _isa and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         with torch.no_grad(), listening():
-            # Large enough that torch calls oneDNN for it with any number of threads.
+            # torch calls oneDNN for a convolution of this size with any number of threads.
             torch.nn.functional.conv2d(torch.zeros(16, 16, 16, 16), torch.zeros(16, 16, 3, 3))
     return _isa or NOT_RECORDED
 

@@ -1,7 +1,7 @@
-"""Costs as papers count them, only for comparisons with figures of these papers.
+"""Costs as papers count them, for comparison with the figures of these papers alone.
 
 The suite's own convention is that of `suite.engine.cost.flops`. FLOPs in papers differ by up to a factor of two, so
-that percentages by different conventions cannot be compared.
+percentages by different conventions must not be compared.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NORM_PASSES, ELEMENT_BYTES = 8, 2  # three in the forward and five in the backwa
 def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
     """Return the costs of one image as PruneTrain's code counts them.
 
-    The data gradient is counted at the padded resolution of the layer's *input*, which is too much for strided
-    convolutions, and also for the first layer, which needs none. Every convolution counts as normalised.
+    The code counts the data gradient at the padded resolution of the layer's *input*. That is too much for strided
+    convolutions, and for the first layer, which needs no data gradient. Every convolution counts as normalised.
 
     Returns:
-        `inference_flops` (two per multiply-add, for convolution and linear layers), `train_flops`,
-        `norm_traffic_bytes` of a training step, and `weights` (with one more per output channel of a convolution).
+        `inference_flops` (two per multiply-add, for convolution and linear layers), `train_flops`, `norm_traffic_bytes`
+        of a training step, and `weights` (with one more per output channel of a convolution).
 
     Source: PruneTrain (Lym et al., SC 2019), its code's cost model.
     """
@@ -34,7 +34,7 @@ def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
     for cost in costs:
         inference += 2 * cost.macs
         weights += cost.params
-        if cost.kind == "attention":  # which PruneTrain's code does not contain; counted as in this suite
+        if cost.kind == "attention":  # PruneTrain's code has no attention; this counts as in the suite
             training += sum(cost.flops(product) for product in PRODUCTS)
             continue
         if cost.kind == "linear":
@@ -74,10 +74,10 @@ class Interval:
 
 def read_intervals(rows: Iterable[Mapping[str, Any]]) -> list[Interval]:
     """Return the intervals of a trial in order, from the rows of its `layers.csv`."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
+    rows_by_start: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(int(row["interval"]), []).append(row)
-    return [_interval(several) for _, several in sorted(found.items())]
+        rows_by_start.setdefault(int(row["interval"]), []).append(row)
+    return [_interval(several) for _, several in sorted(rows_by_start.items())]
 
 
 def _interval(rows: list[Mapping[str, Any]]) -> Interval:
@@ -89,7 +89,7 @@ def _layer(row: Mapping[str, Any]) -> LayerCost:
     kernel, given, output = (_pair(row[name]) for name in ("kernel", "input", "output"))
     channels, doubled = int(row["in_channels"]), 2 * int(row["samples"])
     gradients = None
-    if row["kind"] == "attention":  # of its products, some may have one gradient and others two
+    if row["kind"] == "attention":  # some products of attention may have one gradient and others two
         gradients = round(float(row["dgrad_current"]) / doubled), round(float(row["wgrad_current"]) / doubled)
     return LayerCost(
         name=str(row["layer"]),

@@ -2,13 +2,13 @@
 
 A ring all-reduce of B bytes among p processes has 2(p - 1) exchanges: p - 1 that add up the parts (reduce-scatter) and
 p - 1 that distribute the sums (all-gather). In each, every process sends B/p bytes to the next process of the ring and
-receives as many. The number of bytes that a process sends is the smallest possible (Patarasuk and Yuan, "Bandwidth
-optimal all-reduce algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69, 2009).
-PruneTrain models the communication of Section 5 and Figure 11 with a ring all-reduce ("We model the communication cost
-using ring allreduce"; cost per epoch relative to dense training); its code does not contain the model.
+receives as many. No algorithm lets a process send fewer bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69, 2009). PruneTrain models its
+communication in Section 5 and Figure 11 with this ring ("We model the communication cost using ring allreduce"; cost
+per epoch relative to dense training). Its code does not contain the model.
 
-What is reduced are the gradients of all parameters of the present network, once a step. Masked weights count, since a
-plain all-reduce sends their zeros.
+Each step reduces the gradients of all parameters of the present network. Masked weights count, because a plain
+all-reduce sends their zeros.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def gradient_bytes(elements: int, element_bytes: int = 4) -> int:
     """Return the bytes of the gradients that a process hands to the all-reduce in a step: elements x element_bytes.
 
     Args:
-        elements: Number of trained weights and biases of the present network, as `params` in `epochs.jsonl`, which
-            follows reconfigurations; or the sum of `LayerCost.params` of the ledger, which leaves normalisation out.
-        element_bytes: Bytes of an element. Gradients are float32 under autocast, too.
+        elements: Number of trained weights and biases of the present network: `params` in `epochs.jsonl`, which follows
+            reconfigurations, or the sum of `LayerCost.params` of the ledger, which leaves out normalisation.
+        element_bytes: Bytes of an element. Gradients are float32 even under autocast.
     """
     return elements * element_bytes
 
@@ -51,7 +51,7 @@ def all_reduce_seconds(
 ) -> float:
     """Return the seconds of a ring all-reduce: 2(p - 1)/p x payload / bandwidth + 2(p - 1) x latency x buckets.
 
-    All links of the ring work at the same time, so that the slowest link determines the time.
+    All links of the ring work at the same time, so the slowest link determines the time.
 
     Args:
         payload: Bytes that each process hands to the all-reduce.
@@ -72,12 +72,12 @@ def all_reduce_seconds(
 def relative_traffic(parts: Iterable[tuple[float, float]], dense_payload: float, dense_steps: float) -> float:
     """Return the bytes that a training sends relative to dense training: sum(payload x steps) / (dense, likewise).
 
-    The factor 2(p - 1)/p is the same in both, so that the ratio does not depend on the number of processes. Both a
-    smaller network (smaller payload) and a larger batch (fewer steps) lower it, as in PruneTrain's Figure 11.
+    The factor 2(p - 1)/p cancels, so the ratio does not depend on the number of processes. A smaller network (smaller
+    payload) and a larger batch (fewer steps) both lower it, as in PruneTrain's Figure 11.
 
     Args:
-        parts: Payload in bytes and number of steps of each part of the training in which the payload is constant; one
-            epoch for the value of an epoch.
+        parts: Payload in bytes and number of steps of each part of the training with a constant payload. One epoch
+            gives the value of an epoch.
         dense_payload, dense_steps: The same of dense training over the same epochs.
 
     Raises:

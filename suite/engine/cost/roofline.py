@@ -1,8 +1,8 @@
 """The least time of a product on this machine ("roofline"): multiply-adds at the peak, or bytes at the rate of a copy.
 
-Peak and rates are the highest that are measured, with the threads of the caller. The peak is that of `torch.mm` of two
-large square matrices. The rate of a copy depends on whether caches hold the tensors; a product is therefore compared
-with a copy that moves at most as many bytes as the product.
+Peak and rates are the highest that are measured, with the threads of the caller. The peak is that of `torch.mm` with
+two large square matrices. A copy is faster if caches hold the tensors. A product is therefore compared with the
+fastest of the copies that move about as many bytes or more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.engine.cost.clock import seconds_of
 
 COPIES = tuple(2**power for power in (18, 20, 22, 24, 26, 28))
 """Bytes that the measured copies read and write together."""
-SIDE = {"cpu": 1024, "cuda": 4096}  # of the matrices
+SIDE = {"cpu": 1024, "cuda": 4096}  # side of the matrices
 REPETITIONS = 10
 
 
@@ -26,7 +26,6 @@ class Bound:
     """Lower bound of the time of a product.
 
     Attributes:
-        seconds: The bound.
         by: What determines it: `multiply-adds` or `bytes`.
     """
 
@@ -36,7 +35,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do at most.
+    """The highest rates of a device.
 
     Attributes:
         macs_per_s: Multiply-adds per second of a large `torch.mm` in the type of the products.
@@ -62,7 +61,7 @@ class Machine:
         return Bound(compute_s, "multiply-adds") if compute_s >= memory_s else Bound(memory_s, "bytes")
 
     def better(self, other: Machine) -> Machine:
-        """Return the higher of two measurements of the same device."""
+        """Return the higher rates of two measurements of the same device."""
         rates = {size: max(rate, dict(other.copies)[size]) for size, rate in self.copies}
         return Machine(max(self.macs_per_s, other.macs_per_s), tuple(rates.items()))
 
@@ -88,7 +87,7 @@ def _fastest(function: Callable[[], object], device: torch.device) -> float:
 
 @contextlib.contextmanager
 def _types_of_convolutions() -> Iterator[None]:
-    """Let matrix products in float32 use TF32 where convolutions may, which is a setting of their own on CUDA."""
+    """Let float32 matrix products use TF32 if convolutions may. On CUDA, torch has a separate setting for each."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32
     try:

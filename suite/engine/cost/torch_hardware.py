@@ -13,15 +13,15 @@ _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohea
 
 
 def use_threads_of_environment() -> None:
-    """Set torch's number of threads to OMP_NUM_THREADS. Torch itself reads the variable only when it is imported."""
+    """Set torch's number of threads to OMP_NUM_THREADS, which torch itself reads only at its import."""
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
     if threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
 
 
 def hardware_facts(device: torch.device) -> dict[str, Any]:
-    """Return what is known about the CPU, the memory and, if `device` is one, the GPU."""
-    found: dict[str, Any] = {
+    """Return what is known about the CPU, the memory and, if `device` is a GPU, the GPU."""
+    facts: dict[str, Any] = {
         "device": device.type,
         **read_cpu().facts(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -31,11 +31,11 @@ def hardware_facts(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        facts |= {
             "gpu": properties.name,
             "gpu_count": torch.cuda.device_count(),
             "gpu_memory_bytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "driver": program_output(*_DRIVER_QUERY).partition("\n")[0],
         }
-    return found
+    return facts

@@ -1,1 +1,1 @@
-"""Prediction of what a command will take: a short probe of each setting, and a model of a cluster."""
+"""Prediction of a command's cost: a short probe of each setting, and a model of a cluster."""

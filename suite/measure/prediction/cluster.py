@@ -14,7 +14,7 @@ from suite.trials.spec import TrialSpec
 KEYS = ("nodes", "gpus", "cpus", "link", "local", "latency")
 EXAMPLE = "nodes=16,gpus=8,link=400Gb"
 DEFAULT_LATENCY_S = 10e-6
-"""Seconds of an exchange without its bytes, between nodes: an assumption, of the order of what NCCL needs."""
+"""Seconds of an exchange between nodes without its bytes. This is an assumption, of NCCL's order of magnitude."""
 _BANDWIDTHS = {"Gb": 1e9 / 8, "Gb/s": 1e9 / 8, "Gbit/s": 1e9 / 8, "GB": 1e9, "GB/s": 1e9}
 LARGEST = 1e12
 """Limit of the number in a bandwidth or a latency, which keeps all products finite."""
@@ -29,9 +29,9 @@ class Cluster:
         nodes: Number of nodes.
         gpus: GPUs of a node; 0 for nodes that train on their CPUs.
         cpus: Cores of a node; 0 for nodes that train on GPUs.
-        link: Bytes per second between two nodes, in each direction; 0 if it was not given.
-        local: Bytes per second between two ranks of a node, in each direction; `link` if it was not given.
-        latency: Seconds of an exchange between two ranks without its bytes.
+        link: Bytes per second between two nodes, in each direction; 0 if not given.
+        local: Bytes per second between two ranks of a node, in each direction; `link` if not given.
+        latency: Seconds of an exchange between two ranks, without the time for its bytes.
     """
 
     nodes: int
@@ -56,21 +56,21 @@ def read_cluster(text: str) -> Cluster:
     Raises:
         UsageError: A key is unknown, missing or given twice, or a value is wrong.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in KEYS:
             raise UsageError(f"--cluster '{text}': no key is called '{key}'{nearest(key, KEYS)}; example: {EXAMPLE}")
         if not equals or not value:
             raise UsageError(f"--cluster '{text}': {key} has no value; example: {EXAMPLE}")
-        if key in found:
+        if key in pairs:
             raise UsageError(f"--cluster '{text}': {key} is given twice")
-        found[key] = value
-    if "nodes" not in found or ("gpus" in found) == ("cpus" in found):
+        pairs[key] = value
+    if "nodes" not in pairs or ("gpus" in pairs) == ("cpus" in pairs):
         raise UsageError(f"--cluster '{text}': give nodes, and either gpus or cpus of a node; example: {EXAMPLE}")
-    counts = {key: _count(text, key, found[key]) for key in ("nodes", "gpus", "cpus") if key in found}
-    rates = {key: _quantity(text, key, found[key], _BANDWIDTHS) for key in ("link", "local") if key in found}
-    times = {"latency": _quantity(text, "latency", found["latency"], _TIMES)} if "latency" in found else {}
+    counts = {key: _count(text, key, pairs[key]) for key in ("nodes", "gpus", "cpus") if key in pairs}
+    rates = {key: _quantity(text, key, pairs[key], _BANDWIDTHS) for key in ("link", "local") if key in pairs}
+    times = {"latency": _quantity(text, "latency", pairs["latency"], _TIMES)} if "latency" in pairs else {}
     return Cluster(**counts, **rates, **times)  # type: ignore[arg-type]
 
 
@@ -78,11 +78,10 @@ def check_device(cluster: Cluster, device: str) -> None:
     """Check that the probe runs on the kind of device that the cluster has.
 
     Args:
-        cluster: The cluster.
         device: `cpu` or `cuda`, on which the probe runs.
 
     Raises:
-        UsageError: It does not.
+        UsageError: The probe runs on another kind of device.
     """
     if (device == "cuda") != bool(cluster.gpus):
         other = ("cuda", "gpus") if device == "cuda" else ("cpu", "cpus")
@@ -122,16 +121,14 @@ class Communication:
 
 
 def check_trial(cluster: Cluster, trial: TrialSpec, threads: int) -> None:
-    """Check that a cluster can run a trial, and that its description suffices, before anything is probed.
+    """Check before any probe that a cluster can run a trial, and that the cluster's description suffices.
 
     Args:
-        cluster: The cluster.
-        trial: The trial.
         threads: Threads of each rank here, and therefore in the probe.
 
     Raises:
-        UsageError: A node has fewer cores than a rank has threads, there are fewer devices than ranks, or no bandwidth
-            was given for the gradients.
+        UsageError: A node has fewer cores than a rank has threads, there are fewer devices than ranks, or the
+            description has no bandwidth for the gradients.
     """
     if cluster.cpus and cluster.cpus < threads:
         raise UsageError(
@@ -155,7 +152,7 @@ def _bandwidth(cluster: Cluster, ranks: int, threads: int) -> float:
 def communication(trial: TrialSpec, prediction: Prediction, cluster: Cluster, threads: int) -> Communication:
     """Return the communication of the gradients of a data-parallel trial on a cluster, by the ring all-reduce model.
 
-    Ranks of one node use `local`, and ranks of several nodes `link`, since the slowest link of the ring decides.
+    The slowest link of the ring decides. Ranks of one node therefore use `local`, and ranks of several nodes `link`.
     `check_trial` must have accepted the trial.
     """
     ranks = trial.processes

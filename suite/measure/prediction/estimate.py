@@ -1,4 +1,4 @@
-"""From a probe to the cost of a whole trial: what each number is, and under which assumptions it holds."""
+"""The step from a probe to the cost of a whole trial: the origin of each number, and its assumptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suite.files import canonical_json
 from suite.trials.spec import TrialSpec
 
 BOUNDED = ("train_s", "communication_s", "flops_executed", "memory_bytes")
-"""Numbers that are upper bounds if the probe does not shrink the network and training may."""
+"""Numbers that are upper bounds if training may shrink the network, which the probe does not."""
 INFERENCE_BATCHES = 6
 """Evaluation batches that a trial runs after its training to measure the inference speed."""
 DISTURBED = "disturbed"
@@ -20,31 +20,31 @@ DISTURBED = "disturbed"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a trial is expected to take.
+    """The expected cost of a trial.
 
     Attributes:
         epochs: Epochs of the training.
         steps: Training steps of all epochs.
         train_s: Seconds of training, as `train_time_s` of a trial counts them: steps with the input pipeline and the
-            hooks, and the changes of the network. Measured by the probe for a step, times the number of steps.
-            Communication between ranks is not contained. Modelled for images of a size without measured
-            steps: the time of a step is multiplied by the quotient of the dense network's FLOPs at the two sizes.
+            hooks, and the changes of the network, without communication between ranks. Measured by the probe for a
+            step, times the number of steps. Modelled for images of a size without measured steps: the time of a step
+            grows with the dense network's FLOPs.
         eval_s: Seconds of all evaluations. Measured for a batch, times the number of batches.
-        other_s: Seconds of everything else that the trial's process does: its start, the check of the products,
-            compilation, and checkpoints without the disk. Measured.
+        other_s: Seconds of everything else in the trial's process: its start, the check of the products, compilation,
+            and checkpoints without the disk. Measured.
         flops_dense: FLOPs of training the dense network. Counted, in every epoch for the size of its images.
-        flops_executed: FLOPs that the backends multiply in training. Counted in the probe's steps, times the steps; for
-            images of another size multiplied as the time is.
+        flops_executed: FLOPs that the backends execute in training. Counted in the probe's steps, times the steps;
+            scaled as the time is for images of another size.
         memory_bytes: Largest memory of a training step. Counted on the CPU, measured on CUDA, in the probe's steps.
-            Larger images, which the probe did not reach, need more.
+            Larger images that the probe did not reach need more.
         payload: Elements of the gradients and number of steps, for each stage. Counted.
-        is_bound: Whether the method may shrink the network, which the probe does not: the numbers in `bounds` are then
+        is_bound: Whether the method may shrink the network, which the probe does not. The numbers in `bounds` are then
             upper bounds.
-        probed_epochs: Epochs that the probe ran; the steps of later epochs are assumed to cost what the last ones did,
-            but for the size of their images.
+        probed_epochs: Epochs that the probe ran. Steps of later epochs are assumed to cost what the last steps did,
+            scaled to the size of their images.
         notes: Assumptions that concern this trial, one line each.
         unbounded: Names of the numbers in `BOUNDED` that may be exceeded even then: times that other programs
-            disturbed, numbers that are modelled for another size of images, and the memory of smaller images.
+            disturbed, numbers modelled for another size of images, and the memory of smaller images.
     """
 
     epochs: int
@@ -63,7 +63,7 @@ class Prediction:
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Names of the numbers that are upper bounds; the others are expected values."""
+        """Names of the numbers that are upper bounds. The others are expected values."""
         return tuple(name for name in BOUNDED if self.is_bound and name not in self.unbounded)
 
     @property
@@ -76,10 +76,10 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
     """Return the prediction for a trial from the probe of its setting (`suite.measure.prediction.probe.probe`).
 
     The steps of an epoch cost what those of the last stage before it cost in the probe, scaled to the size of the
-    epoch's images (`_size_factors`). A smaller last batch counts as its share of a step.
+    epoch's images (`_size_factors`). A smaller last batch counts as a fraction of a step.
 
     Args:
-        trial: The trial. If the probe says that the method is steady, its number of epochs may be another.
+        trial: The trial. Its number of epochs may differ from the probe's if the method is steady.
         probe: Result of the probe.
     """
     recipe = trial.make_recipe()
@@ -93,14 +93,14 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
         factors = _size_factors(probe["dense_per_image"], stage["epoch"], last)
         other = sum(factor != 1.0 for factor in factors)
         of_last = stage["total_steps"]
-        if last == epochs:  # the last epoch may be a part of one
+        if last == epochs:  # the last epoch may be partial
             of_last = recipe.steps_in(recipe.whole_epochs - 1, of_last)
             factors[-1] *= of_last / stage["total_steps"]
         weight, of_stage = sum(factors), (count - 1) * stage["total_steps"] + of_last
         if other:
             scaled += other
             unbounded.add("train_s")
-            if stage["flops"]["executed"] < stage["flops"]["dense"]:  # by a share that may depend on the size
+            if stage["flops"]["executed"] < stage["flops"]["dense"]:  # by a share that may depend on the size of images
                 unbounded.add("flops_executed")
         whole = stage["total_steps"] if recipe.drop_last else probe["images"] / stage["batch_size"]
         train_s += weight * whole * stage["step_s"] + count * probe["epoch_start_s"]
@@ -134,23 +134,23 @@ def predict(trial: TrialSpec, probe: Mapping[str, Any]) -> Prediction:
 
 
 def _per_image(dense: Sequence[float], epoch: int) -> float:
-    """Return the dense network's FLOPs for an image of an epoch, counted from 1; later ones are as the last known."""
+    """Return the dense network's FLOPs for an image of an epoch, from 1; after the last known epoch they stay equal."""
     return dense[min(epoch, len(dense)) - 1]
 
 
 def _size_factors(dense: Sequence[float], first: int, last: int) -> list[float]:
-    """Return what a step of each epoch of a stage costs, in steps of its first epoch, whose images may be smaller.
+    """Return the cost of a step of each epoch of a stage, in steps of its first epoch, whose images may be smaller.
 
     Args:
         dense: FLOPs of training the dense network with an image of each epoch.
-        first: First epoch of the stage, counted from 1, in which its steps were measured.
-        last: Its last epoch.
+        first: First epoch of the stage, counted from 1. Its steps were measured.
+        last: Last epoch of the stage.
     """
     return [_per_image(dense, epoch) / _per_image(dense, first) for epoch in range(first, last + 1)]
 
 
 def _lacks_largest(probe: Mapping[str, Any], epochs: int) -> bool:
-    """Return whether no whole batch of the largest images was run, so that the memory is that of smaller ones."""
+    """Return whether the probe ran no whole batch of the largest images. The memory is then that of smaller images."""
     dense = probe["dense_per_image"]
     measured = max(_per_image(dense, stage["epoch"]) for stage in probe["stages"])
     return measured < max(_per_image(dense, epoch) for epoch in range(1, epochs + 1))
@@ -180,11 +180,10 @@ def _notes(trial: TrialSpec, probe: Mapping[str, Any], epochs: int, shrinks: boo
 
 
 def setting(trial: TrialSpec, *, epochs: bool = True) -> str:
-    """Return what the cost of a trial depends on: everything but its seed and the learning rate.
+    """Return what the cost of a trial depends on: everything except its seed and the learning rate.
 
     Args:
-        trial: The trial.
-        epochs: Whether the number of epochs is part of it.
+        epochs: Whether the number of epochs is part of the result.
     """
     recipe = {
         name: value for name, value in trial.recipe.items() if name != "learning_rate" and (epochs or name != "epochs")

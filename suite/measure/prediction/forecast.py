@@ -1,4 +1,4 @@
-"""The forecast of a command: what each trial is expected to take, and what exists already."""
+"""The forecast of a command: the expected cost of each trial, and the trials that exist already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from suite.trials.spec import TrialSpec
 FUNCTION = "suite.measure.prediction.probe:probe"
 DEFAULT_STEPS = 8
 PROBE_S = 10.0
-"""Seconds that the steps of a probe may take. Start, first epoch and data of its process come on top."""
+"""Seconds that the steps of a probe may take, in addition to start, first epoch and data of its process."""
 
 Probe = Callable[[TrialSpec, Path], Mapping[str, Any]]
 """Probes a trial, given the folder of the trials that it may depend on."""
@@ -33,11 +33,10 @@ class Forecast:
     """A trial of the command.
 
     Attributes:
-        trial: The trial.
-        status: Status in the output folder: `done`, `running` and so on; empty if it was never started.
+        status: Status in the output folder: `done`, `running` and so on; empty if it never started.
         runs: Whether the command would run it.
-        prediction: What it is expected to take; `None` if it does not run or could not be probed.
-        communication: Modelled communication on the cluster; `None` without one.
+        prediction: Its expected cost; `None` if it does not run or could not be probed.
+        communication: Modelled communication on the cluster; `None` without a cluster.
         measured: Result of the trial if it is done.
         error: Why it could not be probed; empty otherwise.
     """
@@ -78,38 +77,39 @@ def forecast(
         trials: The trials of the command, in order.
         folder: Its output folder, which may not exist.
         only: Which trials the command runs: `missing`, `failed` or `all`.
-        jobs: Number of trials that run at the same time; as many probes do, so that they disturb each other alike.
+        jobs: Number of trials that run at the same time. As many probes run at once, so that they disturb each other
+            alike.
         probe: Function that probes a trial.
         show: Function that prints a line of progress.
     """
     store = Store(folder)
     locked = folder.is_dir() and store.is_locked()
-    found = []
+    forecasts = []
     for trial, (status, _) in zip(trials, store.states(trials, in_use=locked), strict=True):
         runs = only == "all" or (status != "done" if only == "missing" else status not in ("", "done", RUNNING))
         record = read_record(store.trial_folder(trial.trial_id)) if status == "done" else None
-        found.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
+        forecasts.append(Forecast(trial, status, runs, measured=(record or {}).get("result") or {}))
 
-    # Choose what to probe: one trial of each setting, and dense training in place of a trial that cannot start yet.
-    done = {one.trial.trial_id for one in found if one.status == "done"}
+    # Probe one trial of each setting. Dense training replaces a trial that cannot start yet.
+    done = {item.trial.trial_id for item in forecasts if item.status == "done"}
     probed = {
-        one.trial.trial_id: one.trial if done.issuperset(one.trial.depends_on.values()) else dense_spec(one.trial)
-        for one in found
-        if one.runs
+        item.trial.trial_id: item.trial if done.issuperset(item.trial.depends_on.values()) else dense_spec(item.trial)
+        for item in forecasts
+        if item.runs
     }
     results = _probe_all(list(probed.values()), folder / "trials", jobs, probe, show)
-    return [_predicted(one, probed[one.trial.trial_id], results) if one.runs else one for one in found]
+    return [_predicted(item, probed[item.trial.trial_id], results) if item.runs else item for item in forecasts]
 
 
 def _probe_all(
     trials: Sequence[TrialSpec], folder: Path, jobs: int, probe: Probe, show: Callable[[str], None]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the result of a probe by setting. Settings that differ in their epochs share that of a steady method."""
+    """Return the result of a probe by setting. Settings of a steady method that differ only in epochs share a probe."""
     results: dict[str, Mapping[str, Any]] = {}
     by_cost: dict[str, list[TrialSpec]] = {}
     for trial in {setting(trial): trial for trial in trials}.values():
         by_cost.setdefault(setting(trial, epochs=False), []).append(trial)
-    # The probe of a steady method saves those of its other settings, which shows only when it has ended.
+    # A steady method needs no probe of its other settings. Only the end of the first probe shows that it is steady.
     began, most = 0, sum(map(len, by_cost.values()))
 
     def run(group: list[TrialSpec]) -> None:
@@ -159,10 +159,10 @@ def in_subprocess(steps: int, jobs: int, seconds: float = PROBE_S) -> Probe:
     def probe(trial: TrialSpec, folder: Path) -> Mapping[str, Any]:
         arguments = {"spec": trial.to_json(), "trials": str(folder), "steps": steps, "seconds": seconds}
         try:
-            found = call_in_subprocess(FUNCTION, arguments, device_text(trial), trial.plugins, threads_of(trial, jobs))
+            result = call_in_subprocess(FUNCTION, arguments, device_text(trial), trial.plugins, threads_of(trial, jobs))
         except RuntimeError as error:
             return {"error": str(error)}
-        return {**found.value, "where": found.where, "busy_cores": found.busy_cores}
+        return {**result.value, "where": result.where, "busy_cores": result.busy_cores}
 
     return probe
 
@@ -175,12 +175,12 @@ def device_text(trial: TrialSpec) -> str:
 def on_cluster(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> list[Forecast]:
     """Add the modelled communication to each prediction."""
     return [
-        one
-        if one.prediction is None
+        item
+        if item.prediction is None
         else dataclasses.replace(
-            one, communication=communication(one.trial, one.prediction, cluster, threads_of(one.trial, jobs))
+            item, communication=communication(item.trial, item.prediction, cluster, threads_of(item.trial, jobs))
         )
-        for one in forecasts
+        for item in forecasts
     ]
 
 
@@ -191,18 +191,18 @@ def seconds_here(forecasts: Sequence[Forecast], jobs: int) -> float:
 
 def seconds_on(forecasts: Sequence[Forecast], cluster: Cluster, jobs: int) -> float:
     """Return the seconds of all trials that run on a cluster."""
-    threads = max((threads_of(one.trial, jobs) for one in forecasts), default=1)
+    threads = max((threads_of(item.trial, jobs) for item in forecasts), default=1)
     return makespan(_jobs(forecasts, ranks=True), cluster.nodes, cluster.devices(threads))
 
 
 def _jobs(forecasts: Sequence[Forecast], ranks: bool) -> list[Job]:
     return [
         Job(
-            one.trial.trial_id,
-            one.wall_s,
-            one.trial.processes if ranks else 1,
-            tuple(one.trial.depends_on.values()),
+            item.trial.trial_id,
+            item.wall_s,
+            item.trial.processes if ranks else 1,
+            tuple(item.trial.depends_on.values()),
         )
-        for one in forecasts
-        if one.prediction is not None
+        for item in forecasts
+        if item.prediction is not None
     ]

@@ -1,10 +1,10 @@
 """A probe: a trial that trains a few steps of each epoch with the learning rate 0, in the process that measures it.
 
-The trial is built by the code of a real one, and the same trainer begins its epochs, runs its steps and ends its
-epochs, so that the input pipeline, the hooks of the method and the changes of its plans are those of the trial. Only
-the batches are fewer. With the learning rate 0 training moves no weight. What training will make small is not known, so
-that reconfigurations are planned but not carried out: the network keeps its size, except for changes before the first
-step.
+The same code builds it as a real trial, and the same trainer begins its epochs, runs its steps and ends its epochs. The
+input pipeline, the hooks of the method and the changes of its plans are therefore those of the trial. Only the batches
+are fewer. At learning rate 0 training moves no weight. The probe cannot know which weights training makes small.
+Reconfigurations are thus planned but not carried out, and the network keeps its size. Changes before the first step are
+an exception.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost
 
 WARM_UPS = 3
-"""Steps before the first timed step of a training; two if they take long."""
+"""Steps before the first timed step of a training; two if steps take long."""
 LONG_STEP_S = 1.0
 FEWEST_TIMED = 2
-"""Timed steps of an epoch that is measured, even if the time is over."""
+"""Fewest timed steps of a measured epoch, even if the time is over."""
 WALKING_IMAGES = 4
 """Images of the step in an epoch that only shows whether the cost of a step has changed."""
 HOOKS = (
@@ -51,7 +51,7 @@ HOOKS = (
     "reconfigure",
     "on_reconfigured",
 )
-"""Hooks by which the cost of a step can change from epoch to epoch; a method with none of them is steady."""
+"""Hooks that can change the cost of a step from epoch to epoch. A method without them is steady."""
 
 
 @dataclasses.dataclass
@@ -59,12 +59,12 @@ class _Stage:
     """Epochs whose steps cost the same.
 
     Attributes:
-        epoch: The first of them, counted from 1.
+        epoch: The first of these epochs, counted from 1.
         total_steps: Steps of an epoch.
         images: Images of a step.
-        record: What a step costs, as in an epoch's record.
+        record: Cost of a step, as in an epoch's record.
         seconds: Seconds of the timed steps.
-        fetching: Seconds in which each batch of the first epoch was fetched.
+        fetching: Seconds that each batch of the first epoch took to fetch.
     """
 
     epoch: int
@@ -78,7 +78,7 @@ class _Stage:
     def cost_per_image(self) -> Cost:
         """Cost of a step with FLOPs of one image, so that steps of different numbers of images can be compared.
 
-        Effective FLOPs are left out: they follow the densities, on which the time of a step does not depend.
+        Effective FLOPs are left out, because they follow the densities, which do not change the time of a step.
         """
         cost = Cost.of(self.record)
         dense, current, _, executed = (value / self.images for value in cost.flops)
@@ -86,7 +86,7 @@ class _Stage:
 
 
 def steady(method: type[Method], train_sizes: tuple[int, ...] = ()) -> bool:
-    """Return whether the steps of a method cost the same in every epoch, as far as its hooks can tell."""
+    """Return whether all epochs of a method have steps of the same cost, as far as its hooks show."""
     return len(train_sizes) < 2 and all(getattr(method, hook) is getattr(Method, hook) for hook in HOOKS)
 
 
@@ -94,18 +94,17 @@ def probe(spec: dict[str, Any], trials: str, steps: int, seconds: float, device:
     """Probe a trial, and return plain data.
 
     Args:
-        spec: Specification of the trial.
         trials: Folder of the trials that it may depend on.
-        steps: Timed steps of a stage.
+        steps: Number of timed steps of a stage.
         seconds: Seconds that the steps may take together.
         device: Not used; the specification has it.
 
     Returns:
         Only `error` if the trial cannot be built or trained. Otherwise `start_s`, seconds from the start of the process
         to the first epoch; `check_s`, `compile_s`, `reconfigure_s` and `save_s` (of one checkpoint, without the disk);
-        `epoch_start_s`; `evaluation`, a list of `images` and seconds `per_image` by split; `epochs`, those that were
-        run, and `epochs_left`; `steady`; `stages` (`_as_data`); `dense_per_image`, FLOPs of training the dense network
-        with an image of each epoch, run or not; `peak_memory_bytes`; `params`; `images` of an epoch; and `threads`.
+        `epoch_start_s`; `evaluation`, a list of `images` and seconds `per_image` by split; `epochs`, those that ran,
+        and `epochs_left`; `steady`; `stages` (`_as_data`); `dense_per_image`, FLOPs of training the dense network with
+        an image of each epoch, run or not; `peak_memory_bytes`; `params`; `images` of an epoch; and `threads`.
     """
     try:
         trial = TrialSpec.from_json(spec)
@@ -121,9 +120,8 @@ class Probe:
     """Runs one probe.
 
     Args:
-        trial: Specification of the trial.
         trials: Folder of the trials that it may depend on.
-        steps: Timed steps of a stage.
+        steps: Number of timed steps of a stage.
         seconds: Seconds that the steps may take together.
     """
 
@@ -142,12 +140,12 @@ class Probe:
         self.epoch_starts: list[float] = []
         self.epochs = self.epochs_left = 0
         self.walks, self.warm_ups = False, WARM_UPS
-        self.most = math.inf  # timed steps of the next epoch
+        self.most = math.inf  # number of timed steps of the next epoch
         self.reference: Cost | None = None
         self.save_s = 0.0
 
     def run(self) -> dict[str, Any]:
-        """Train in the compressed form, and return what was measured."""
+        """Train in the compressed form, and return the measurements."""
         while self.trainer.epochs_left:
             self._run_epoch()
             known = self.steady and len(self.stages[-1].seconds) >= self.steps
@@ -174,7 +172,7 @@ class Probe:
         }
 
     def _run_epoch(self) -> None:
-        """Run the first steps of an epoch and the hooks at its end, and decide what the next one runs."""
+        """Run the first steps of an epoch and the hooks at its end, and decide what the next epoch runs."""
         trainer = self.trainer
         trainer.begin_epoch()
         self.phases.append(trainer.ledger.phase)
@@ -183,7 +181,7 @@ class Probe:
         if len(steps.fetching) > 1:
             self.epoch_starts.append(max(0.0, steps.fetching[0] - statistics.median(steps.fetching[1:])))
         plan = trainer.end_epoch()
-        if plan is not None and plan.restart:  # of the schedule; the network keeps its size
+        if plan is not None and plan.restart:  # restart of the schedule; the network keeps its size
             trainer.apply_plan(ReconfigPlan(restart=True))
         self.epochs, self.epochs_left = self.epochs + 1, trainer.epochs_left
         if self.epochs == 1:
@@ -195,35 +193,35 @@ class Probe:
         self._choose_next(changed=self._enter(steps))
 
     def _run_steps(self) -> _Stage:
-        """Run the first batches of an epoch, whole ones, or a small one if the epoch walks; return them as a stage."""
+        """Run the first batches of an epoch, or one small batch if the epoch walks, and return their stage."""
         trainer, seconds = self.trainer, list[float]()
-        found = _Stage(self.epochs + 1, self.trainer.steps_per_epoch)
-        # Steps that are compiled or captured have one shape.
+        stage = _Stage(self.epochs + 1, self.trainer.steps_per_epoch)
+        # Compiled and captured steps have one shape.
         limit = WALKING_IMAGES if self.walks and trainer.recipe.execution == "eager" else None
         began = self._now()
         for batch in trainer.batches():
-            count = math.ceil(len(batch.images) / self.trial.processes)  # of the first rank
+            count = math.ceil(len(batch.images) / self.trial.processes)  # images of the first rank
             count = min(count, limit or count)
-            found.images = found.images or count
-            found.fetching.append(self._now() - began)
+            stage.images = stage.images or count
+            stage.fetching.append(self._now() - began)
             trainer.train_step(Batch(batch.images[:count], batch.labels[:count], count))
             seconds.append(self._now() - began)
-            if count == found.images:  # and not a smaller last batch
-                found.record = {**trainer.setting_of_step(), **trainer.ledger.step_cost(), "params": self.params}
+            if count == stage.images:  # excludes a smaller last batch
+                stage.record = {**trainer.setting_of_step(), **trainer.ledger.step_cost(), "params": self.params}
             if not self._wants_more(seconds):
                 break
             began = self._now()
-        found.seconds = seconds[self.warm_ups :] or seconds[-1:]
-        return found
+        stage.seconds = seconds[self.warm_ups :] or seconds[-1:]
+        return stage
 
     def _wants_more(self, seconds: Sequence[float]) -> bool:
-        """Return whether the epoch runs another step, after those that took so long."""
+        """Return whether the epoch runs another step, after steps that took `seconds`."""
         if self.walks:
             return False
         if len(seconds) == 2 and seconds[1] > LONG_STEP_S:
             self.warm_ups = min(self.warm_ups, 1)
         timed = len(seconds) - self.warm_ups
-        # The first epoch leaves time for those that follow.
+        # The first epoch leaves time for later epochs.
         kept_s = 0.0 if self.epochs or self.steady else self.limit_s / 2
         return timed < self.most and (timed < FEWEST_TIMED or (timed < self.steps and self._left() > kept_s))
 
@@ -259,7 +257,7 @@ class Probe:
             before, self.reference = self.reference, cost
             if before is not None:
                 return not cost.equals(before)
-            # A step of whole batches has another overhead than a small one, but neither has none.
+            # The overhead of a whole batch differs from that of a small batch, but both are above zero if one is.
             return not _any_overhead(cost).equals(_any_overhead(last.cost_per_image))
         if last and last.cost_per_image.equals(cost):
             last.seconds += steps.seconds
@@ -269,7 +267,7 @@ class Probe:
         return False
 
     def _choose_next(self, changed: bool) -> None:
-        """Run whole batches in every epoch if there is time for it; otherwise only after a change."""
+        """Run whole batches in every epoch if there is time, otherwise only after a change."""
         step = statistics.median(self.stages[-1].seconds)
         affordable = self._left() / max(self.epochs_left, 1) / step
         enough = affordable >= 1 + FEWEST_TIMED
@@ -279,9 +277,9 @@ class Probe:
             self.trainer.progress.memory_is_counted = False
 
     def _dense_per_image(self) -> list[float]:
-        """Return the dense network's FLOPs of training with an image of each epoch: those that were run, then the rest.
+        """Return the dense network's FLOPs of training with an image of each epoch: epochs run, then the rest.
 
-        The phases of the rest follow from the recipe; their epochs count from the last restart of the schedule.
+        The recipe determines the phases of the rest. Their epochs count from the last restart of the schedule.
         """
         trainer = self.trainer
         rest = trainer.recipe.phases()[self.epochs - trainer.progress.first_epoch :]
@@ -297,7 +295,7 @@ def _any_overhead(cost: Cost) -> Cost:
 
 
 def _as_data(stage: _Stage, processes: int) -> dict[str, Any]:
-    """Return a stage as plain data; its FLOPs are those of a step of the whole batch, over all ranks."""
+    """Return a stage as plain data. Its FLOPs are those of a step of the whole batch, over all ranks."""
     batch = stage.record["batch_size"]
     flops = {name: value * batch / stage.images for name, value in stage.record["step_flops"].items()}
     return {

@@ -16,7 +16,7 @@ from suite.measure.prediction.forecast import Forecast
 from suite.trials.controls import BASELINE
 from suite.trials.progress import duration
 
-_ALL = 0.995  # of dense's FLOPs
+_ALL = 0.995  # share of dense training's FLOPs
 
 KINDS = {
     "train_s": "measured for some steps, times the number of steps; modelled for other sizes of images",
@@ -28,11 +28,11 @@ KINDS = {
     "communication_s": "modelled: ring all-reduce of all gradients, without overlap with the backward",
     "total_s": "modelled: trials start in order, each as soon as its devices are free",
 }
-"""How each number is obtained, by its name in the JSON."""
+"""Origin of each number, by its name in the JSON."""
 
 
 def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Table:
-    """Return the table with a row a setting, whose trials differ in their seeds; `at most` marks an upper bound."""
+    """Return the table with a row for each setting, over all of its seeds; `at most` marks an upper bound."""
     found = Table(
         title="What a trial of each setting takes, predicted by probes (docs/scaling.md); of done trials: means"
     )
@@ -40,17 +40,17 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
     found.add_column("seeds", overflow="fold")
     found.add_column("in folder", overflow="fold")
     names = ["epochs", "steps", "training", "evaluation", "other", "FLOPs dense", "FLOPs executed", "memory"]
-    parallel = cluster is not None and any(one.trial.processes > 1 for one in forecasts)
+    parallel = cluster is not None and any(item.trial.processes > 1 for item in forecasts)
     for name in [*names, *(["all-reduce (modelled)"] if parallel else [])]:
         found.add_column(name, justify="right", overflow="fold")
     differing = _differing(forecasts)
     settings: dict[tuple[str, str, bool], list[Forecast]] = {}
-    for one in forecasts:  # the cost does not depend on the learning rate, which is part of the label
-        settings.setdefault((setting(one.trial), one.trial.label, one.trial.control), []).append(one)
+    for item in forecasts:  # the learning rate is part of the label, but the cost does not depend on it
+        settings.setdefault((setting(item.trial), item.trial.label, item.trial.control), []).append(item)
     for (_, _, is_control), several in settings.items():
-        first = next((one for one in several if one.prediction or one.error), several[0])
+        first = next((item for item in several if item.prediction or item.error), several[0])
         name = ", ".join([first.trial.label, *(str(getattr(first.trial, field)) for field in differing)])
-        states = Counter(one.status or "new" for one in several)
+        states = Counter(item.status or "new" for item in several)
         state = (
             next(iter(states)) if len(states) == 1 else ", ".join(f"{count} {name}" for name, count in states.items())
         )
@@ -60,14 +60,14 @@ def table(forecasts: Sequence[Forecast], cluster: Cluster | None = None) -> Tabl
         if parallel:
             sent = first.communication
             cells.append(_sent(sent, first) if sent and sent.payload_bytes else "")
-        seeds = ", ".join(str(one.trial.seed) for one in several)
+        seeds = ", ".join(str(item.trial.seed) for item in several)
         found.add_row(escape(f"{name} (control)" if is_control else name), seeds, state, *cells)
     return found
 
 
 def _differing(forecasts: Sequence[Forecast]) -> list[str]:
-    """Return which of task, model and dtype the trials of a command have several of."""
-    return [name for name in ("task", "model", "dtype") if len({getattr(one.trial, name) for one in forecasts}) > 1]
+    """Return which of task, model and dtype have several values among the trials of a command."""
+    return [name for name in ("task", "model", "dtype") if len({getattr(item.trial, name) for item in forecasts}) > 1]
 
 
 def _sent(sent: Communication, one: Forecast) -> str:
@@ -77,10 +77,9 @@ def _sent(sent: Communication, one: Forecast) -> str:
 
 
 def _measured(done: Sequence[Forecast]) -> list[str]:
-    """Return the means of trials that are done."""
 
     def mean(column: str) -> float | None:
-        known = [one.measured[column] for one in done if one.measured.get(column) is not None]
+        known = [item.measured[column] for item in done if item.measured.get(column) is not None]
         return fmean(known) if known else None
 
     times = [mean(name) for name in ("train_time_s", "eval_time_s")]
@@ -114,20 +113,20 @@ def _most(prediction: Prediction, name: str) -> str:
 
 
 def notes(forecasts: Iterable[Forecast]) -> list[str]:
-    """Return one line for each assumption and each failure, with the trials that it concerns."""
-    found: dict[str, list[str]] = {}
+    """Return one line for each assumption and each failure, with the trials concerned."""
+    trials: dict[str, list[str]] = {}
     known = list(forecasts)
     differing = _differing(known)
-    for one in known:
-        lines = [f"not predicted: {one.error}"] if one.error else list(one.prediction.notes if one.prediction else ())
-        if one.prediction and _skips_nothing(one):
+    for row in known:
+        lines = [f"not predicted: {row.error}"] if row.error else list(row.prediction.notes if row.prediction else ())
+        if row.prediction and _skips_nothing(row):
             lines.append("would skip nothing here: it executes at least 99.5 % of dense's FLOPs")
-        name = " ".join([one.trial.label, *(f"({getattr(one.trial, field)})" for field in differing)])
+        name = " ".join([row.trial.label, *(f"({getattr(row.trial, field)})" for field in differing)])
         for line in lines:
-            labels = found.setdefault(line, [])
+            labels = trials.setdefault(line, [])
             if name not in labels:
                 labels.append(name)
-    return [f"{', '.join(labels)}: {line}" for line, labels in found.items()]
+    return [f"{', '.join(labels)}: {line}" for line, labels in trials.items()]
 
 
 def _skips_nothing(one: Forecast) -> bool:
@@ -138,16 +137,16 @@ def _skips_nothing(one: Forecast) -> bool:
 
 def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
     """Return one line: how many trials run, and how long they take together on this machine."""
-    running = [one for one in forecasts if one.runs]
+    running = [item for item in forecasts if item.runs]
     if not running:
         return f"nothing to run: {_count(len(forecasts))} {'is' if len(forecasts) == 1 else 'are'} done"
-    known = [one for one in running if one.prediction]
+    known = [item for item in running if item.prediction]
     missing = (
         f", without {_count(len(running) - len(known))} that could not be probed" if len(known) < len(running) else ""
     )
-    training = sum(one.prediction.train_s for one in known if one.prediction)
+    training = sum(item.prediction.train_s for item in known if item.prediction)
     at_once = f" with --jobs {jobs}" if jobs > 1 else ""
-    disturbed = any(note.startswith(DISTURBED) for one in known if one.prediction for note in one.prediction.notes)
+    disturbed = any(note.startswith(DISTURBED) for item in known if item.prediction for note in item.prediction.notes)
     return (
         f"{len(running)} of {_count(len(forecasts))} to run: training {duration(training)}, all together "
         f"{duration(seconds)}{at_once} (modelled{', from disturbed times' if disturbed else ''}){missing}"
@@ -156,10 +155,10 @@ def totals(forecasts: Sequence[Forecast], seconds: float, jobs: int) -> str:
 
 def cluster_line(forecasts: Sequence[Forecast], seconds: float, cluster: Cluster, devices: int) -> str:
     """Return one line: how long the trials take on a cluster, and how much of it is communication."""
-    known = [one for one in forecasts if one.prediction]
+    known = [item for item in forecasts if item.prediction]
     spent, total = (
-        sum(one.communication.seconds for one in known if one.communication),
-        sum(one.wall_s for one in known),
+        sum(item.communication.seconds for item in known if item.communication),
+        sum(item.wall_s for item in known),
     )
     kind = ("GPU" if cluster.gpus else "rank") + ("s" if devices > 1 else "") + ("" if cluster.gpus else " on CPUs")
     share = f"; communication is {100 * spent / total:.1f} % of the trials' time (modelled)" if spent else ""
@@ -176,14 +175,14 @@ def as_json(
     cluster_s: float | None = None,
     left_out: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Return the forecast as plain data; numbers that are not known are null."""
+    """Return the forecast as plain data. Unknown numbers are null."""
     return {
         "folder": folder,
         "jobs": jobs,
         "total_s": total_s,
         "kinds": KINDS,
         "cluster": None if cluster is None else {**vars(cluster), "total_s": cluster_s},
-        "trials": [_entry(one) for one in forecasts],
+        "trials": [_entry(item) for item in forecasts],
         "left_out": [dict(one) for one in left_out],
     }
 

@@ -12,9 +12,9 @@ class Job:
 
     Attributes:
         name: Its name.
-        seconds: How long it takes.
-        devices: How many devices it takes at once.
-        after: Names of the jobs that must have ended; names that are not scheduled count as ended.
+        seconds: Its time.
+        devices: Number of devices that it takes at once.
+        after: Names of the jobs that must have ended. Names that are not scheduled count as ended.
     """
 
     name: Hashable
@@ -26,12 +26,12 @@ class Job:
 def schedule(jobs: Sequence[Job], nodes: int, devices: int) -> dict[Hashable, tuple[float, float]]:
     """Return start and end of each job, in seconds, on nodes with equal numbers of devices.
 
-    In the order of the list, each job gets the earliest time at which its devices are free and the jobs before it have
-    ended, as the engines start trials. A job of up to `devices` devices stays on one node; a larger one takes whole
+    As the engines start trials, each job gets, in the order of the list, the earliest time at which its devices are
+    free and the jobs before it have ended. A job of up to `devices` devices stays on one node. A larger job takes whole
     nodes.
 
     Args:
-        jobs: The jobs; one comes after those that it depends on.
+        jobs: The jobs. Each comes after those that it depends on.
         nodes: Number of nodes.
         devices: Devices of each node.
 
@@ -44,16 +44,16 @@ def schedule(jobs: Sequence[Job], nodes: int, devices: int) -> dict[Hashable, tu
     # More devices than all jobs together take would only cost memory.
     devices = min(devices, max(1, sum(job.devices for job in jobs)))
     nodes = min(nodes, sum(-(-job.devices // devices) for job in jobs))
-    free = [[0.0] * devices for _ in range(nodes)]  # when each device is free
-    found: dict[Hashable, tuple[float, float]] = {}
+    free = [[0.0] * devices for _ in range(nodes)]  # the time when each device becomes free
+    times: dict[Hashable, tuple[float, float]] = {}
     for job in jobs:
-        ready = max((found[other][1] for other in job.after if other in found), default=0.0)
+        ready = max((times[name][1] for name in job.after if name in times), default=0.0)
         chosen = _places(free, job.devices, devices)
         start = max([ready, *(free[node][place] for node, place in chosen)])
         for node, place in chosen:
             free[node][place] = start + job.seconds
-        found[job.name] = (start, start + job.seconds)
-    return found
+        times[job.name] = (start, start + job.seconds)
+    return times
 
 
 def makespan(jobs: Sequence[Job], nodes: int, devices: int) -> float:

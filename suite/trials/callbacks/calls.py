@@ -1,4 +1,4 @@
-"""Calls of the callbacks that a command names, in the process of a trial, which goes on if one of them fails."""
+"""Calls of the callbacks that a command names, in the process of a trial. The trial goes on if a callback fails."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class CallbackTrial:
 
 
 def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
-    """Read a comma list of callbacks, and check that each can be used here. Plugins must have been loaded.
+    """Read a comma list of callbacks, and check that each can be used here. The caller must have loaded the plugins.
 
     Raises:
-        UsageError: A name is unknown or occurs twice, has no hook or one with other arguments, or its `check` says that
-            something is missing.
+        UsageError: A name is unknown or occurs twice. Or a callback has no hook, has a hook with other arguments, or
+            finds in its `check` that something is missing.
     """
     names = tuple(split(text))
     known = registry.names("callback")
@@ -61,17 +61,17 @@ def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
             raise UsageError(f"{option} '{text}': no callback is called '{name}'{nearest(name, known)}")
         if names.count(name) > 1:
             raise UsageError(f"{option} '{text}': '{name}' occurs twice")
-        found = registry.get("callback", name)
-        if not any(callable(getattr(found, hook, None)) for hook in HOOKS):
+        callback = registry.get("callback", name)
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise UsageError(f"{option} '{text}': callback '{name}' has neither on_epoch nor on_trial")
-        _check_calls(found, f"{option} '{text}': callback '{name}'")
-        if check := getattr(found, "check", None):
+        _check_calls(callback, f"{option} '{text}': callback '{name}'")
+        if check := getattr(callback, "check", None):
             check()
     return names
 
 
 def _check_calls(found: type, what: str) -> None:
-    """Check that a callback can be made and called, before trials of hours.
+    """Check before hours of trials that a callback can be made and called.
 
     Raises:
         UsageError: Its constructor or a hook takes other arguments.
@@ -87,7 +87,7 @@ def _check_calls(found: type, what: str) -> None:
 
 
 def accepts(function: Callable[..., Any], arguments: int) -> bool:
-    """Return whether a function can be called with a number of positional arguments."""
+    """Return whether a function can be called with this number of positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError:
@@ -98,13 +98,12 @@ def accepts(function: Callable[..., Any], arguments: int) -> bool:
 class Calls:
     """The callbacks of one trial in its process.
 
-    A callback that raises an exception is not called again for this trial. The log has the traceback, and the record
-    of the trial names it under `callbacks_failed`.
+    A callback that raises an exception is not called again for this trial. The log has the traceback. The record of the
+    trial names the callback under `callbacks_failed`.
 
     Args:
         names: Names of the callbacks.
-        trial: The trial.
-        make: Returns the callback of a name; by default an object of the registered class.
+        make: Returns the callback of a name (default: an object of the registered class).
 
     Attributes:
         failures: One line for each callback that has failed.
@@ -121,13 +120,13 @@ class Calls:
         self._call("on_epoch", record, f"epoch {record.get('epoch')}")
 
     def end(self, record: Mapping[str, Any]) -> bool:
-        """Call `on_trial` of each callback with the record of the trial; return whether none has failed in it."""
+        """Call `on_trial` of each callback with the record of the trial, and return whether every call succeeded."""
         failed = len(self.failures)
         self._call("on_trial", record, "the end of the trial")
         return len(self.failures) == failed
 
     def provenance(self) -> dict[str, Any]:
-        """Return what the trial's provenance says about callbacks; empty if none has failed."""
+        """Return what the trial's provenance says about callbacks; empty if every call succeeded."""
         return {"callbacks_failed": list(self.failures)} if self.failures else {}
 
     def _call(self, hook: str, record: Mapping[str, Any], where: str) -> None:
@@ -136,8 +135,8 @@ class Calls:
                 if name not in self._made:
                     self._made[name] = self._make(name)
                 if function := getattr(self._made[name], hook, None):
-                    function(self._trial, copy.deepcopy(dict(record)))  # what it changes stays with it
-            except (Exception, SystemExit) as error:  # whatever a callback does, the trial goes on
+                    function(self._trial, copy.deepcopy(dict(record)))  # a callback may change only its own copy
+            except (Exception, SystemExit) as error:  # a trial goes on whatever its callbacks do
                 self._names.remove(name)
                 traceback.print_exc()
                 place = registry.fault_in_plugin(error)

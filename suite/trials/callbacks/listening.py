@@ -1,4 +1,4 @@
-"""Callbacks in the process of a command, from what an engine tells it. `suite.run` uses it."""
+"""Callbacks in the process of a command, called with what an engine reports. `suite.run` uses them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Callback = Callable[[CallbackTrial, dict[str, Any]], object]
 
 
 class CallingListener:
-    """Passes everything on to another listener, and calls functions after each epoch and at the end of each trial.
+    """Passes every report of an engine to another listener, and calls functions after each epoch and each trial.
 
-    A function that raises an exception is not called again for that trial; the others go on, and so do the trials.
+    If a function raises an exception, it is not called again for that trial. Trials and other functions go on.
 
     Args:
         shown: The other listener.
         trials: Folder of the trials.
-        functions: Functions by name, `on_epoch` and `on_trial`; they are called with the trial and a record, as the
-            callbacks of a plugin are.
+        functions: Functions by name, `on_epoch` and `on_trial`. Each is called with the trial and a record, as a
+            plugin's callbacks are.
     """
 
     def __init__(self, shown: ProgressListener, trials: Path, functions: Mapping[str, Callback]) -> None:
@@ -33,20 +33,20 @@ class CallingListener:
         self._calls: dict[str, Calls] = {}
 
     def started(self, trial: TrialSpec) -> None:
-        """Pass it on."""
+        """Pass the report on."""
         self._shown.started(trial)
 
     def position(self, trial: TrialSpec, position: Position) -> None:
-        """Pass it on."""
+        """Pass the report on."""
         self._shown.position(trial, position)
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
-        """Pass it on, and call `on_epoch`."""
+        """Pass the report on, and call `on_epoch`."""
         self._shown.epoch(trial, record)
         self._of(trial).epoch(record)
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
-        """Pass it on, and call `on_trial` with the record that the folder has; or with how the trial ended."""
+        """Pass the report on, and call `on_trial` with the record in the folder, or else with how the trial ended."""
         self._shown.ended(trial, record, seconds)
         self._of(trial).end(read_record(self._trials / trial.trial_id) or record)
         self._calls.pop(trial.trial_id, None)

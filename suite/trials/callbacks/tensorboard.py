@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, as a callback. Nothing else of the project opens the library."""
+"""Event files for TensorBoard, as a callback. No other module of the project imports the library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorBoard:
     """Writes event files for TensorBoard into the folder of each trial, with a point per epoch.
 
     The step of a point is the epoch. A resumed trial writes a new file whose first step hides later points of earlier
-    files (`purge_step`), so that every epoch has one point.
+    files (`purge_step`). Every epoch therefore has one point.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class TensorBoard:
         """Check that the library is installed.
 
         Raises:
-            UsageError: It is not.
+            UsageError: The library is not installed.
         """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError(
@@ -50,12 +50,12 @@ class TensorBoard:
         """Write the scalars of an epoch's record."""
         step = int(record["epoch"])
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # needs an optional package
+            from torch.utils.tensorboard import SummaryWriter  # an optional package
 
             self._writer = SummaryWriter(str(trial.folder / FOLDER), purge_step=step)
         for tag, value in scalars(record):
             self._writer.add_scalar(tag, value, step)
-        self._writer.flush()  # so that a killed trial keeps its points
+        self._writer.flush()  # a killed trial keeps the points so far
 
     def on_trial(self, trial: CallbackTrial, record: Mapping[str, Any]) -> None:
         """Close the file."""
@@ -64,9 +64,9 @@ class TensorBoard:
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield tag and value of each number of an epoch's record (`docs/development/file-formats.md` describes it).
+    """Yield tag and value of each number in an epoch's record (`docs/development/file-formats.md` describes it).
 
-    Tags are `GROUP/KEY`; `flops_step/VARIANT` and `flops_train/VARIANT`; and, for each layer, `channels_out/LAYER`,
+    Tags are `GROUP/KEY`, `flops_step/VARIANT` and `flops_train/VARIANT`. Each layer has `channels_out/LAYER`,
     `channels_in/LAYER`, `density_PRODUCT/LAYER` and `weight_density/LAYER`.
     """
     for group, names in _GROUPS.items():

@@ -1,1 +1,1 @@
-"""Where trials run. An engine is registered as `@register("engine", name)` and has `run(trials, progress)`."""
+"""Where trials run. `@register("engine", name)` registers an engine, which has `run(trials, progress)`."""

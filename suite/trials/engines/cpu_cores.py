@@ -1,7 +1,7 @@
-"""Where the trials that run at the same time are placed: each on its own cores or GPUs.
+"""Places for the trials that run at the same time: each has its own cores or GPUs.
 
-The engine passes a place to the trial's process in the environment. The trial takes it before torch is imported, since
-torch starts threads for the cores that it finds.
+The engine passes a place to the trial's process in the environment. The trial takes its place before it imports torch,
+because torch starts threads for the cores that it finds.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ class Place:
         Args:
             cores: Number of physical cores that all trials of the command may use.
         """
-        found = {PLACE: json.dumps(asdict(self)), CORES: str(cores)}
-        return found | ({_GPUS: ",".join(self.gpus)} if self.gpus else {})
+        variables = {PLACE: json.dumps(asdict(self)), CORES: str(cores)}
+        return variables | ({_GPUS: ",".join(self.gpus)} if self.gpus else {})
 
 
 def take_place() -> None:
     """Restrict this process, and those that it starts, to the cores of the place in the environment.
 
-    Does nothing if there is no place, or if it names no cores. Call this before torch starts threads.
+    Without a place, or if the place names no cores, nothing happens. Call this before torch starts threads.
     """
     if cpus := (place_of_environment() or {}).get("cpus"):
         os.sched_setaffinity(0, cpus)
 
 
 def place_of_environment() -> dict[str, Any] | None:
-    """Return the fields of the place that an engine gave to this process; `None` if it gave none."""
+    """Return the fields of the place that an engine gave to this process; `None` without a place."""
     text = os.environ.get(PLACE)
     return None if text is None else dict(json.loads(text))
 
 
 def places_for(trials: Sequence[TrialSpec], jobs: int) -> list[Place]:
-    """Return the places of the trials that run at the same time; they have the same device and number of processes.
+    """Return the places of the trials that run at the same time. All trials have one device and number of processes.
 
     Args:
         trials: All trials of the command.
@@ -84,7 +84,7 @@ def places_for(trials: Sequence[TrialSpec], jobs: int) -> list[Place]:
 
 
 def on_cores(physical: Sequence[tuple[int, ...]], usable: int, count: int) -> list[Place]:
-    """Give each of `count` trials equally many physical cores; none if there are too few.
+    """Give each of `count` trials equally many physical cores; without numbers of cores if there are too few.
 
     Args:
         physical: Logical CPUs of each physical core; empty where processes cannot be pinned.
@@ -129,6 +129,6 @@ def visible_gpus() -> list[str]:
 
 
 def _count_gpus() -> int:
-    import torch  # in a forked process
+    import torch  # only a forked process, which ends soon, imports torch
 
     return torch.cuda.device_count()

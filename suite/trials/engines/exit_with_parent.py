@@ -4,8 +4,8 @@ The engine starts a trial as the leader of a new session, with a pipe as its sta
 holds the write end of the pipe, and it never writes. An end-of-file therefore means that the engine has ended.
 
 Two mechanisms are needed. Linux kills the trial itself as soon as its parent ends, but not the processes that the trial
-has started (data loaders, compilers). A guardian process, forked here, waits for the end-of-file and kills the whole
-process group. It also works while the trial is in a long call during which none of its threads could run.
+has started, such as data loaders and compilers. A guardian process, forked here, waits for the end-of-file and kills
+the whole process group. The guardian also works while the trial is in a long call that blocks all of its threads.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ _PR_SET_PDEATHSIG = 1
 def watch_parent() -> None:
     """End this process, and every process that it starts, when the engine ends. Call this before torch starts threads.
 
-    Does nothing if this process was not started by an engine. Processes that leave the process group (daemons) are not
-    killed.
+    Nothing happens if no engine started this process. Processes that leave the process group (daemons) survive.
 
     Raises:
-        RuntimeError: This process does not lead a process group, so that killing the group would kill other processes.
+        RuntimeError: This process does not lead its process group. Killing the group would kill other processes.
     """
     parent = os.environ.pop(PARENT, None)
     if parent is None:
@@ -38,7 +37,7 @@ def watch_parent() -> None:
     guardian = os.fork()
     if guardian == 0:
         _guard()
-    # Processes that the trial starts must not read from the pipe: they would wait for input.
+    # Processes that the trial starts must not read from the pipe, because they would wait for input.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -59,9 +58,9 @@ def die_with(parent: int) -> bool:
 
 
 def _guard() -> None:
-    """Wait for the end-of-file, then kill the process group, including this process. Never returns."""
+    """Wait for the end-of-file, then kill the process group, which includes this process. Never returns."""
     try:
-        # Close the trial's log and pipes, so that this process does not keep them open.
+        # A copy of the trial's log and pipes in this process would keep them open.
         os.closerange(1, 256)
         while os.read(0, 1):
             pass

@@ -1,4 +1,4 @@
-"""Calls in a forked process, whose memory is freed when it ends."""
+"""Calls in a forked process. The memory of the process is free again when it ends."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Result = TypeVar("Result")
 def forked(call: Callable[[], Result]) -> Result:
     """Return the result of `call`, computed in a forked process.
 
-    torch takes hundreds of megabytes, which the command that waits for its trials does not need. If torch is already
-    imported, or this process cannot be forked safely (it has threads, or is not on Linux), `call` is called directly.
+    torch takes hundreds of megabytes, which a command that waits for trials does not need. `call` runs in this process
+    if torch is already imported, or if this process cannot be forked safely (it has threads, or is not on Linux).
 
     Args:
         call: Function whose result can be pickled.
 
     Raises:
         UsageError: `call` raised it.
-        SystemExit: `call` raised another exception, whose traceback was printed.
+        SystemExit: `call` raised another exception, and its traceback was printed.
     """
     if sys.platform != "linux" or "torch" in sys.modules or threading.active_count() > 1:
         return call()
@@ -46,7 +46,7 @@ def forked(call: Callable[[], Result]) -> Result:
     try:
         with os.fdopen(reader, "rb") as file:
             content = file.read()
-    except BaseException:  # Ctrl-C
+    except BaseException:  # includes Ctrl-C
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise
@@ -57,7 +57,7 @@ def forked(call: Callable[[], Result]) -> Result:
         if status < 0:
             print(f"pdt: planning was killed by signal {-status}", file=sys.stderr)
         raise SystemExit(1)
-    result = pickle.loads(content)  # from this program's own process
+    result = pickle.loads(content)  # safe: this program's own process wrote it
     if isinstance(result, UsageError):
         raise result
     return result

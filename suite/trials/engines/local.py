@@ -1,4 +1,4 @@
-"""Trials as processes of this machine, a few at a time; how trials end and which is next is what every engine needs."""
+"""Trials as processes of this machine, a few at a time; and what every engine needs about ends and order of trials."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def end_unstarted(trial: TrialSpec, folder: Path, status: str, message: str, pro
 
 
 def next_ready(waiting: Collection[tuple[TrialSpec, Path]], running: Iterable[str]) -> tuple[TrialSpec, Path] | None:
-    """Return the first trial whose dependencies have all ended; `None` if there is none.
+    """Return the first trial whose dependencies have all ended; `None` if every trial has to wait.
 
     Args:
         waiting: Trials that were not started, with their folders.
@@ -59,26 +59,26 @@ def next_ready(waiting: Collection[tuple[TrialSpec, Path]], running: Iterable[st
 
 
 def why_skipped(trial: TrialSpec, folder: Path) -> str:
-    """Return why a trial cannot be trained because of one that it depends on; empty if it can.
+    """Return why a trial cannot be trained because of a trial that it depends on; empty if it can.
 
     A control of methods that removed nothing would repeat dense training (`REMOVED_NOTHING`).
     """
     results = {}
-    for other in trial.depends_on.values():
-        record = read_record(folder.parent / other)
-        if record is None or record["status"] != "done" or damage(folder.parent / other, record):
-            return f"it depends on {other}, which is not done"
-        results[other] = record.get("result", {})
+    for trial_id in trial.depends_on.values():
+        record = read_record(folder.parent / trial_id)
+        if record is None or record["status"] != "done" or damage(folder.parent / trial_id, record):
+            return f"it depends on {trial_id}, which is not done"
+        results[trial_id] = record.get("result", {})
     counts = ("params", "inference_flops")
-    # Some methods also depend on the dense training whose weights they start from, which removes nothing.
-    whole = all(one.get(name) == one.get(f"{name}_dense") for one in results.values() for name in counts)
+    # Some methods also depend on the dense training whose weights they start from. It removes nothing.
+    whole = all(result.get(name) == result.get(f"{name}_dense") for result in results.values() for name in counts)
     if trial.control and results and whole:
         return f"it is a control of {' and '.join(results)}, which {REMOVED_NOTHING}"
     return ""
 
 
 def status_of(folder: Path) -> str:
-    """Return the status in `trial.json`; a missing or damaged record counts as running."""
+    """Return the status in `trial.json`. A missing or damaged record counts as running."""
     record = read_record(folder)
     return RUNNING if record is None or "spec" not in record else str(record["status"])
 
@@ -93,10 +93,10 @@ def show(trial: TrialSpec, folder: Path, epochs: EpochReader, progress: Progress
 
 
 POLL_INTERVAL = 0.1
-LAST_BYTES = 4096  # of the log, searched for its last line
+LAST_BYTES = 4096  # end of the log that is searched for the last line
 
-# glibc maps each allocation above 128 KiB (later up to 32 MiB) separately and unmaps it when it is freed. Activations
-# are larger, so every step would otherwise pay for new zeroed pages.
+# By default, glibc maps each allocation above 128 KiB (later up to 32 MiB) separately and unmaps it when it is freed.
+# Activations are larger, so every step would pay for new zeroed pages.
 MALLOC: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
@@ -105,7 +105,7 @@ MALLOC: Final = {
 
 
 def trial_command(folder: Path) -> list[str]:
-    """Return the command that runs a trial; `-P` keeps modules in the user's folder off the import path."""
+    """Return the command that runs a trial. `-P` excludes modules in the user's folder from imports."""
     return [sys.executable, "-P", "-m", "suite.trials.trial", str(folder)]
 
 
@@ -131,8 +131,8 @@ class LocalEngine:
         jobs: Number of trials that run at the same time, each on its own cores or GPUs.
         timeout: Seconds after which a trial is killed; `None` for no limit.
         command: Returns the command line that runs the trial of a folder.
-        place: Where the trials run; `None` for a place of its own for each trial that runs at the same time.
-        variables: Environment variables of the trials' processes that replace those of this process.
+        place: Where the trials run; `None` gives each trial that runs at the same time a place of its own.
+        variables: Environment variables of the trials' processes. They replace those of this process.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class LocalEngine:
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
         """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
 
-        The same holds for errors of files: a trial whose folder is removed while it runs, or whose record does not fit
-        on the disk, ends with an error, and the others continue.
+        A file error does not stop the others either. A trial ends with an error if its folder is removed while it runs,
+        or if its record does not fit on the disk.
 
-        The calling thread must outlive the trials: Linux kills a process when the thread that started it ends.
+        The calling thread must outlive the trials, because Linux kills a process when the thread that started it ends.
 
         Raises:
-            KeyboardInterrupt: After Ctrl-C, when all processes have been killed. The same command continues later.
+            KeyboardInterrupt: The user typed Ctrl-C, and all processes were killed. The same command continues later.
         """
         waiting, running = deque(trials), list[_Running]()
         places = [self.place] * self.jobs if self.place else places_for([trial for trial, _ in trials], self.jobs)
@@ -186,7 +186,7 @@ class LocalEngine:
                         running.remove(item)
                         places.insert(0, item.place)
         finally:
-            # After Ctrl-C or an error in this process, no trial may keep running.
+            # No trial may keep running after Ctrl-C or an error in this process.
             for item in running:
                 _kill(item.process)
                 if status_of(item.folder) == RUNNING:
@@ -202,7 +202,7 @@ class LocalEngine:
             log.flush()
             process = subprocess.Popen(
                 self.command(folder),
-                stdin=subprocess.PIPE,  # never written to: see suite.trials.engines.exit_with_parent
+                stdin=subprocess.PIPE,  # nothing writes to it: see suite.trials.engines.exit_with_parent
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -225,7 +225,7 @@ class LocalEngine:
                 reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
             timeout = timed_out and record is not None
             record = record_end(item.trial, item.folder, "timeout" if timeout else "error", reason)
-        with contextlib.suppress(OSError):  # only the progress bar uses this file
+        with contextlib.suppress(OSError):  # only the progress bar reads this file
             (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
         progress.ended(item.trial, record, item.seconds)
 
@@ -237,7 +237,7 @@ def environment(jobs: int) -> dict[str, str]:
     """
     threads = max(1, available_cores() // jobs)
     defaults = {**MALLOC, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    # If the package is not installed, trials import it from where this process did.
+    # Without an installed package, trials import the package from the folder where this process found it.
     root = str(Path(__file__).resolve().parents[3])
     installed = root in {
         str(Path(folder).resolve()) for folder in (*site.getsitepackages(), site.getusersitepackages())
@@ -252,7 +252,7 @@ def environment(jobs: int) -> dict[str, str]:
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     if hasattr(os, "waitid"):
-        # Not reaped yet, so that the number of its process group is not reused before `_kill`.
+        # The process is not reaped yet, so that no other group gets its number before `_kill`.
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return process.poll() is not None
 
@@ -262,7 +262,7 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # The group is empty; macOS reports "not permitted" if it only holds zombies.
+        # The group is empty. macOS reports "not permitted" for a group of zombies.
         process.kill()
     status = process.wait()
     if process.stdin is not None:

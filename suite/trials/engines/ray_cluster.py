@@ -1,8 +1,8 @@
-"""Trials as tasks of a Ray cluster. Ray is imported here only, and only if a command uses this engine.
+"""Trials as tasks of a Ray cluster. Only this module imports Ray, and only if a command uses this engine.
 
-A task runs one trial in a process of its own (`suite.trials.engines.ray_worker`), which ends with the task's worker.
-The tasks belong to the command: Ray ends them if it is killed. What is done is found in the records, as with
-other engines.
+A task runs one trial in its own process (`suite.trials.engines.ray_worker`), which ends with the task's worker. The
+tasks belong to the command, so Ray ends them if the command is killed. As with other engines, the records say which
+trials are done.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from suite.trials.spec import TrialSpec
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.1
-NODES_INTERVAL = 5.0  # seconds between two looks at the machines of the cluster
-OBJECT_STORE_BYTES = 256 * 2**20  # of a cluster on this machine, where it only holds what is sent
+NODES_INTERVAL = 5.0  # seconds between two lists of the cluster's machines
+OBJECT_STORE_BYTES = 256 * 2**20  # a cluster on this machine stores only what the command sends
 TOKEN = ".shared-"
 _OURS = ("PDT_CHOICES", "PDT_COMMAND_LINE")
 _OF_THE_MACHINE = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -76,7 +76,7 @@ class RayEngine:
         """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
 
         Raises:
-            KeyboardInterrupt: After Ctrl-C, when the tasks have been cancelled. The same command continues later.
+            KeyboardInterrupt: The user typed Ctrl-C, and the tasks were cancelled. The same command continues later.
             UsageError: No machine of the cluster has what a trial needs.
         """
         running: list[_Task] = []
@@ -123,7 +123,7 @@ class RayEngine:
             if running:
                 self._ray.wait([item.reference for item in running], timeout=POLL_INTERVAL)
             else:
-                time.sleep(POLL_INTERVAL)  # the cluster has lost its machines for a moment
+                time.sleep(POLL_INTERVAL)  # the cluster has no machine at present
             for item in list(running):
                 show(item.trial, item.folder, item.epochs, progress)
                 if self._ray.wait([item.reference], timeout=0)[0]:
@@ -133,10 +133,10 @@ class RayEngine:
     def _needs(
         self, nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, earlier: dict[str, float]
     ) -> dict[str, float]:
-        """Return what a task declares: that of an earlier look as long as the machines that had it are down.
+        """Return the resources that a task declares. They stay the same while the machines that had them are down.
 
         Raises:
-            UsageError: No machine has ever had what a trial needs.
+            UsageError: No machine has ever had the resources of a trial.
         """
         try:
             return task_needs(nodes, trial, self.jobs)
@@ -148,7 +148,7 @@ class RayEngine:
     def _submit(self, trial: TrialSpec, folder: Path, token: Path, needs: Mapping[str, float], total: int) -> _Task:
         job = Job(trial, folder, token, token.read_text(encoding="ascii"), own_variables(), self.timeout)
         names = (folder.name, *trial.depends_on.values())
-        # The worker that sees the output folder does not use them.
+        # A worker that sees the output folder ignores the content that is sent.
         sent = {name: read_content(folder.parent / name) for name in names if (folder.parent / name).is_dir()}
         files.make_folder(folder)
         epochs = EpochReader(folder)
@@ -193,7 +193,7 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
 
     Args:
         address: As in `RayEngine`.
-        closing: Is given what has to be done at the end.
+        closing: Stack that receives what must be undone at the end.
 
     Raises:
         UsageError: Ray is not installed, or there is no such cluster.
@@ -203,11 +203,11 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-        # The address of a cluster that never leaves the machine is the loopback one, on which alone its servers then
-        # listen. Ray has this on Windows and macOS only, unless this variable says otherwise; it is read at the import.
+        # A cluster that never leaves the machine has the loopback address, and its servers listen on that address
+        # alone. Ray does so by default on Windows and macOS only. It reads this variable at its import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     _keep_password_private(create=address == "local")
-    import ray  # an optional package, which reads these variables as it is imported
+    import ray  # an optional package, which reads these variables at its import
 
     if ray.is_initialized():
         return ray
@@ -217,21 +217,21 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
             "num_cpus": available_cores(),
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
-            # In its default place, everyone could write to its files and sockets.
+            # Everyone could write to the files and sockets in Ray's default folder.
             "_temp_dir": str(closing.enter_context(files.temporary_folder(TEMPORARY))),
         }
     elif address != "auto":
         _check_reachable(address)
     variables = {"PYTHONPATH": environment(1)["PYTHONPATH"]} if "PYTHONPATH" in environment(1) else {}
     try:
-        # Ray's workers import from the folder in which it is started, before all others.
+        # Ray's workers first import from the folder in which Ray starts.
         with contextlib.chdir(ROOT):
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
     except (ConnectionError, RuntimeError, ValueError) as error:
         closing.close()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if address == "auto" and isinstance(error, ConnectionError):
-            reason = "no Ray cluster is running"  # Ray's text names options of its own
+            reason = "no Ray cluster is running"  # Ray's message names options that the suite does not have
         raise UsageError(
             f"--ray-address {address}: {reason.rstrip('.')}; start a cluster with 'ray start --head', or type "
             "--ray-address local"
@@ -241,7 +241,7 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
 
 
 def _keep_password_private(create: bool) -> None:
-    """Let only the user read the file with the password of Ray's clusters, which Ray itself makes readable for all.
+    """Let only the user read the file with the password of Ray's clusters. Ray itself lets everyone read it.
 
     Args:
         create: Whether to make the file if there is none.
@@ -268,10 +268,10 @@ def _keep_password_private(create: bool) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that something listens at an address; Ray itself waits for minutes.
+    """Check that a server listens at an address, because Ray itself waits for minutes.
 
     Raises:
-        UsageError: Nothing does.
+        UsageError: No server listens.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -288,20 +288,20 @@ def task_needs(nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, jobs: int) 
 
     Args:
         nodes: Machines of the cluster, as `ray.nodes()` returns them.
-        trial: The trial; those of a command have the same device and number of processes.
+        trial: The trial. All trials of a command have the same device and number of processes.
         jobs: Number of trials at a time on the smallest machine.
 
     Raises:
-        UsageError: No machine has them.
+        UsageError: No machine has these resources.
     """
     gpus = trial.processes if trial.device == "cuda" else 0
-    found = [node["Resources"] for node in nodes if node["Alive"]]
-    able = [one["CPU"] for one in found if one.get("CPU", 0) > 0 and one.get("GPU", 0) >= gpus]
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    able = [machine["CPU"] for machine in machines if machine.get("CPU", 0) > 0 and machine.get("GPU", 0) >= gpus]
     if not able:
         what = f"a CPU and {gpus} GPU(s)" if gpus else "a CPU"
-        raise UsageError(f"--engine ray: none of the {len(found)} machines of the cluster has {what} for a trial")
+        raise UsageError(f"--engine ray: none of the {len(machines)} machines of the cluster has {what} for a trial")
     cpus = min(able)
-    share = -(-cpus // jobs) if cpus >= jobs else int(10_000 * cpus / jobs) / 10_000  # Ray has four decimals
+    share = -(-cpus // jobs) if cpus >= jobs else int(10_000 * cpus / jobs) / 10_000  # Ray rounds to four decimals
     return {"CPU": share, **({"GPU": gpus} if gpus else {})}
 
 
@@ -313,14 +313,14 @@ def fits(node: Mapping[str, Any], needs: Mapping[str, float]) -> int:
 
 
 def own_variables() -> dict[str, str]:
-    """Return the variables of this process that trials read and that do not describe this machine."""
+    """Return the variables of this process that trials read, except those that describe this machine."""
     names = [name for name in os.environ if name.startswith(FLAG_PREFIXES) and name not in _OF_THE_MACHINE]
-    found = environment(1)
-    return {name: found[name] for name in (*names, *_OURS) if name in found}
+    variables = environment(1)
+    return {name: variables[name] for name in (*names, *_OURS) if name in variables}
 
 
 def write_token(folder: Path) -> Path:
-    """Write a file by which workers see that they share a folder with this machine; remove those of killed commands.
+    """Write a file that shows workers whether they share a folder with this machine; remove files of killed commands.
 
     Args:
         folder: Folder of the trials.
@@ -334,10 +334,9 @@ def write_token(folder: Path) -> Path:
 
 
 def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, dict[str, bytes]]) -> Ended:
-    """Run a trial; this function is the Ray task."""
     import ray  # an optional package
 
-    # A worker whose node was killed would train on, while Ray repeats the trial elsewhere.
+    # Ray repeats the trial if a node is killed. The worker on that node would otherwise train on.
     if sys.platform == "linux" and not die_with(os.getppid()):
         raise RuntimeError("the node of this worker has ended")
     node_id = ray.get_runtime_context().get_node_id()

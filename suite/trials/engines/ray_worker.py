@@ -1,4 +1,4 @@
-"""One trial on a machine of a cluster, in the output folder if it is visible there, otherwise in a temporary folder."""
+"""One trial on a machine of a cluster, in the output folder if the machine sees it, otherwise in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from suite.trials.spec import TrialSpec
 TEMPORARY = "pdt-ray-"
 """Beginning of the names of temporary folders."""
 EARLIER_WORKER_S = 60.0
-"""Seconds to wait until an earlier process of the same trial has ended, for example one of a killed command."""
+"""Seconds to wait until an earlier process of the same trial, for example of a killed command, has ended."""
 
 Content = dict[str, bytes]
 """Files of a folder by their path in it."""
@@ -32,9 +32,8 @@ class Job:
     """A trial for a worker.
 
     Attributes:
-        spec: The trial.
         folder: Its folder on the machine of the command.
-        token: File that the command has written, which is visible where the output folder is shared.
+        token: File that the command has written. A worker sees it if the output folder is shared.
         secret: Content of that file.
         variables: Environment variables of the command that trials read.
         timeout: Seconds after which the trial is killed; `None` for no limit.
@@ -64,7 +63,7 @@ class Ended:
 
 
 class _Quiet:
-    """Listener that keeps how the trial ended. The command reads progress from the shared folder."""
+    """A listener that keeps only how the trial ended. The command reads progress from the shared folder."""
 
     def __init__(self) -> None:
         self.record: dict[str, Any] = {}
@@ -87,7 +86,6 @@ def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
     """Run a trial on this machine.
 
     Args:
-        job: The trial.
         at_a_time: Number of such trials that this machine runs at a time.
         sent: Content of the folders of the trial and of those that it depends on, by trial.
 
@@ -115,7 +113,7 @@ def is_shared(job: Job) -> bool:
 def _run(job: Job, folder: Path, at_a_time: int, sent_back: Path | None) -> Ended:
     threads = max(1, available_cores() // (at_a_time * job.spec.processes))
     shared_with = at_a_time - 1 if job.spec.device == "cpu" else 0  # Ray gives each task its own GPUs
-    variables = {"OMP_NUM_THREADS": str(threads), **job.variables}  # Ray's own number counts hardware threads
+    variables = {"OMP_NUM_THREADS": str(threads), **job.variables}  # Ray's own value counts hardware threads
     listener = _Quiet()
     engine = LocalEngine(1, job.timeout, place=Place(shared_with=shared_with), variables=variables)
     engine.run([(job.spec, folder)], listener)
@@ -125,9 +123,9 @@ def _run(job: Job, folder: Path, at_a_time: int, sent_back: Path | None) -> Ende
 
 @contextlib.contextmanager
 def only_process_of(folder: Path) -> Iterator[None]:
-    """Hold the lock of a trial, which ends with this process. It is held on the log, so that no file is added.
+    """Hold the lock of a trial until this process ends. It locks the log, so that no file is added.
 
-    The processes of a command that was killed end soon after it, but on another machine not at once.
+    Processes of a killed command end soon, but on another machine they do not end at once.
 
     Raises:
         UsageError: Another process holds the lock after `EARLIER_WORKER_S`.
@@ -143,7 +141,7 @@ def only_process_of(folder: Path) -> Iterator[None]:
 
 
 def read_content(folder: Path) -> Content:
-    """Return the files of a folder and its subfolders, without temporary ones."""
+    """Return the files of a folder and its subfolders, without temporary files."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -152,7 +150,7 @@ def read_content(folder: Path) -> Content:
 
 
 def write_content(folder: Path, content: Content) -> None:
-    """Replace the files of a folder, each of them atomically, and the record last; other files are removed.
+    """Replace the files of a folder, each atomically and the record last. Other files are removed.
 
     Raises:
         UsageError: A path leads out of the folder, or through a symbolic link.

@@ -1,4 +1,4 @@
-"""Call a function in a separate process with the allocator and threads of a trial, to compare its times with theirs."""
+"""Calls of a function in a new process with a trial's allocator and threads, so that times can be compared."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def call_in_subprocess(
         arguments: Arguments by name; `device` is added.
         device: `cpu`, `cuda` or `cuda:N`.
         plugins: Plugin files to load first.
-        threads: Threads that torch computes with; those of a trial that runs alone if `None`.
-        arithmetic: That of the trials which the times are compared with (`TrialSpec.arithmetic`).
+        threads: Number of threads that torch computes with; `None` for that of a trial that runs alone.
+        arithmetic: Arithmetic of the trials whose times are compared (`TrialSpec.arithmetic`).
 
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
@@ -57,7 +57,7 @@ def call_in_subprocess(
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        env={name: value for name, value in variables.items() if name != PARENT},  # no parent to end with
+        env={name: value for name, value in variables.items() if name != PARENT},  # the process has no pipe to watch
     )
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

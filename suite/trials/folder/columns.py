@@ -1,7 +1,7 @@
 """Schema and reader of the results table: the one place that says which columns `results.csv` has.
 
 The writer (`suite.trials.folder.results`), the reader (`suite.trials.folder.reader`), the heads of the report's tables
-and `docs/results.md` are made from it. `python -m suite.trials.folder.columns` prints the list for the docs.
+and `docs/results.md` follow this schema. `python -m suite.trials.folder.columns` prints the list for the docs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Column:
     maximum: float = math.inf
 
     def fault(self, value: Any) -> str:
-        """Return why a value cannot be in this column; empty if it can."""
+        """Return why this column cannot hold a value; empty if it can."""
         if self.type is str:
             return "" if isinstance(value, str) else "not a text"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -77,7 +77,7 @@ class Column:
         if self.type is str or value is None:
             return value
         try:
-            # FLOPs above 2**53 do not fit a float exactly; its 16 digits suffice.
+            # A float cannot hold FLOPs above 2**53 exactly; its 16 digits suffice.
             number = int(value) if self.type is int else float(value)
         except (ValueError, OverflowError):
             return None
@@ -309,11 +309,11 @@ SCHEMA: tuple[Column, ...] = (
 )
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 REMOVED_NOTHING = "removed nothing"
-"""End of the message of a control that was skipped for this reason (`is_needless`)."""
+"""End of the message of a control that was skipped because its methods removed nothing (`is_needless`)."""
 TEXT_COLUMNS = tuple(column.name for column in SCHEMA if column.type is str)
 NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
 REQUIRED_COLUMNS = ("trial_id", "method", "status")
-"""A file without these columns is not a results table."""
+"""Columns of every results table; a file without them is refused."""
 
 RECIPE_COLUMNS = ("batch_size", "epochs", "optimizer", "learning_rate", "schedule", "weight_decay")
 """Fields of the recipe that every table has."""
@@ -322,14 +322,14 @@ RECIPE_PREFIX = "recipe."
 
 
 def is_needless(status: str, message: str) -> bool:
-    """Return whether a trial was skipped since it would repeat dense training, which is no failure."""
+    """Return whether a trial was skipped because it would repeat dense training. That is no failure."""
     return status == "skipped" and message.endswith(REMOVED_NOTHING)
 
 
 def minor_version(version: str) -> str:
-    """Return `2.15` for `2.15.0+cu132`: the speed of operations may change between such releases."""
-    found = re.match(r"[0-9]+\.[0-9]+", version)
-    return found[0] if found else version
+    """Return `2.15` for `2.15.0+cu132`. The speed of operations may change between minor releases."""
+    match = re.match(r"[0-9]+\.[0-9]+", version)
+    return match[0] if match else version
 
 
 def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the rows of `results.csv` by trial id, as text, with `None` for empty cells; empty without the file.
 
     Raises:
-        UsageError: The file is not a results table. Rewriting it would lose its content.
+        UsageError: The file is not a results table. Rewriting the file would lose its content.
     """
     path = folder / "results.csv"
     if path.is_dir():
@@ -374,7 +374,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
-        found = [dict(line) for line in reader]
+        rows = [dict(line) for line in reader]
         names = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read as CSV: {error}; repair it, or move it away") from error
@@ -382,19 +382,19 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{path}: has no column '{missing[0]}'; repair it, or move it away")
     if damaged := _damaged_column(names):
         raise UsageError(f"{path}: has a column {damaged} is expected; repair it, or move it away")
-    for number, line in enumerate(found, 2):
+    for number, line in enumerate(rows, 2):
         if None in line or any(value is None for value in line.values()):
             raise UsageError(f"{path}: row {number} does not have {len(names)} fields; repair it, or move it away")
-    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in found}
-    if len(table) < len(found):
+    table = {line["trial_id"]: {name: value or None for name, value in line.items()} for line in rows}
+    if len(table) < len(rows):
         raise UsageError(f"{path}: a trial has two rows; repair it, or move it away")
     return table
 
 
 def _damaged_column(names: Sequence[str]) -> str:
-    """Describe the first unknown name in the place of a known column; return an empty text if there is none.
+    """Describe the first unknown name in the place of a known column; empty if there is none.
 
-    Columns of the user are kept, but they come after those of this schema or next to a complete pair of them.
+    Columns of the user stand after those of this schema, or next to a complete set of them, and are kept.
     """
     following = dict(pairwise(COLUMNS))
     for at, (left, name) in enumerate(pairwise(names), 1):
@@ -411,5 +411,5 @@ if __name__ == "__main__":
 
 
 def execution_text(execution: Any, processes: Any) -> Any:
-    """Return the column `execution` of a trial: that of the recipe, with the number of processes if it is not 1."""
+    """Return the column `execution` of a trial: that of the recipe, with the number of processes if it is above 1."""
     return execution if processes in (None, 1) else f"{execution} in {processes} processes"

@@ -1,4 +1,4 @@
-"""Files that a pass over finished trials writes into a suite's folder: one entry for each method of each group.
+"""Files in a suite's folder from a pass over finished trials, with one entry for each method of each group.
 
     {"version": 1, "groups": [{"key": {name: text}, "methods": {label: {...}}}]}
 
@@ -23,7 +23,7 @@ LARGEST = 64 * 2**20  # bytes
 
 
 class Strict(BaseModel):
-    """Base of what the files contain: unknown keys are refused, and values do not change."""
+    """Base of what the files contain. It refuses unknown keys, and its values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class GroupEntries(Strict, Generic[Entry]):
     @field_validator("key")
     @classmethod
     def _with_arithmetic(cls, key: dict[str, str]) -> dict[str, str]:
-        return {"arithmetic": IEEE, **key}  # as records without it
+        return {"arithmetic": IEEE, **key}  # records without the key have this arithmetic
 
 
 class Content(Strict, Generic[Entry]):
@@ -73,7 +73,7 @@ class EntryFile(Generic[Entry]):
         """Return the entries in a suite's folder; empty if there is no such file.
 
         Raises:
-            UsageError: The file is damaged, or from a version of the suite that wrote others; one line.
+            UsageError: The file is damaged, or an earlier version of the suite wrote it; one line.
         """
         path = folder / self.name
         files.refuse_link(path)

@@ -1,6 +1,6 @@
-"""Schema of the frames that `suite.load_results` returns, next to that of the results table (`columns.py`).
+"""Schema of the frames that `suite.load_results` returns. `columns.py` has the schema of the results table.
 
-A column of `epochs.jsonl` or `layers.csv` with the name of a column of `results.csv` has its unit and kind from there.
+A column of `epochs.jsonl` or `layers.csv` takes unit and kind from the column of `results.csv` with the same name.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Frame = Literal["trials", "epochs", "layers", "times"]
 
 FLOPS_KINDS = ("dense", "current", "effective", "executed")
 PRODUCTS = ("forward", "dgrad", "wgrad")
-# Counted are the bytes of a training step; measured are those of everything that the processes communicate.
+# The bytes of a training step are counted. Those of everything that the processes communicate are measured.
 COUNTED_COMMUNICATION = ("gradients", "decisions")
 MEASURED_COMMUNICATION = ("gradients", "statistics", "decisions", "bookkeeping", "start")
-# Objects in epochs.jsonl whose numbers become columns, `NAME_KIND`, and their keys.
+# Objects in epochs.jsonl, with their keys. Their numbers become columns, `NAME_KIND`.
 NESTED = {
     "step_flops": FLOPS_KINDS,
     "train_flops": FLOPS_KINDS,

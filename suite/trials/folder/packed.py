@@ -1,4 +1,4 @@
-"""Files of a trial that are compressed in an exported folder: `epochs.jsonl`, or `epochs.jsonl.gz`."""
+"""Files of a trial that an exported folder compresses: `epochs.jsonl`, or `epochs.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from suite.files import canonical_json
 
 SUFFIX = ".gz"
-COMPRESSED = ("epochs.jsonl", "layers.csv")  # in an exported folder
-LARGEST = 2**30  # bytes, of a file before compression: a few kilobytes may stand for terabytes
+COMPRESSED = ("epochs.jsonl", "layers.csv")  # compressed in an exported folder
+LARGEST = 2**30  # bytes of a file before compression, because a few kilobytes may expand to terabytes
 
 
 def held(path: Path) -> Path | None:
@@ -45,20 +45,20 @@ def read(path: Path) -> bytes:
 
 
 def pack(content: bytes) -> bytes:
-    """Return the compressed form, which depends on nothing but the content."""
+    """Return the compressed form, which depends on the content alone."""
     return gzip.compress(content, 9, mtime=0)
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """Return the checksum of a record: that of the canonical JSON of all fields but `sha256`."""
+    """Return the checksum of a record: that of the canonical JSON of all fields except `sha256`."""
     content = {name: value for name, value in record.items() if name != "sha256"}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Find files of a finished trial that were changed after it ended, among those that a report reads.
+    """Find the files of a finished trial, among those that a report reads, that were changed after the trial ended.
 
-    Missing files do not count: exported suites have no models and compressed files. Models are not read.
+    Missing files do not count, because exported suites have compressed files and no models. Models are not read.
 
     Args:
         folder: Folder of the trial.
@@ -70,12 +70,12 @@ def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
     facts = record.get("files")
     if record.get("status") != "done" or not isinstance(facts, Mapping):
         return []
-    found = []
+    lines = []
     for name in COMPRESSED:
         path, expected = held(folder / name), facts.get(name)
         if path is None or not isinstance(expected, Mapping):
             continue
-        with contextlib.suppress(OSError):  # reported by the reader of the file
+        with contextlib.suppress(OSError):  # the reader of the file reports the error
             if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
-                found.append(f"{name} does not have the checksum in trial.json")
-    return found
+                lines.append(f"{name} does not have the checksum in trial.json")
+    return lines

@@ -44,7 +44,7 @@ class LowerBound(Strict):
     Attributes:
         bytes: Bytes that the product must read and write.
         seconds: The larger of multiply-adds over the peak and bytes over the rate of a copy.
-        by: Which of them is larger.
+        by: The larger of the two, by name.
     """
 
     bytes: NotNegative
@@ -57,7 +57,7 @@ class ProductProfile(Strict):
 
     Attributes:
         dense, current, effective, executed: FLOPs of the step, as in `layers.csv`.
-        seconds: Measured time; `None` if the layer is not planned, so that its products are not timed.
+        seconds: Measured time; `None` if the layer is not planned, because its products are then not timed.
         bound: Lower bound of the time; `None` if the product is not timed.
     """
 
@@ -73,11 +73,11 @@ class LayerProfile(Strict):
     """One layer in a step.
 
     Attributes:
-        name: Name of the layer, or that of a module, a colon, and which of its matrix products are meant (for example
-            `:attention`), as in `layers.csv`.
+        name: Name of the layer. Other matrix products have the name of a module, a colon and the kind of product (for
+            example `:attention`), as in `layers.csv`.
         kind: `conv`, `linear` or `attention`.
-        in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q) in this stage; no channels if the
-            layer was removed.
+        in_channels, out_channels, kernel, input, output: C, K, (R, S), (H, W), (P, Q) in this stage. A removed layer
+            has no channels.
         backend: Name of the backend that computed the products.
         products: The products that the layer has; the first layer of a network has no data gradient.
         pruning_s: Seconds of the plan's transforms.
@@ -100,10 +100,10 @@ class StepProfile(Strict):
 
     Attributes:
         batch_size: Images of the step.
-        rounds: Steps that were measured with clocks, and as many without.
+        rounds: Number of steps measured with clocks. As many were measured without.
         step_s: Seconds of a step without clocks: mean over the faster half of the steps.
         clocked_s: Seconds of a step with clocks, in the same way.
-        clocks: Time of a step with clocks relative to the step without that ran next to it.
+        clocks: Time of a step with clocks relative to the step without clocks that ran next to it.
         parts: Seconds of each part (`suite.engine.cost.clock.PARTS`), over the same steps as `clocked_s`.
         layers: The layers, in the order in which they run.
     """
@@ -118,16 +118,15 @@ class StepProfile(Strict):
 
     @model_validator(mode="after")
     def _layers_add_up(self) -> StepProfile:
-        """Check that the products of the layers are those of the step."""
         for product in ("forward", "dgrad", "wgrad"):
-            total = sum(one.products[product].seconds or 0.0 for one in self.layers if product in one.products)  # type: ignore[index]
+            total = sum(layer.products[product].seconds or 0.0 for layer in self.layers if product in layer.products)  # type: ignore[index]
             if not math.isclose(total, self.parts.get(product, 0.0), rel_tol=1e-6, abs_tol=1e-9):  # type: ignore[call-overload]
                 raise ValueError(f"the seconds of {product} in layers do not add up to those in parts")
         return self
 
     @property
     def sum_over_step(self) -> float:
-        """Sum of the parts relative to the step without clocks that ran next to the measured one."""
+        """Sum of the parts relative to the step without clocks that ran next to the measured step."""
         return math.fsum(self.parts.values()) / self.clocked_s * self.clocks.ratio
 
     @property

@@ -1,7 +1,7 @@
-"""Reads a suite's folder for those who compute with it. Everything is read once; damaged content is named and skipped.
+"""Reads a suite's folder for code that computes with it. Each file is read once; damaged content is named and skipped.
 
-All values that leave this module have been checked: objects are objects, numbers are finite, and text can be encoded
-as UTF-8 and embedded in XML. Which trials there are, and their numbers, are the rows of `suite.trials.folder.results`.
+This module checks every value that it returns: objects are objects, numbers are finite, and text can be encoded as
+UTF-8 and embedded in XML. Rows of `suite.trials.folder.results` determine which trials there are, and their numbers.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from suite.trials.folder.profiles import PROFILES, GroupProfiles
 from suite.trials.folder.times import TIMES, GroupTimes
 from suite.trials.folder.tuning import Tuned, read_tuned
 
-_MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of such numbers are finite
-_NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures are drawn from
+_MAX_MAGNITUDE = 1e30  # beyond the FLOPs of any training; sums and squares of these numbers are finite
+_NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures show
 
 LayerRow = Mapping[str, int | float | str | None]
 Content = TypeVar("Content")
 
 
 def finite(value: Any) -> float | None:
-    """Return a number that is safe to compute with, or `None` for anything else, including booleans."""
+    """Return a number if it is safe to compute with, otherwise `None`, also for a boolean."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -57,8 +57,8 @@ def read_object(path: Path, damage: list[str], objects: tuple[str, ...] = ()) ->
 
     Args:
         path: Path of the file. The compressed form is read if only that exists.
-        damage: List to which a line is added for each fault.
-        objects: Keys whose values must be objects. A value of another type is dropped and named in `damage`.
+        damage: List that receives a line for each fault.
+        objects: Keys whose values must be objects. Other values are dropped and named in `damage`.
     """
     content = _read(path, damage)
     if content is None:
@@ -77,7 +77,7 @@ def read_object(path: Path, damage: list[str], objects: tuple[str, ...] = ()) ->
 def drop_non_objects(
     value: Mapping[str, Any], objects: tuple[str, ...], where: str, damage: list[str]
 ) -> Mapping[str, Any]:
-    """Return the mapping without the keys of `objects` whose value is not an object; add each to `damage`."""
+    """Return the mapping without the keys of `objects` whose value is not an object, and add each to `damage`."""
     wrong = [key for key in objects if value.get(key) is not None and not isinstance(value[key], Mapping)]
     damage.extend(f"{where} is damaged: '{key}' is not a JSON object" for key in wrong)
     return {key: inner for key, inner in value.items() if key not in wrong}
@@ -116,7 +116,7 @@ def _fault(record: Any, last: int) -> str:
 
 
 def _are_finite(values: Collection[Any]) -> bool:
-    # Usual numbers need no call of Python code each; not-a-number and infinity are not below the largest magnitude.
+    # A call of Python code for each number would be slow. NaN and infinity are never below the largest magnitude.
     if {int, float}.issuperset(map(type, values)) and sum(map(abs, values)) <= _MAX_MAGNITUDE:
         return True
     return all(finite(value) is not None for value in values)
@@ -131,7 +131,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and _are_finite([one for one in value.values() if one is not None])
+    return isinstance(value, dict) and _are_finite([number for number in value.values() if number is not None])
 
 
 def _are_layers(value: Any) -> bool:
@@ -146,7 +146,7 @@ def _are_layers(value: Any) -> bool:
     return _are_finite(numbers)
 
 
-# What the values of an epoch must be, if there are any.
+# Checks of the values of an epoch, if it has them
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("batch_size", "steps", "train_time_s"), _is_number),
     **dict.fromkeys(("step_flops", "train_flops"), _are_numbers),
@@ -181,7 +181,7 @@ def parse_table(content: bytes) -> list[dict[str, str]]:
 
 
 def read_layers(path: Path, damage: list[str]) -> tuple[LayerRow, ...]:
-    """Read the rows of `layers.csv` with numbers as numbers; return none if the file is missing or damaged."""
+    """Read the rows of `layers.csv` with numbers as numbers; empty if the file is missing or damaged."""
     content = _read(path, damage)
     if content is None:
         return ()
@@ -198,7 +198,7 @@ def read_layers(path: Path, damage: list[str]) -> tuple[LayerRow, ...]:
 
 @lru_cache(maxsize=100_000)  # tables of trials repeat most of their cells
 def _cell(text: str) -> int | float | str | None:
-    """Convert the text of a cell to a number if it is one; an empty cell is `None`."""
+    """Convert the text of a cell to a number if possible; an empty cell is `None`."""
     if not text:
         return None
     try:
@@ -212,25 +212,25 @@ def _cell(text: str) -> int | float | str | None:
 
 
 def _read(path: Path, damage: list[str]) -> bytes | None:
-    found = packed.held(path)
-    if found is None:
+    held = packed.held(path)
+    if held is None:
         return None
     try:
-        return packed.read(found)
+        return packed.read(held)
     except OSError as error:
-        damage.append(f"{found.name} cannot be read: {error.strerror or error}")
+        damage.append(f"{held.name} cannot be read: {error.strerror or error}")
         return None
 
 
 RECORDS = ("trial.json", f"trial.json{packed.SUFFIX}")
-FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report is made from
+FILES = ("trial.json", "epochs.jsonl", "layers.csv")  # the files of a trial that a report reads
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _SPEC_OBJECTS = ("recipe", "replaced", "parameters", "model_parameters", "data_copy", "depends_on", "files")
 _PROVENANCE_OBJECTS = ("hardware", "software", "settings", "git", "method")
 
 
 class NotTestedError(UsageError):
-    """No trial of a folder was evaluated on test images, as those of `tune` are not: there is nothing to report."""
+    """No trial of a folder was evaluated on test images, as in the trials of `tune`, so there is nothing to report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +246,8 @@ class Trial:
         layers: Rows of `layers.csv`; empty if that file is missing.
         damage: One line for each file that cannot be read and each value that is not valid for its column.
         missing_files: Those of `FILES` that do not exist.
-        elsewhere: Whether it ran on another machine than its group, and has no costs of it (`suite.trials.groups`).
+        elsewhere: Whether the trial ran on another machine than its group. It then has no costs there
+            (`suite.trials.groups`).
     """
 
     texts: Mapping[str, str]
@@ -266,7 +267,7 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether the numbers of this trial count. A diverged trial may have numbers, but they do not count."""
+        """Whether the numbers of this trial count. A diverged trial may have numbers that do not count."""
         return self.text("status") == "done"
 
     def text(self, column: str) -> str:
@@ -288,11 +289,11 @@ class Records:
         suite: Content of `suite.json`; empty if that file is missing.
         times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
         profiles: Content of `profile.json`, which the profile pass writes; empty if it is missing or damaged.
-        source: Description of what the numbers come from, with the checksum of a table.
+        source: Description of the origin of the numbers, with the checksum of a table.
         damage: One line for each damaged file outside the trials' folders.
         tuned: Content of `tune.json`, which `tune` writes; `None` if that file is missing or damaged.
-        untested: Number of finished trials that were evaluated on validation images only, as `tune` does. They are not
-            among `trials`: a report compares accuracies on the test set.
+        untested: Number of finished trials evaluated on validation images only, as in `tune`. `trials` leaves them out,
+            because a report compares accuracies on the test set.
     """
 
     folder: Path
@@ -315,8 +316,8 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
             `results.csv`, for callers that have just written it).
 
     Raises:
-        NotTestedError: If no trial was evaluated on test images.
-        UsageError: If the folder has no results, or `results.csv` cannot be read.
+        NotTestedError: No trial was evaluated on test images.
+        UsageError: The folder has no results, or `results.csv` cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist, or is not a folder")
@@ -349,7 +350,7 @@ def read(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Records:
 
 
 def _intact(read_file: Callable[[Path], Content], folder: Path, damage: list[str]) -> Content | None:
-    """Return what `read_file` returns; `None` if it finds damage, which becomes a line of `damage`."""
+    """Return what `read_file` returns; `None` if it finds damage. A line of `damage` then names the damage."""
     try:
         return read_file(folder)
     except UsageError as error:
@@ -364,17 +365,17 @@ def damage(records: Records) -> tuple[str, ...]:
 
 
 def _is_untested(trial: Trial) -> bool:
-    """Return whether the recipe of a trial, or its row if that is all there is, says that it was not tested."""
+    """Return whether the recipe of a trial, or its row if there is no recipe, says that it was not tested."""
     if trial.spec.get("recipe"):
         return trial.spec["recipe"].get("evaluate_test") is False
     return trial.done and trial.number("val_accuracy") is not None and trial.number("test_accuracy") is None
 
 
 def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
-    """Give trials different labels if their method, task or model was defined by different versions of a file.
+    """Give trials different labels if different versions of a file define their method, task or model.
 
-    After a plugin was edited, the folder holds trials of both versions, which are different methods. In that case a
-    short checksum is added to the method's parameters, or to the name of the task or model.
+    A folder holds trials of both versions after a plugin was edited, and these are different methods. A short checksum
+    is then added to the method's parameters, or to the name of the task or model.
     """
     for kind, column in (("method", "variant"), ("task", "task"), ("model", "model")):
         names = [(trial.text(kind), trial.text(column)) for trial in trials]
@@ -394,18 +395,19 @@ def _label_file_versions(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _version(trial: Trial, kind: str) -> str:
-    """Return a short checksum of the files that define the method, task or model; empty if it is not a plugin."""
+    """Return a short checksum of the files that define the method, task or model; empty for the project's own."""
     files = trial.spec.get("defined_by")
-    one = files.get(kind) if isinstance(files, Mapping) else None
-    if not isinstance(one, Mapping):
+    file = files.get(kind) if isinstance(files, Mapping) else None
+    if not isinstance(file, Mapping):
         return ""
-    known = {"sha256": one.get("sha256"), "imports": one.get("imports")}
+    known = {"sha256": file.get("sha256"), "imports": file.get("imports")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def _trial(trials: Path, row: Mapping[str, Any]) -> Trial:
     damage: list[str] = []
-    # A table may contain any text as an id. Only the name of a subfolder is followed; `..` would leave the suite.
+    # A table may contain any text as an id. Only the name of a subfolder is followed, because `..` would leave the
+    # suite.
     name = row["trial_id"]
     is_name = bool(_NAME.fullmatch(name)) and name not in (".", "..")
     folder = trials / (name if is_name else "\0")
@@ -452,7 +454,7 @@ def _number(value: Any, column: str) -> float | None:
 
 
 def _is_nan(value: Any) -> bool:
-    """Return whether a value is NaN, which means that nothing was measured."""
+    """Return whether a value is NaN, the mark of what was not measured."""
     try:
         return not isinstance(value, bool) and math.isnan(float(value))
     except (TypeError, ValueError, OverflowError):

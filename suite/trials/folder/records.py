@@ -1,9 +1,9 @@
-"""The record of a trial, `trial.json`: written with checksums, and checked when it is read.
+"""The record of a trial, `trial.json`, which is written with checksums and checked when it is read.
 
     {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
 
-`sha256` is the checksum of the canonical JSON of all other fields, so that every edit is detected. `files` exists if
-the trial is done.
+`sha256` is the checksum of the canonical JSON of all other fields, so it detects every edit. Only the record of a done
+trial has `files`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
 FORMAT = 2
-"""Version of the records that this version of the suite writes. Those without one have format 1."""
+"""Format of the records that this version of the suite writes. Records without a format have format 1."""
 CONVERT = "python tools/rename_trials.py OLD NEW writes a copy of the folder in it"
-# What fields of a specification are by their annotation, and what is said of others; numbers have their own limits.
+# The type that a field of a specification has by its annotation, and the message about another type. Numbers have their
+# own limits.
 _KINDS: dict[str, tuple[type, str]] = {
     "str": (str, "is not a string"),
     "Mapping": (Mapping, "is not an object"),
@@ -42,7 +43,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically. Infinities and NaN, which JSON does not support, become null (not measured)."""
+    """Write JSON atomically. JSON has no infinities or NaN; they become null (not measured)."""
     text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
     files.write(path, text + "\n")
 
@@ -60,11 +61,10 @@ def _finite(data: Any) -> Any:
 def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
     """Write the `trial.json` of a trial.
 
-    The record of a finished trial has the size and checksum of each of `FILES` that exists, so it must be written last.
+    The record of a finished trial has the size and checksum of each of `FILES` that exists. It must be written last.
 
     Args:
         folder: Folder of the trial.
-        spec: Specification of the trial.
         status: One of `ENDED`, or `RUNNING`.
         message: Reason for the status.
         more: `result` and `provenance`, if they are known.
@@ -86,10 +86,9 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
 
 
 def without_home(content: bytes) -> bytes:
-    """Return the content of a `trial.json` whose path of the data set begins with `~` if it is in the home folder.
+    """Return the content of a `trial.json` with `~` for the home folder in the path of the data set.
 
-    Content that is not a record, or that names no such path, is returned unchanged. The checksum of a record that was
-    changed stays wrong.
+    Content that is no record, or has no such path, is returned unchanged. A damaged record keeps a wrong checksum.
     """
     try:
         written = json.loads(content)
@@ -110,9 +109,9 @@ def without_home(content: bytes) -> bytes:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the content of a trial's `trial.json`; `None` if it does not exist.
 
-    A file that cannot be read, belongs to another trial, or contains an impossible value gives the status `error` and a
-    message that begins with `damaged record`, because one bad file must not hide the other trials. The trial's other
-    files are not checked; see `damage`.
+    One bad file must not hide the other trials. A file that cannot be read, belongs to another trial or contains an
+    impossible value therefore gives the status `error` and a message that begins with `damaged record`. `damage` checks
+    the trial's other files.
     """
     path = packed.held(folder / "trial.json")
     if path is None:
@@ -131,14 +130,14 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 def damage(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why a trial with the status `done` does not count: one of its files is missing or was changed.
 
-    Reads all files of the trial. Does not import torch.
+    This reads all files of the trial. It does not import torch.
 
     Args:
         folder: Folder of the trial.
         record: Return value of `read_record`, with the status `done`.
 
     Returns:
-        The reason, which can follow the name of the trial; empty if no file is damaged.
+        The reason, as text that can follow the name of the trial; empty if no file is damaged.
     """
     try:
         for name in FILES:
@@ -155,16 +154,16 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def refuse_earlier(folder: Path) -> None:
-    """Refuse a trial whose record has an earlier format, and is not damaged.
+    """Refuse a trial whose record is intact but has an earlier format.
 
     Raises:
-        UsageError: It has, with the command that converts its suite.
+        UsageError: The record has an earlier format. The message has the command that converts its suite.
     """
     try:
         record = json.loads(packed.read(folder / "trial.json"))
         is_earlier = record["sha256"] == packed.digest(record) and record.get("format", 1) < FORMAT
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # a damaged record, which is named where it is read
+        return  # the reader of the record names the damage
     if is_earlier:
         raise UsageError(
             f"{folder}: its record has an earlier format than {FORMAT}, which this version reads; {CONVERT}"
@@ -172,7 +171,7 @@ def refuse_earlier(folder: Path) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Return whether the folder of a trial is one that `export` wrote: with compressed files, and without a model."""
+    """Return whether `export` wrote the folder of a trial, with compressed files and without a model."""
     packed_files = (folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)
     return any(path.exists() for path in packed_files) and not (folder / "model.pt").exists()
 
@@ -193,7 +192,7 @@ def export_damage(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why `model.pt`, which exists, is not what the trial wrote; empty if it is, or if the record knows none."""
+    """Return why `model.pt`, which exists, is not the trial's; empty if it is, or is not in the record."""
     expected = record.get("files", {}).get("model.pt")
     try:
         changed = expected is not None and _facts(folder / "model.pt") != expected
@@ -283,7 +282,7 @@ def _damaged(reason: str) -> dict[str, Any]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # reading a pipe would wait for a writer
+    if not path.is_file():  # a pipe would wait for its writer
         raise OSError(errno.EINVAL, "not a file", str(path))
     with open(path, "rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

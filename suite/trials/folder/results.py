@@ -1,4 +1,4 @@
-"""The results table: one row per trial, from the trials' records or, without those, from the existing table."""
+"""The results table, with one row per trial from its record, or from the existing table if there is no record."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def row(
     Args:
         folder: Folder of the trial.
         record: Result of `read_record`.
-        earlier: Row of the trial in the existing table. If the record is damaged, its numbers are kept; the status
-            says that they do not count.
+        earlier: Row of the trial in the existing table. A damaged record keeps the numbers of this row; the status says
+        that they do not count.
         targets: Target accuracies as fractions; see `suite.trials.folder.targets`.
     """
     outcome = {
@@ -46,7 +46,7 @@ def row(
     }
     if record["status"] == RUNNING:
         outcome |= {"status": "error", "message": "did not end: the command that ran it is gone"}
-    found = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
+    cells = {**(earlier or dict.fromkeys(COLUMNS)), **outcome}
     if "spec" in record:
         values, wrong = _values(record)
         others = {
@@ -55,10 +55,10 @@ def row(
             if name not in COLUMNS and not name.startswith(RECIPE_PREFIX)
         }
         reached = target_columns(folder, targets) if record["status"] == "done" else {}
-        found = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
+        cells = {**dict.fromkeys(COLUMNS), **others, **values, **reached, **outcome}
         if wrong:
-            found |= {"status": "error", "message": f"damaged record: {wrong}"}
-    return found
+            cells |= {"status": "error", "message": f"damaged record: {wrong}"}
+    return cells
 
 
 def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -76,7 +76,7 @@ def _values(record: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         "data_copy": f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}",
         "parameters": canonical_json(spec.parameters),
         **recipe_cells(recipe),
-        # Some records are from before there was a choice.
+        # Early records have no `execution`.
         "execution": execution_text(recipe.get("execution", "eager"), spec.processes),
         "threads": hardware.get("threads"),
         "torch": minor_version(str(software.get("torch", ""))) or None,
@@ -106,34 +106,33 @@ def rows(
     """Return the rows of all trials that have ended.
 
     Args:
-        store: The folder.
-        none_runs: Whether the caller has locked the folder and runs no trial. Trials whose record says `running` were
-            then left by a killed command.
+        none_runs: Whether the caller has locked the folder and runs no trial. A killed command then left every trial
+            whose record says `running`.
         earlier: Rows of the existing table by trial id; see `row`.
         targets: See `row`.
     """
     busy = not none_runs and store.is_locked()
-    found = []
+    lines = []
     for folder in store.trial_folders():
         record = read_record(folder)
         if record is not None and not (record["status"] == RUNNING and busy):
-            found.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
-    return found
+            lines.append(row(folder, record, (earlier or {}).get(files.clean(folder.name)), targets))
+    return lines
 
 
 def current_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows that `write_results` would write now: a row of the table counts only without a record.
+    """Return the rows that `write_results` would write now. A row of the table counts only if there is no record.
 
     Raises:
         UsageError: There is a `results.csv` that cannot be read.
     """
     store, table = Store(folder), read_table(folder)
-    found = rows(store, earlier=table, targets=read_declared_targets(folder))
-    return _merged(table, found)
+    current = rows(store, earlier=table, targets=read_declared_targets(folder))
+    return _merged(table, current)
 
 
 def _merged(table: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all rows, by trial id. A row without a trial that repeats the row of one has a damaged id, and is lost."""
+    """Return all rows, by trial id, without rows of damaged ids, which repeat the row of a trial."""
     ours = {line["trial_id"]: line for line in found}
     known = {_content(line) for line in found if line["status"] == "done"}
     merged = {**{name: line for name, line in table.items() if name in ours or _content(line) not in known}, **ours}
@@ -141,7 +140,7 @@ def _merged(table: Mapping[str, dict[str, Any]], found: Sequence[dict[str, Any]]
 
 
 def _content(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what a row says besides the trial's id; measured times make it that of one trial."""
+    """Return what a row says besides the trial's id. Measured times make it unique to one trial."""
     parsed = (column.parse(line.get(name)) for name, column in COLUMNS.items() if name != "trial_id")
     return tuple(None if value == "" else value for value in parsed)
 
@@ -155,14 +154,12 @@ def write_results(
 ) -> list[dict[str, Any]]:
     """Update `results.csv` atomically. Cells without a value are empty.
 
-    A trial in the folder replaces its row. Rows without a trial are kept as they are, since suites are shared without
-    their trials. Unknown columns are kept while they have values. Fields of the recipe are columns if trials differ in
-    them.
+    A trial in the folder replaces its row. Rows without a trial are kept, because suites are shared without their
+    trials. Unknown columns are kept while they have values. Fields of the recipe are columns if trials differ in them.
 
     Args:
-        store: The folder.
         none_runs: See `rows`.
-        forget: Ids of trials whose rows are removed unless the folder has the trial; `--only all` repeats them.
+        forget: Ids of trials whose rows are removed if the folder does not have the trial; `--only all` repeats them.
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
         further: Rows of other folders by trial id, of trials that are not in this folder.
 
@@ -174,14 +171,14 @@ def write_results(
     """
     table_rows = {**(further or {}), **read_table(store.folder)}
     earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
-    found = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
-    table = _merged(earlier, found)
-    ours = {line["trial_id"] for line in found}
+    current = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
+    table = _merged(earlier, current)
+    ours = {line["trial_id"] for line in current}
     others = [
         name
         for line in table
         for name, value in line.items()
-        # The recipe of a trial in the folder is in its record, and that of another is only here.
+        # The record of a trial in the folder has its recipe. For other trials, only this table has it.
         if name not in COLUMNS
         and value is not None
         and not (name.startswith(RECIPE_PREFIX) and line["trial_id"] in ours)
@@ -193,4 +190,4 @@ def write_results(
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in table)
     files.write(store.folder / "results.csv", text.getvalue())
-    return found
+    return current

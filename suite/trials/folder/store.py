@@ -8,7 +8,7 @@
     OUT/tune.json                   what `tune` tried and chose (`suite.trials.folder.tuning`)
     OUT/time.json                   training times relative to dense (`suite.trials.folder.times`)
 
-A folder collects trials: another command with the same `--out` adds its trials and keeps the others, so that seeds and
+A folder collects trials. Another command with the same `--out` adds its trials and keeps the others, so seeds and
 methods can be added later. The name of a trial's folder ends with the hash of its settings.
 
 `OUT` may be a symbolic link to a folder. Symbolic links in place of files and folders in it are refused.
@@ -62,28 +62,28 @@ WRITTEN = (
 )
 
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
-"""Files that the table and the report are made from, besides the trials."""
+"""Files that, besides the trials, the table and the report are made from."""
 
-LARGEST_SUITE = 64 * 2**20  # bytes of suite.json
+LARGEST_SUITE = 64 * 2**20  # size of suite.json in bytes
 
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 WRITING_TIMEOUT = 60.0
-"""Seconds to wait for a command that writes results, which may be stopped for ever."""
+"""Seconds to wait for a command that writes results and may be stopped for ever."""
 
 log = logging.getLogger(__name__)
 
 
 def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
-    """Return the content of a `suite.json`, whose `commands` are objects.
+    """Return the content of a `suite.json`. Its `commands` are objects.
 
     Raises:
-        UsageError: It is damaged; `hint` ends the message.
+        UsageError: The file is damaged. `hint` ends the message.
     """
     try:
         suite = files.read_json(files.read_bytes(path, path.name, LARGEST_SUITE))
         json.dumps(suite, allow_nan=False)
-        if not isinstance(suite["commands"], list) or not all(isinstance(one, dict) for one in suite["commands"]):
+        if not isinstance(suite["commands"], list) or not all(isinstance(item, dict) for item in suite["commands"]):
             raise ValueError("its commands are not a list of objects")
     except (ValueError, KeyError, TypeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -98,7 +98,7 @@ class Store:
         self.folder = folder
 
     def check(self) -> None:
-        """Check that the folder can be used, without writing anything.
+        """Check that the folder can be used, without writing.
 
         Raises:
             UsageError: The folder is a file, cannot be created, or contains foreign files or symbolic links.
@@ -112,7 +112,7 @@ class Store:
                 if not os.access(path, os.W_OK | os.X_OK):
                     raise UsageError(f"--out {self.folder}: {path} is not writable")
                 break
-        # A command that was killed before it wrote suite.json leaves only its lock and perhaps a part of that file.
+        # A command that was killed before it wrote suite.json leaves only its lock, and perhaps a part of that file.
         ours = {self._lock_file, self._results_lock, *files.parts(self.folder, "suite.json")}
         held = set(self.folder.glob("*")) - ours
         names = sorted(path.name for path in held)
@@ -127,7 +127,7 @@ class Store:
         self._check_places()
 
     def _check_places(self) -> None:
-        """Check that no file or folder of the suite is replaced by something else, before hours of trials."""
+        """Check before hours of trials that nothing else stands in the place of a file or folder of the suite."""
         for name in (*FOLDERS, *WRITTEN):
             path = self.folder / name
             files.refuse_link(path)
@@ -147,9 +147,9 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_places()  # for callers that did not call `check`
-            # Trials do not inherit the lock: its descriptor is closed in programs that this process starts.
-            # Without file locks, the file would remain locked after a kill; such a folder is refused instead.
+            self._check_places()  # some callers do not call `check`
+            # Programs that this process starts close its descriptor, so trials do not inherit the lock. A soft lock
+            # would stay after a kill, so a folder without file locks is refused instead.
             held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
         except Timeout:
             raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}{otherwise}") from None
@@ -165,23 +165,23 @@ class Store:
         files.refuse_link(self._lock_file)
         if not self._lock_file.is_file():
             return False
-        # A folder of another user may be readable only; NFS locks only files that are open for writing.
+        # Another user's folder may be read-only. NFS locks only files that are open for writing.
         with open(self._lock_file, "r+b" if os.access(self._lock_file, os.W_OK) else "rb") as file:
             return not lock_descriptor(file.fileno(), blocking=False)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock of the table and the report. Read what they are made from inside, then replace them.
+        """Hold the lock of the table and the report. Read their sources inside, and then replace them.
 
-        Commands take turns, and each reads after it has waited, so that none overwrites what is newer.
+        Commands take turns. Each reads after it has waited, so none overwrites newer content.
 
         Raises:
-            UsageError: Another process, which may be stopped, still writes after `WRITING_TIMEOUT`.
+            UsageError: Another process still writes after `WRITING_TIMEOUT`; it may be stopped.
         """
         path = self._results_lock
         try:
             descriptor = files.open_descriptor(path, os.O_RDWR)
-        except PermissionError:  # another user of a shared folder has made it
+        except PermissionError:  # another user of a shared folder has made the lock
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(in_words(error)) from error
@@ -194,7 +194,7 @@ class Store:
                         f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report "
                         f"{self.folder}"
                     )
-            with contextlib.suppress(OSError):  # the number only names the process for others
+            with contextlib.suppress(OSError):  # the number only tells others which process holds the lock
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
             yield
@@ -202,14 +202,14 @@ class Store:
             os.close(descriptor)
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Return what changes whenever anything does that the table and the report are made from."""
+        """Return a value that changes whenever a source of the table or the report changes."""
         trials = [packed.held(folder / "trial.json") for folder in self.trial_folders()]
-        found: list[Any] = [self.is_locked()]
+        state: list[Any] = [self.is_locked()]
         for path in (*(self.folder / name for name in FACTS), *trials):
             if path is not None and path.exists():
                 facts = path.stat()
-                found.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        return tuple(found)
+                state.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        return tuple(state)
 
     @property
     def _lock_file(self) -> Path:
@@ -220,7 +220,7 @@ class Store:
         return self.folder / ".results.lock"
 
     def _remove_parts(self) -> None:
-        """Remove the half-written files of killed processes. Folders that are not the suite's are left alone.
+        """Remove the half-written files of killed processes in the suite's folders.
 
         No trial of this folder runs now, but `report` may be writing.
         """
@@ -230,10 +230,10 @@ class Store:
                 files.remove_abandoned(folder)
 
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
-        """Write `suite.json`: this command first, and every command so far under `commands`."""
+        """Write `suite.json`: this command, and every command so far under `commands`."""
         path = self.folder / "suite.json"
         commands = read_suite(path, "; move it away to continue")["commands"] if path.is_file() else []
-        # This file is only for readers: the home folder, which contains the user's name, is replaced by ~.
+        # This file is only for readers. `~` replaces the home folder, which contains the user's name.
         plain = spec.to_json()
         plain |= {
             "data_root": files.without_home(plain["data_root"]),
@@ -248,24 +248,25 @@ class Store:
         return self.folder / "trials" / trial_id
 
     def trial_folders(self) -> list[Path]:
-        """Return the folders of all trials that were ever started, by name.
+        """Return the folders of all trials that ever started, by name.
 
         Raises:
-            UsageError: The suite was written by an earlier version, whose records have another format.
+            UsageError: An earlier version wrote the suite, and its records have another format.
         """
-        found = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
-        if found:
-            refuse_earlier(found[0])
-        return found
+        folders = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
+        if folders:
+            refuse_earlier(folders[0])
+        return folders
 
     def status(self, trial_id: str, in_use: bool = False) -> str:
-        """Return one of `ENDED`, or `""` for a trial that was never started.
+        """Return one of `ENDED`, or `""` for a trial that never started.
 
-        A trial whose record says `running` has no process and counts as an error, unless a command works in the folder.
+        A trial whose record says `running` counts as an error if no command works in the folder, because it has no
+        process.
 
         Args:
             trial_id: Id of the trial.
-            in_use: Whether another process holds the lock; `running` is returned then, too.
+            in_use: Whether another process holds the lock. The result may then be `running`.
         """
         return self._state(trial_id, in_use)[0]
 
@@ -282,15 +283,15 @@ class Store:
         return "error" if record["status"] == RUNNING and not in_use else str(record["status"]), ""
 
     def states(self, trials: Sequence[TrialSpec], in_use: bool = False) -> list[tuple[str, str]]:
-        """Return the status of each trial of a command, and the reason why a finished one has to run again.
+        """Return the status of each trial of a command, and the reason why a finished trial has to run again.
 
-        A trial of an exported folder is done, unless another one, which is not done, needs its model.
+        A trial of an exported folder is done, except if an unfinished trial needs its model.
 
         Args:
             trials: The trials; those that others depend on precede them.
             in_use: As for `status`.
         """
-        found: list[tuple[str, str]] = []
+        states: list[tuple[str, str]] = []
         needed: set[str] = set()
         for trial in reversed(trials):
             status, reason = self._state(trial.trial_id, in_use)
@@ -298,26 +299,26 @@ class Store:
                 status, reason = "error", "another trial needs its model, which is not in the folder"
             if status != "done":
                 needed.update(trial.depends_on.values())
-            found.insert(0, (status, reason))
-        return found
+            states.insert(0, (status, reason))
+        return states
 
     def choose(self, trials: Sequence[TrialSpec], only: str) -> list[tuple[TrialSpec, Path]]:
-        """The trials to run, each with its folder. One that was done and is damaged is among them, with a line.
+        """Return the trials to run, each with its folder. They include done but damaged trials, with a warning.
 
         Args:
             only: `missing`: every trial that is not `done`; `failed`: those that ended with another status; `all`: all
-                of them, from the beginning: their folders are cleared at once, so that an interrupted `all` goes on as
+                of them, from the beginning. `all` clears their folders at once, so that an interrupted `all` goes on as
                 `missing`.
 
         Raises:
-            UsageError: if a symbolic link, or a file, is in place of the folder of one of them; nothing is deleted yet.
+            UsageError: A symbolic link or a file is in place of the folder of one of them. Nothing is deleted yet.
         """
         chosen: list[tuple[TrialSpec, Path]] = []
         states = [("", "")] * len(trials) if only == "all" else self.states(trials)
         for trial, (status, reason) in zip(trials, states, strict=True):
             folder = self.trial_folder(trial.trial_id)
             if status == "done" and not folder.is_symlink():
-                # Left by a process that was killed between its record and this.
+                # A process that was killed right after its record left the checkpoint.
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
             if (
                 only == "all"
@@ -338,7 +339,7 @@ class Store:
 
 
 def _holder(lock: Path) -> str:
-    """Return who holds a lock, as its file says, and whether that process is stopped (Linux only)."""
+    """Return who holds a lock, according to its file, and whether that process is stopped (Linux only)."""
     text = lock.read_text(encoding="ascii", errors="replace")[:20].strip()
     if not (text.isascii() and text.isdigit()):
         return "another process"

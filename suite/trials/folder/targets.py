@@ -1,7 +1,7 @@
 """Target accuracies: the first epoch after which a trial reaches one, and what the training cost until then.
 
-The accuracy is that of the test images, which is recorded after every evaluation. Reaching a target is read from this
-curve afterwards; no training, checkpoint or parameter depends on it.
+The accuracy is that of the test images, recorded after every evaluation. Targets are found in this record afterwards.
+No training, checkpoint or parameter depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.errors import UsageError
 from suite.trials.folder import packed
 
 MOST_TARGETS = 5
-_INEXACT = 1e-9  # percentages and shares of images are not exact in binary
+_INEXACT = 1e-9  # binary fractions cannot hold percentages and shares of images exactly
 COSTS = {"time_to_target_s": "train_time_s", "energy_to_target_j": "energy_j"}
 """Columns of the results table, and the fields of `epochs.jsonl` that they are read from."""
 
@@ -26,10 +26,10 @@ def read_targets(text: str) -> tuple[float, ...]:
     """Read target accuracies in percent, `90` or `88,90.5`, and return them as fractions in the same order.
 
     Raises:
-        UsageError: A part is not a percentage above 1 and up to 100, occurs twice, or there are too many.
+        UsageError: A part is not a percentage above 1 and up to 100, or occurs twice, or there are too many parts.
     """
     hint = "expected percentages above 1 and up to 100, separated by commas: 88,90.5"
-    found: list[float] = []
+    targets: list[float] = []
     for part in text.split(","):
         try:
             percent = float(part)
@@ -39,28 +39,28 @@ def read_targets(text: str) -> tuple[float, ...]:
             raise UsageError(f"--target '{text}': targets are percentages; did you mean {100 * percent:g}?")
         if not 1 < percent <= 100:
             raise UsageError(f"--target '{text}': {hint}")
-        found.append(percent / 100)
-    if len(set(found)) < len(found):
+        targets.append(percent / 100)
+    if len(set(targets)) < len(targets):
         raise UsageError(f"--target '{text}': a target occurs twice")
-    if len(found) > MOST_TARGETS:
+    if len(targets) > MOST_TARGETS:
         raise UsageError(f"--target '{text}': at most {MOST_TARGETS} targets")
-    return tuple(found)
+    return tuple(targets)
 
 
 def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
-    """Return the targets that the commands of a folder declared, in order, without repetitions and empty ones.
+    """Return the targets that the commands of a folder declared, in order, without repetitions and without empty ones.
 
     Args:
         suite: Content of `suite.json`, of any version.
     """
     commands = suite.get("commands")
-    found: list[tuple[float, ...]] = []
+    declared: list[tuple[float, ...]] = []
     for command in commands if isinstance(commands, list) else ():
         spec = command.get("spec") if isinstance(command, Mapping) else None
         targets = spec.get("targets") if isinstance(spec, Mapping) else None
         if isinstance(targets, list) and targets and all(map(_is_share, targets)):
-            found.append(tuple(map(float, targets)))
-    return [targets for targets, _ in groupby(found)]
+            declared.append(tuple(map(float, targets)))
+    return [targets for targets, _ in groupby(declared)]
 
 
 def _is_share(value: Any) -> bool:
@@ -70,7 +70,7 @@ def _is_share(value: Any) -> bool:
 def read_declared_targets(folder: Path) -> tuple[float, ...]:
     """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
     path = folder / "suite.json"
-    if not path.is_file():  # reading a pipe would wait for a writer
+    if not path.is_file():  # a pipe would wait for its writer
         return ()
     try:
         suite = files.read_json(path.read_bytes())
@@ -95,7 +95,7 @@ def first_reached(epochs: Iterable[Mapping[str, Any]], target: float) -> Mapping
 
 
 def cost_until(record: Mapping[str, Any], column: str) -> float | None:
-    """Return what the training cost until the end of an epoch; `None` if it was not measured.
+    """Return what the training cost until the end of an epoch; `None` if that was not measured.
 
     Args:
         record: Record of `epochs.jsonl`, whose costs are sums over the epochs so far.
@@ -119,14 +119,14 @@ def target_columns(folder: Path, targets: Sequence[float]) -> dict[str, Any]:
     if not targets:
         return {}
     target = targets[0]
-    found = first_reached(_epochs(folder), target)
+    record = first_reached(_epochs(folder), target)
     columns = dict.fromkeys(("flops_to_target", *COSTS))
-    costs = {} if found is None else {column: cost_until(found, column) for column in columns}
+    costs = {} if record is None else {column: cost_until(record, column) for column in columns}
     return {"target_accuracy": target, **columns, **costs}
 
 
 def _epochs(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the records of `epochs.jsonl`; empty if the file is missing or damaged, which the report names."""
+    """Return the records of `epochs.jsonl`; empty if the file is missing or damaged. The report names damage."""
     path = packed.held(folder / "epochs.jsonl")
     try:
         lines = packed.read(path).splitlines() if path else []

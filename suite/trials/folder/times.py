@@ -15,15 +15,15 @@ from suite.recipe import Phase
 from suite.trials.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 BUSY = 0.5
-"""Cores that other programs use, as a share of a measurement's threads, from which it is disturbed."""
+"""A measurement is disturbed if other programs use this many cores for each of its threads, or more."""
 FEWEST_PAIRS = 3
-"""Of steps in one state of a trial."""
+"""Fewest pairs of steps in one state of a trial."""
 _LONGEST = 10**15  # microseconds
 Steps = Annotated[int, Ge(1), Le(10**12)]
 
 
 def _read_pairs(value: Any) -> Any:
-    """Return pairs of seconds from a text of microseconds, or the given ones to the microsecond."""
+    """Return pairs of seconds from text in microseconds, or given pairs rounded to microseconds."""
     if isinstance(value, str):
         words = value.split()
         if len(words) % 2 or not all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words):
@@ -46,8 +46,8 @@ def _write_pairs(pairs: tuple[tuple[float, float], ...]) -> str:
 Pairs = Annotated[
     tuple[tuple[float, float], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_read_pairs), PlainSerializer(_write_pairs)
 ]
-"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has microseconds, as one
-text: as short as compressed numbers."""
+"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has them in microseconds
+as one text, which is as short as compressed numbers."""
 
 
 def ratio_of(pairs: Pairs) -> float:
@@ -59,7 +59,7 @@ class _OfPhase(Strict):
     """Steps of a phase of the training.
 
     Attributes:
-        image_size: Side of the training images in pixels; `None` for that of an evaluation.
+        image_size: Side of the training images in pixels; `None` for the side that an evaluation uses.
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
@@ -79,7 +79,7 @@ class StageTime(_OfPhase):
         epoch: First epoch of the stage, counted from 1.
         steps: Steps of the trial that the stage stands for.
         start: Pairs in the state in which the stage began.
-        end: Pairs in the state in which it ended; empty if the trial has not kept it.
+        end: Pairs in the state in which the stage ended; empty if the trial has not kept that state.
     """
 
     epoch: Annotated[int, Ge(1)]
@@ -110,13 +110,13 @@ class DenseSteps(_OfPhase):
 
 
 class Order(Strict):
-    """What was drawn for a pass.
+    """The random choices of a pass.
 
     Attributes:
-        number: Number of the pass, from 0, which decides the seed and what is drawn.
+        number: Number of the pass, from 0. It decides the seed and the choices.
         place: Number of the method among those of its pass, from 1.
-        built_first: Which trainer was built first in the first state; it alternates from state to state.
-        steps_first: Which of them ran the first step of the first pair; it alternates from pair to pair.
+        built_first: The trainer that was built first in the first state; it alternates from state to state.
+        steps_first: The trainer that ran the first step of the first pair; it alternates from pair to pair.
     """
 
     number: Annotated[int, Ge(0)]
@@ -133,8 +133,8 @@ class PassTime(Strict):
         stages: The stages, in order.
         dense: Steps of dense training with this recipe, in order.
         reconfigure_s: Recorded seconds of the trial's reconfigurations.
-        twice: Pairs of steps of a second dense trainer and of the first.
-        order: What was drawn for this pass.
+        twice: Pairs of steps of a second dense trainer and of the first one.
+        order: The random choices of this pass.
         load: Largest number of cores that other programs used before, between or after the states.
         threads: Threads that torch computed with.
         provenance: Machine, versions, commit and time of the measurement (`suite.trials.provenance`).
@@ -152,7 +152,7 @@ class PassTime(Strict):
 
     @model_validator(mode="after")
     def _have_equal_phases(self) -> PassTime:
-        own, of_dense = ({one.phase for one in several} for several in (self.stages, self.dense))
+        own, of_dense = ({item.phase for item in several} for several in (self.stages, self.dense))
         if missing := of_dense - own:
             raise ValueError(f"no stage of its trial has {missing.pop().in_words()}, as dense has")
         if missing := own - of_dense:
@@ -171,7 +171,7 @@ class PassTime(Strict):
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of steps in all stages."""
+        """Number of pairs of steps in all stages together."""
         return sum(len(stage.pairs) for stage in self.stages)
 
     @property
@@ -182,24 +182,24 @@ class PassTime(Strict):
     @property
     def dense_steps(self) -> int:
         """Steps of dense training."""
-        return sum(one.steps for one in self.dense)
+        return sum(part.steps for part in self.dense)
 
     @cached_property
     def seconds(self) -> Mapping[Phase, float]:
-        """Seconds of a dense step in each phase: the median over all stages of it.
+        """Seconds of a dense step in each phase: the median over all stages of the phase.
 
-        Steps of two phases were not measured next to each other, so that a drift of the machine changes the shares of
+        Steps of different phases did not run next to each other. A drift of the machine therefore changes the shares of
         the phases in dense training a little, but not the ratios.
         """
         return {
-            phase: statistics.median(dense for one in self.stages if one.phase == phase for _, dense in one.pairs)
-            for phase in {one.phase for one in self.stages}
+            phase: statistics.median(dense for stage in self.stages if stage.phase == phase for _, dense in stage.pairs)
+            for phase in {stage.phase for stage in self.stages}
         }
 
     @cached_property
     def dense_s(self) -> float:
         """Seconds of all steps of dense training."""
-        return math.fsum(one.steps * self.seconds[one.phase] for one in self.dense)
+        return math.fsum(part.steps * self.seconds[part.phase] for part in self.dense)
 
     @property
     def reconfiguration(self) -> float:
@@ -209,23 +209,23 @@ class PassTime(Strict):
     @cached_property
     def ratio(self) -> float:
         """Time of all steps of the trial, and of its reconfigurations, relative to dense training."""
-        parts = [one.steps * one.ratio * self.share_of_step(one.phase) for one in self.stages]
+        parts = [stage.steps * stage.ratio * self.share_of_step(stage.phase) for stage in self.stages]
         return math.fsum([*parts, self.reconfiguration])
 
     def share_of_step(self, phase: Phase) -> float:
-        """Return the part of dense's training time that a dense step in a phase takes."""
+        """Return the share of dense training's time that one dense step in a phase takes."""
         return self.seconds[phase] / self.dense_s
 
     def relative_step(self, phase: Phase) -> float:
-        """Return the time of a dense step in a phase relative to the mean; 1 for a phase without any."""
+        """Return the time of a dense step in a phase relative to the mean step; 1 for a phase without steps."""
         return self.share_of_step(phase) * self.dense_steps if phase in self.seconds else 1.0
 
     def dense_share(self, progress: float) -> float:
-        """Return the part of dense's training time after a part of its steps."""
+        """Return the share of dense training's time that has passed after a share of its steps."""
         done, share = progress * self.dense_steps, 0.0
-        for one in self.dense:
-            steps = min(done, one.steps)
-            share, done = share + steps * self.share_of_step(one.phase), done - steps
+        for part in self.dense:
+            steps = min(done, part.steps)
+            share, done = share + steps * self.share_of_step(part.phase), done - steps
         return share
 
 
@@ -240,25 +240,25 @@ class MethodTime(Strict):
 
     @model_validator(mode="after")
     def _have_one_number_of_threads(self) -> MethodTime:
-        if len({one.threads for one in self.passes}) > 1:
+        if len({item.threads for item in self.passes}) > 1:
             raise ValueError("its passes have different numbers of threads")
         return self
 
     @property
     def sound(self) -> tuple[PassTime, ...]:
-        """The passes that other programs did not disturb."""
-        return tuple(one for one in self.passes if not one.is_disturbed)
+        """The passes that are not disturbed by other programs."""
+        return tuple(item for item in self.passes if not item.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether no pass is undisturbed."""
+        """Whether other programs disturbed every pass."""
         return not self.sound
 
     @property
     def ratio(self) -> float:
-        """Geometric mean of the ratios of the undisturbed passes, or of all if there are none."""
+        """Geometric mean of the ratios of the undisturbed passes; of all passes if none is undisturbed."""
         counted = self.sound or self.passes
-        return math.exp(math.fsum(math.log(one.ratio) for one in counted) / len(counted))
+        return math.exp(math.fsum(math.log(item.ratio) for item in counted) / len(counted))
 
     @property
     def threads(self) -> int:
@@ -267,7 +267,7 @@ class MethodTime(Strict):
 
     def pass_of(self, trial: str) -> PassTime:
         """Return a pass that measured the stages of a trial, or the first one if none did."""
-        return next((one for one in self.passes if one.trial == trial), self.passes[0])
+        return next((item for item in self.passes if item.trial == trial), self.passes[0])
 
 
 GroupTimes = GroupEntries[MethodTime]

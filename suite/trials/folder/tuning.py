@@ -15,9 +15,9 @@ from suite.trials.folder.entries import Strict
 
 NAME = "tune.json"
 TOLERANCE = 1.02
-"""A setting may cost this times the FLOPs of the default setting: the verdict takes costs up to 2 % apart for equal."""
+"""A setting may cost this many times the default's FLOPs. The verdict takes costs up to 2 % apart for equal."""
 COSTS = ("train_flops_effective", "inference_flops_effective")
-"""Columns that say what a setting costs."""
+"""Columns with the cost of a setting."""
 RULE = (
     "The setting with the highest validation accuracy, among those that cost at most 1.02 times the effective training "
     "and inference FLOPs of the default setting; the first of equal ones. Without the limit, a method would be tuned "
@@ -30,10 +30,10 @@ class Setting(Strict):
     """One setting of a method, as a mean over the seeds.
 
     Attributes:
-        values: Values of what is searched; empty for the default setting.
+        values: Values of the searched dimensions; empty for the default setting.
         trial_ids: Its trials, one for each seed.
         val_accuracy: Accuracy on the validation images; `None` unless all trials are done.
-        train_flops_effective, inference_flops_effective: What it costs.
+        train_flops_effective, inference_flops_effective: Cost of the setting.
         reason: Why it could not be chosen; empty if it could.
     """
 
@@ -51,9 +51,9 @@ class TunedMethod(Strict):
     Attributes:
         method: The method as typed.
         space: The dimensions of the space: name, default, and either values or bounds.
-        settings: What was tried; as many as the budget.
+        settings: The settings that were tried; as many as the budget.
         chosen: Index of the chosen setting; `None` if no setting could be chosen.
-        label: The method with the chosen values, as the final comparison names it; empty without a choice.
+        label: The method with the chosen values, as the final comparison names it; empty if no setting was chosen.
     """
 
     method: str
@@ -70,11 +70,10 @@ class Tuned(Strict):
         budget: Number of settings of each method.
         search_seed: Seed of the settings.
         seeds: Seeds of the trials of each setting.
-        task, model, preset: What was trained.
+        task, model, preset: The trials' task, model and preset.
         validation_images, split_seed: The validation split: this many training images, stratified by class.
         rule: How a setting is chosen.
-        methods: The methods.
-        command: The command of the final comparison; empty unless every method has a choice.
+        command: The command of the final comparison; empty if a method has no chosen setting.
     """
 
     version: Literal[1] = 1
@@ -94,19 +93,19 @@ class Tuned(Strict):
 def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None]:
     """Return the settings with the reasons why some cannot be chosen, and the index of the chosen one (`RULE`).
 
-    The first setting is the default one. If it is not done, there is no limit of the cost.
+    The first setting is the default. If it is not done, the cost has no limit.
     """
-    default, found = settings[0], []
+    default, judged = settings[0], []
     limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
-    for one in settings:
-        reason = "" if one.val_accuracy is not None else "not all of its trials are done"
+    for setting in settings:
+        reason = "" if setting.val_accuracy is not None else "not all of its trials are done"
         for column, limit in limits.items():
-            cost = getattr(one, column)
+            cost = getattr(setting, column)
             if not (reason or cost is None or limit is None or cost <= TOLERANCE * limit):
                 reason = f"its {column} are {cost / limit:.3g} times those of the default setting"
-        found.append(one.model_copy(update={"reason": reason}))
-    free = [index for index, one in enumerate(found) if not one.reason]
-    return tuple(found), max(free, key=lambda index: (found[index].val_accuracy or 0.0, -index), default=None)
+        judged.append(setting.model_copy(update={"reason": reason}))
+    free = [index for index, setting in enumerate(judged) if not setting.reason]
+    return tuple(judged), max(free, key=lambda index: (judged[index].val_accuracy or 0.0, -index), default=None)
 
 
 def write_tuned(folder: Path, content: Tuned) -> Path:
@@ -130,8 +129,8 @@ def read_tuned(folder: Path) -> Tuned | None:
         data = files.read_json(files.read_bytes(path, "tune"))
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; the command that wrote it writes it again") from error
-    found: Tuned = validate(Tuned, data, f"{path} is damaged")
-    for one in found.methods:
-        if one.chosen is not None and one.chosen >= len(one.settings):
-            raise UsageError(f"{path} is damaged: {one.method} has no setting {one.chosen}")
-    return found
+    tuned: Tuned = validate(Tuned, data, f"{path} is damaged")
+    for method in tuned.methods:
+        if method.chosen is not None and method.chosen >= len(method.settings):
+            raise UsageError(f"{path} is damaged: {method.method} has no setting {method.chosen}")
+    return tuned

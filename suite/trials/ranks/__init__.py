@@ -1,1 +1,1 @@
-"""The processes of trials that train with several ranks: started together, and ended together."""
+"""Ranks of a trial: the processes of a data-parallel training, which start and end together."""

@@ -1,9 +1,9 @@
 """Commands that `torchrun` has started once per rank, on one or several machines.
 
-The command of rank 0 plans, runs the trials one after the other, and reports. The commands of the other ranks follow
-it: for each trial they start their rank, in the same output folder, until rank 0 says that it has finished. They speak
-through the store of torchrun, whose agents end all commands if one of them ends or is lost. What they run follows from
-their own command lines, not from the store, which is not protected (`messages`).
+The command of rank 0 plans, runs the trials one after the other, and reports. The other commands follow it: for each
+trial they start their rank in the same output folder, until rank 0 sends that it has finished. They communicate through
+the store of torchrun. Its agents end all commands if one command ends or is lost. The store is not protected
+(`messages`), so each command determines from its own command line what it runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VARIABLE = "PDT_ALLOCATION"
 POLL_INTERVAL = 0.2
 TRIALS = "trials"
 MEETING = ".ranks-"
-"""Beginning of the name of a file in a trial's folder, through which its ranks on one machine find each other."""
+"""Beginning of the name of a file in a trial's folder through which its ranks on one machine meet."""
 Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
 """Returns the output folder and the trials of a command line."""
 _END = "end"
@@ -47,13 +47,13 @@ _END = "end"
 
 @dataclass(frozen=True)
 class Allocation:
-    """The place of this command among those that `torchrun` has started together.
+    """The place of this command among the commands that `torchrun` has started together.
 
     Attributes:
         rank, size: Its number, and the number of commands.
         local_rank: Its number on this machine.
         address, port: Where the store of torchrun listens, on the machine of rank 0.
-        restart: How often torchrun has started the commands again; its store still has what was written before.
+        restart: How often torchrun has started the commands again. The store still has the earlier messages.
         one_machine: Whether all of them run on one machine.
     """
 
@@ -73,7 +73,7 @@ class Allocation:
             UsageError: The environment lacks a variable, or several tasks of Slurm run without torchrun.
         """
         variables = os.environ
-        if RANK in variables or VARIABLE in variables:  # a trial
+        if RANK in variables or VARIABLE in variables:  # this is a rank of a trial
             return None
         try:
             if int(variables.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in variables:
@@ -88,7 +88,7 @@ class Allocation:
                     restart=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
                     one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
                 )
-            # A batch script has SLURM_NTASKS too, but only `srun` sets the number of tasks of a step.
+            # A batch script has SLURM_NTASKS too. Only `srun` sets the number of tasks of a step.
             if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "TORCHELASTIC_RUN_ID" not in variables:
                 raise UsageError(
                     "srun has started this command several times; let it start torchrun once per machine: "
@@ -115,11 +115,11 @@ class Allocation:
         Raises:
             UsageError: It cannot be reached.
         """
-        import torch.distributed as dist  # not needed by a command that was started alone
+        import torch.distributed as dist  # a command that was started alone does not need it
 
         try:
             store = dist.TCPStore(self.address, self.port, is_master=False, wait_for_workers=False)
-        except (RuntimeError, OSError) as error:  # all errors of the store are
+        except (RuntimeError, OSError) as error:  # the store raises only these
             raise UsageError(
                 f"the store of torchrun at {self.address}:{self.port} cannot be reached: {error}"
             ) from error
@@ -136,7 +136,7 @@ def _as_leader(allocation: Allocation) -> Iterator[None]:
 
 
 def lead(allocation: Allocation, command: Callable[[], int]) -> int:
-    """Run the command of rank 0, and tell the others its exit status when it ends."""
+    """Run the command of rank 0, and send its exit status to the others when it ends."""
     _end_with_torchrun()
     store = allocation.store()
     status = 1
@@ -152,7 +152,7 @@ def lead(allocation: Allocation, command: Callable[[], int]) -> int:
 
 
 def _end_with_torchrun() -> None:
-    """End this command, and with it the trial that it has started, if torchrun is killed: it started the command."""
+    """End this command and the trial that it has started if torchrun, its parent, is killed."""
     if sys.platform == "linux":
         die_with(os.getppid())
 
@@ -163,10 +163,10 @@ def follow(allocation: Allocation, plan: Plan) -> int:
     Args:
         allocation: The place of this command.
         plan: Returns the output folder and the trials that follow from this command's own line. It is called when rank
-            0 starts its first trial, which has then found no error in the line.
+            0 starts its first trial. Rank 0 has then found no error in the line.
 
     Returns:
-        The exit status of rank 0's command; 1 if torchrun, and the store with it, has ended without one.
+        The exit status of rank 0's command; 1 if torchrun, and with it the store, has ended without one.
 
     Raises:
         UsageError: The store has a message that no command of the suite has written.
@@ -182,15 +182,15 @@ def follow(allocation: Allocation, plan: Plan) -> int:
 
 
 def _quiet_distributed() -> Any:
-    """Return `torch.distributed`, whose C++ code does not print a stack trace when the store is lost."""
-    name = "TORCH_CPP_LOG_LEVEL"  # torch reads it when it is imported
+    """Return `torch.distributed`. Its C++ code prints no stack trace when the store is lost."""
+    name = "TORCH_CPP_LOG_LEVEL"  # torch reads it at its import
     chosen = name in os.environ
     os.environ.setdefault(name, "FATAL")
     try:
         import torch.distributed as dist
     finally:
         if not chosen:
-            del os.environ[name]  # the trials print all
+            del os.environ[name]  # the trials print all messages
     return dist
 
 
@@ -212,10 +212,10 @@ def _follow(allocation: Allocation, store: Any, plan: Plan) -> int:
 
 
 def _is_over(store: Any, number: int) -> bool:
-    """Return whether rank 0 does not wait for a trial any more.
+    """Return whether rank 0 has stopped waiting for a trial.
 
-    The process of a trial that is killed, such as by `--timeout`, says nothing; but then the next trial starts, or the
-    command ends.
+    A trial that is killed, for example by `--timeout`, sends no message. The next trial then starts, or the command
+    ends.
     """
     return any(store.check([key]) for key in (f"{TRIALS}/{number}/stop", f"{TRIALS}/{number + 1}", _END))
 
@@ -244,7 +244,7 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
             folder,
             allocation.rendezvous(folder, start.meeting),
             reports,
-            # As an engine starts a trial, so that the rank ends with this process (`exit_with_parent`).
+            # The pipe ends the rank when this process ends, as for a trial of an engine (`exit_with_parent`).
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -260,7 +260,7 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
 
 
 def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Path:
-    """Return the folder of a trial of this command, whose record must have the specification that this command planned.
+    """Return the folder of a trial of this command. Its record must have the specification that this command planned.
 
     Raises:
         UsageError: There is no such trial or folder.

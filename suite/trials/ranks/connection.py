@@ -1,4 +1,4 @@
-"""What torch does for a rank of a trial: its device, and its connection with the other ranks."""
+"""The torch part of a rank of a trial: its device, and its connection with the other ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.errors import UsageError
 from suite.trials.ranks.processes import RENDEZVOUS, local_rank, rank_of_environment
 from suite.trials.spec import TrialSpec
 
-WAIT_FOR_OTHERS = timedelta(minutes=30)  # of a rank that is alive; one rank may autotune while the others wait
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # for a rank that is alive: one rank may autotune while the others wait
 
 
 def cuda_device(index: int | None = None) -> torch.device:
@@ -27,7 +27,7 @@ def cuda_device(index: int | None = None) -> torch.device:
         UsageError: There are fewer GPUs than ranks on this machine.
     """
     own, count = local_rank(), torch.cuda.device_count()
-    if own == 0 or count == 1:  # a scheduler may show each process its own GPU only
+    if own == 0 or count == 1:  # a scheduler may give each process one GPU only
         return torch.device("cuda", index or 0)
     if own >= count:
         raise UsageError(f"rank {own} of this machine has no GPU: this process sees {count}, and each rank needs one")
@@ -35,27 +35,27 @@ def cuda_device(index: int | None = None) -> torch.device:
 
 
 def join_ranks(spec: TrialSpec) -> None:
-    """Connect this rank with the other ranks of its trial; it is the rank of the environment.
+    """Connect this rank, given by the environment, with the other ranks of its trial.
 
-    Ranks that find each other through a file are on one machine, and need no interface but the loopback one: whoever
-    reaches a port of gloo or NCCL could take the place of a rank.
+    Ranks that meet through a file are on one machine, and use the loopback interface alone. Anyone who reaches a port
+    of gloo or NCCL could take the place of a rank.
     """
     rank = rank_of_environment()
     assert rank is not None
     if spec.device == "cuda":
         torch.cuda.set_device(cuda_device())
     place = os.environ[RENDEZVOUS]
-    found: dict[str, Any] = {"init_method": place}
+    options: dict[str, Any] = {"init_method": place}
     if place.startswith("file://"):
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if loopback := _loopback():
                 os.environ.setdefault(variable, loopback)
-        # As a path: torch would read the name of a folder such as `a#b` as a URL.
-        found = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
-        found["store"].set_timeout(WAIT_FOR_OTHERS)
+        # torch would read the name of a folder such as `a#b` as a URL, so it gets a path.
+        options = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
+        options["store"].set_timeout(WAIT_FOR_OTHERS)
     dist.init_process_group(
         "nccl" if spec.device == "cuda" else "gloo",
-        **found,
+        **options,
         rank=rank,
         world_size=spec.processes,
         timeout=WAIT_FOR_OTHERS,
@@ -70,8 +70,8 @@ def _loopback() -> str:
 def leave_ranks() -> None:
     """Wait until all ranks of the trial have come to its end, and close the connections with them.
 
-    A rank whose process ends with open connections may be aborted by a thread that still uses them. These threads end
-    here only if the wrapped model, which owns the process group, has been released.
+    A thread that still uses an open connection may abort the process at its end. The threads end only after the wrapped
+    model, which owns the process group, has been released.
     """
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""What the commands of an allocation say to each other through its store: plain data, checked by whoever reads it.
+"""Messages of the commands of an allocation in its store: plain data, which the reader checks.
 
-The store of `torchrun` has no password, and listens on all interfaces: anyone who reaches it can write to it. Therefore
-no message names a path or a program. A message starts a trial that its reader has planned itself, or none.
+The store of `torchrun` has no password, and listens on all interfaces: anyone who reaches it can write to it. A message
+therefore names no path and no program. It can start only a trial that its reader has planned itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Start:
-    """Every rank shall start a trial.
+    """Every rank must start a trial.
 
     Attributes:
         trial: Id of the trial.
-        meeting: Where its ranks find each other: a port, or the random end of the name of a file.
+        meeting: Where its ranks meet: a port, or the random end of the name of a file.
     """
 
     trial: Annotated[str, StringConstraints(max_length=255)]
@@ -38,7 +38,7 @@ class RankEnd:
 
     Attributes:
         status: Exit status of its process, negative for a signal.
-        failure: How it has failed; `None` if it has not, or has not said it.
+        failure: How it failed; `None` if it did not fail or sent no reason.
     """
 
     status: ExitStatus
@@ -54,7 +54,7 @@ def receive(store: Any, key: str, kind: type[Message]) -> Message:
     """Wait for a message in the store, and return it.
 
     Raises:
-        UsageError: Something else has been written there.
+        UsageError: The store has other data in its place.
     """
     content = store.get(key)
     try:

@@ -14,10 +14,10 @@ from suite.trials.ranks import failures
 from suite.trials.ranks.failures import Failure
 
 RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
-"""Environment variables of a rank: its number, that on its machine, and the URL at which the ranks find each other."""
+"""Environment variables of a rank: its number, its number on its machine, and the URL at which the ranks meet."""
 
 POLL_INTERVAL = 0.1
-GRACE_SECONDS = 10.0  # after the first rank has failed: the others notice it, and rank 0 writes what was measured
+GRACE_SECONDS = 10.0  # after the first failure: the other ranks find it, and rank 0 writes its measurements
 
 
 class RankProcess(Protocol):
@@ -30,7 +30,7 @@ class RankProcess(Protocol):
         """End the rank."""
 
     def failure(self) -> Failure | None:
-        """Return what the rank has reported about its failure; it may not have ended yet."""
+        """Return what the rank has reported about its failure. The rank may still run."""
 
 
 class LocalRank:
@@ -39,8 +39,8 @@ class LocalRank:
     Args:
         rank, local_rank: Its number among all ranks, and on this machine.
         folder: Folder of the trial.
-        rendezvous: URL at which the ranks find each other.
-        reports: Folder for what the rank reports.
+        rendezvous: URL at which the ranks meet.
+        reports: Folder for the rank's reports.
         more: Further options of `subprocess.Popen`.
     """
 
@@ -48,7 +48,7 @@ class LocalRank:
         self.rank, self.reports = rank, reports
         own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, failures.FOLDER: str(reports)}
         variables = {**more.get("env", os.environ), **own}
-        variables.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the ranks of a trial have a store of their own
+        variables.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the ranks of a trial have their own store
         options = {"stdin": subprocess.DEVNULL, **more, "env": variables}
         command = [sys.executable, "-P", "-m", "suite.trials.trial", str(folder)]
         self.process: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
@@ -66,39 +66,39 @@ class LocalRank:
 
 
 def rank_of_environment() -> int | None:
-    """Return the number of this process among the ranks of its trial; `None` if it is not one of several."""
+    """Return the number of this process among the ranks of its trial; `None` if the trial has one process."""
     text = os.environ.get(RANK)
     return None if text is None else int(text)
 
 
 def local_rank() -> int:
-    """Return the number of this process among the ranks of its trial on this machine; 0 if it is not one of several."""
+    """Return the number of this process among its trial's ranks on this machine; 0 if the trial has one process."""
     return int(os.environ.get(LOCAL_RANK, "0"))
 
 
 def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
     """Wait until all ranks have ended or reported a failure.
 
-    The wait also ends some time after the first rank has failed, and after rank 0, which has then written the result,
-    is done: the others may hang.
+    The wait also ends some time after a rank has failed, or after rank 0 is done, which has written the result. The
+    other ranks may hang then.
 
     Returns:
-        The failures of the ranks; empty if none of those that have ended has failed.
+        The failures of the ranks; empty if no rank that has ended has failed.
     """
     began: float | None = None
     while True:
-        found = [_failure(rank, one) for rank, one in ranks.items() if one.poll() or one.failure()]
-        if all(one.poll() is not None or one.failure() for one in ranks.values()):
-            return found
-        if began is None and (found or ranks[0].poll() == 0):
+        failed = [_failure(rank, process) for rank, process in ranks.items() if process.poll() or process.failure()]
+        if all(process.poll() is not None or process.failure() for process in ranks.values()):
+            return failed
+        if began is None and (failed or ranks[0].poll() == 0):
             began = time.monotonic()
         if began is not None and time.monotonic() - began >= GRACE_SECONDS:
-            return found
+            return failed
         time.sleep(POLL_INTERVAL)
 
 
 def _failure(rank: int, process: RankProcess) -> Failure:
-    # What it has reported comes first, since a rank that has failed may also crash while it ends.
+    # The report counts more than the exit status, because a rank that has failed may also crash while it ends.
     if reported := process.failure():
         return reported
     status = process.poll() or 0

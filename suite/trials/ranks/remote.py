@@ -1,4 +1,4 @@
-"""The ranks of a trial that the other commands of an allocation start, as rank 0's command sees them."""
+"""The ranks of a trial that other commands of an allocation start, as rank 0's command handles them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from suite.trials.ranks.processes import RankProcess
 
 
 class RemoteRanks:
-    """The ranks of a trial that the other commands of an allocation start.
+    """The ranks of a trial that other commands of an allocation start.
 
     Attributes:
-        rendezvous: URL at which the ranks find each other.
+        rendezvous: URL at which the ranks meet.
         ranks: The ranks by their number.
     """
 
@@ -67,6 +67,6 @@ class RemoteRank:
 
 
 def remote_ranks(folder: Path) -> RemoteRanks | None:
-    """Ask the other commands of the allocation to start their ranks of a trial; `None` outside of an allocation."""
+    """Ask the other commands of the allocation to start their ranks of a trial; `None` outside an allocation."""
     text = os.environ.get(VARIABLE)
     return RemoteRanks(Allocation(**json.loads(text)), folder) if text else None

@@ -1,8 +1,8 @@
 """A trial of several ranks.
 
-The process that an engine starts for a trial starts the ranks, waits for them and ends them together: if one of them
-fails or is killed, the others, which may be waiting for it, are killed, and the trial's record says which one it was.
-Under `torchrun` it starts rank 0 only, and asks the other processes of the allocation to start theirs.
+The process that an engine starts for a trial starts the ranks, waits for them and ends them together. If a rank fails
+or is killed, it kills the others, which may wait for that rank, and records which rank failed. Under `torchrun` it
+starts only rank 0, and asks the other processes of the allocation to start theirs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from suite.trials.spec import TrialSpec
 
 log = logging.getLogger("pdt.trial")
 
-CALLBACK_SECONDS = 60.0  # for the callbacks of rank 0 at the end of a trial that has failed
+CALLBACK_SECONDS = 60.0  # for the callbacks of rank 0 at the end of a failed trial
 
 
 def run_ranks(spec: TrialSpec, folder: Path) -> int:
     """Run a trial in `spec.processes` processes, and wait for them.
 
     Returns:
-        0 if the trial is done; otherwise 1, and `trial.json` says why.
+        0 if the trial is done; otherwise 1, and `trial.json` has the reason.
     """
-    _remove_meetings(folder)  # of a command that was killed
+    _remove_meetings(folder)  # a killed command may have left some
     try:
         with files.temporary_folder("pdt-ranks-") as reports:
             others = remote_ranks(folder)
@@ -41,26 +41,25 @@ def run_ranks(spec: TrialSpec, folder: Path) -> int:
             ranks: dict[int, RankProcess] = {rank: LocalRank(rank, rank, folder, url, reports) for rank in here}
             ranks |= others.ranks if others else {}
             try:
-                found = wait_for(ranks)
-                return _end(spec, folder, ranks, failures.cause(found)) if found else 0
+                failed = wait_for(ranks)
+                return _end(spec, folder, ranks, failures.cause(failed)) if failed else 0
             finally:
-                for one in ranks.values():
-                    one.kill()
+                for process in ranks.values():
+                    process.kill()
     finally:
         _remove_meetings(folder)
 
 
 def _remove_meetings(folder: Path) -> None:
-    """Remove the files through which ranks of a trial have found each other."""
     for path in folder.glob(f"{MEETING}*"):
         path.unlink(missing_ok=True)
 
 
 def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
-    """Write into the trial's record why it has failed, with what rank 0 measured; return the exit status."""
-    for rank, one in ranks.items():
-        if rank or not one.failure():
-            one.kill()  # it would write into the record
+    """Write into the trial's record why it failed and what rank 0 measured, and return the exit status."""
+    for rank, process in ranks.items():
+        if rank or not process.failure():
+            process.kill()  # otherwise it would write into the record
     record = read_record(folder) or {}
     if record.get("status") == "done" and not damage(folder, record):
         log.warning("%s, after the trial was done; its result is kept", cause.in_words())
@@ -74,18 +73,18 @@ def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause:
 
 
 def settle(folder: Path, failure: Failure, write: Callable[[str, str], None]) -> tuple[str, str]:
-    """Report, in rank 0, how it has failed, and wait until the process that waits for the ranks has recorded the cause.
+    """Report, in rank 0, how it failed, and wait until the process that waits for the ranks has recorded the cause.
 
     Args:
         folder: Folder of the trial.
-        failure: How rank 0 has failed.
+        failure: How rank 0 failed.
         write: Writes a status, a message and what rank 0 measured into the trial's record.
 
     Returns:
-        Status and message of the record. That process ends this one if it cannot write them.
+        Status and message of the record. The waiting process ends this one if it cannot write them.
 
     Raises:
-        OSError: `write` has failed. The failure has been reported nevertheless.
+        OSError: `write` failed. The failure has been reported nevertheless.
     """
     try:
         write(RUNNING, "")

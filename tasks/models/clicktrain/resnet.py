@@ -1,7 +1,7 @@
 """ClickTrain's residual networks for CIFAR: widths and blocks of the ImageNet networks, after a 3x3 convolution.
 
-The papers give them the same names as PruneTrain's networks, but they have about thirty times as many weights; `_wide`
-distinguishes them. Their weights have the initialisation of torch's layers, as in ClickTrain's code.
+The papers give them the same names as PruneTrain's networks, but they have about thirty times as many weights. The
+suffix `_wide` distinguishes them. Their weights have the initialisation of torch's layers, as in ClickTrain's code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resnet32_wide(
         input_shape: Shape (C, H, W) of an image.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: ClickTrain (Zhang et al., ICS 2021), its code.
     """

@@ -20,7 +20,7 @@ class ClickTrainVGG(nn.Module):
     def __init__(self, parts: list[list[int]], hidden: int, in_channels: int, classes: int) -> None:
         super().__init__()
         self.features = convolutions(parts, in_channels, nn.AvgPool2d(2))
-        self.pool = nn.AdaptiveAvgPool2d(1)  # of one place on images of 32x32
+        self.pool = nn.AdaptiveAvgPool2d(1)  # one position on images of 32x32
         self.classifier = nn.Sequential(
             nn.Dropout(),
             nn.Linear(parts[-1][-1], hidden),
@@ -54,7 +54,7 @@ def vgg11_click(
         input_shape: Shape (C, H, W) of an image, 32x32 or larger.
 
     Raises:
-        ValueError: If `width` gives a channel count that is not a positive integer, or images are too small.
+        ValueError: `width` gives a channel count that is not a positive integer, or images are too small.
 
     Source: ClickTrain (Zhang et al., ICS 2021), its code.
     """

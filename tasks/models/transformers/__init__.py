@@ -1,1 +1,1 @@
-"""Vision transformers, and what gives them layers that methods can plan."""
+"""Vision transformers, and the modules that give them layers which methods can plan."""

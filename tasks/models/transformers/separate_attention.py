@@ -11,7 +11,7 @@ from tasks.models.transformers.vision_transformer import Attention
 class SeparateAttention(Attention):
     """Self-attention with the signature, the function and the weights of an `nn.MultiheadAttention`.
 
-    That module has queries, keys and values in one parameter, and uses the weight of its output layer without calling
+    That module has queries, keys and values in one parameter. It uses the weight of its output layer without a call of
     the layer. Here they are four linear layers, and heads can be removed.
     """
 
@@ -22,7 +22,7 @@ class SeparateAttention(Attention):
             attention: Self-attention over (N, T, C) with biases and without dropout.
 
         Raises:
-            ValueError: It has settings that the copy does not have.
+            ValueError: The module has settings that the copy does not have.
         """
         plain = attention.batch_first and attention.in_proj_bias is not None and not attention.dropout
         if not plain or attention.bias_k is not None or attention.add_zero_attn:
@@ -43,7 +43,7 @@ class SeparateAttention(Attention):
 
         Args:
             query, key, value: The same tokens (N, T, C).
-            need_weights: Not used: the weights are never returned.
+            need_weights: Not used, because the weights are never returned.
         """
         return super().forward(query), None
 

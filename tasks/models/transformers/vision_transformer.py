@@ -161,7 +161,7 @@ def vit_tiny(
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
-        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+        drop_path: Probability with which a training image skips a branch of the last block. It rises linearly from 0 in
             the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
@@ -186,7 +186,7 @@ def vit_small(
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
-        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+        drop_path: Probability with which a training image skips a branch of the last block. It rises linearly from 0 in
             the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
@@ -211,7 +211,7 @@ def mlp_mixer_tiny(
 
     Args:
         patch: Side of a patch in pixels; 0 for 16, or for an eighth of images below 128 pixels.
-        drop_path: Probability with which a training image skips a branch of the last block; it rises linearly from 0 in
+        drop_path: Probability with which a training image skips a branch of the last block. It rises linearly from 0 in
             the first block.
         num_classes: Number of classes.
         input_shape: Shape (C, H, W) of an image; H and W are multiples of the patch.
