@@ -16,7 +16,7 @@ class Gradient(Protocol):
 
     Attributes:
         values: float32, (N, P, Q, J) or (rows, J), contiguous: the kept values of each pixel. J is the sum over the
-        groups of m channels of n, or of min(n, its size) for the last group.
+            groups of m channels of n, or of min(n, its size) for the last group.
         channels: int16 in the same shape: the output channel of each value, ascending within a pixel.
         n: Number of channels kept in each group.
         m: Number of consecutive channels that form a group.

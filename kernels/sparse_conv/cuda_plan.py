@@ -78,7 +78,7 @@ class ProductSets:
         kind: Kind of the groups, one of `KINDS`.
         out_channel: (sets,), output channel of each set.
         offset: (sets, groups), memory offset that the first tap of each group reads. An incomplete set repeats its
-        first group.
+            first group.
         nonzero_index: (sets, groups, taps), index among the taps of the weight; -1 in the missing groups of a set.
     """
 

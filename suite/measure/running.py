@@ -52,14 +52,14 @@ def run_pass(
         threads: Number of threads; `None` for that of the trials.
         busy: Whether to measure while other programs use the machine.
         entry_of: Measures a candidate with a number of threads. It raises `UsageError` if the candidate cannot be run
-        again, and returns `None` if it has already been measured.
+            again, and returns `None` if it has already been measured.
         line: Returns the line to print for a method and its entry.
         show: Function that prints a line.
         with_dense: Whether dense training may be one of the methods (`find_candidates`).
         plugins: Plugin files that the user has typed.
         number: Number of the pass, from 0 (`find_candidates`).
         shuffle: Whether the number of the pass draws the order of the methods. Every second order is the reverse of the
-        one before.
+            one before.
         anywhere: Whether trials of other machines are measured here too.
         train: Trains trials whose states candidates lack, and returns whether it trained any.
 

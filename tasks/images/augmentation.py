@@ -47,7 +47,7 @@ class Draws(NamedTuple):
         order: (N,) int64, index of the image at each position.
         mirrored: (N,) bool; `None` without mirroring.
         shift: (N, 2) int64, shift of the window down and right over the padded image, from 0 to 2 * translate; `None`
-        without translation.
+            without translation.
         corner: (N, 2) int64, row and column of the upper left pixel of the cutout; `None` without cutout.
     """
 

@@ -394,7 +394,7 @@ def read_table(folder: Path) -> dict[str, dict[str, Any]]:
 def _damaged_column(names: Sequence[str]) -> str:
     """Describe the first unknown name in the place of a known column; empty if there is none.
 
-    Columns of the user stand after those of this schema, or next to a complete set of them, and are kept.
+    Columns of the user stand after those of this schema, or next to a complete pair of them, and are kept.
     """
     following = dict(pairwise(COLUMNS))
     for at, (left, name) in enumerate(pairwise(names), 1):

@@ -36,7 +36,7 @@ def row(
         folder: Folder of the trial.
         record: Result of `read_record`.
         earlier: Row of the trial in the existing table. A damaged record keeps the numbers of this row; the status says
-        that they do not count.
+            that they do not count.
         targets: Target accuracies as fractions; see `suite.trials.folder.targets`.
     """
     outcome = {
