@@ -181,7 +181,7 @@ FROZEN = {
         "'chunk' takes parts of different size",
     ),
     "narrowed": (lambda: Op(lambda m, x: x.narrow(1, 2, 6)), "'narrow' is not understood"),
-    "first channels": (lambda: Op(lambda m, x: x[:, :6]), "'getitem' is not understood"),
+    "first channels": (lambda: Op(lambda m, x: x[:, :6]), "'getitem' takes channels from or to a fixed number"),
     "every other channel": (lambda: Op(lambda m, x: x[:, ::2]), "'getitem' is not understood"),
     "one channel": (lambda: Op(lambda m, x: x[:, 3].unsqueeze(1)), "'getitem' is not understood"),
     "selected": (lambda: Op(lambda m, x: x.index_select(1, torch.arange(4))), "'index_select' is not understood"),

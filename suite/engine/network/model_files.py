@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from suite import files, registry
 from suite.choices import build_model
@@ -226,8 +227,9 @@ def _read_model(path: Path) -> dict[str, Any]:
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """Return the SHA-256, in hex, of a model's parameters."""
-    return _checksum({name: parameter.detach().cpu() for name, parameter in model.named_parameters()})
+    """Return the SHA-256, in hex, of a model's parameters, without those that the first forward initialises."""
+    parameters = model.named_parameters()
+    return _checksum({name: one.detach().cpu() for name, one in parameters if not is_lazy(one)})
 
 
 EQUAL_STARTS = (

@@ -55,7 +55,7 @@ def test_what_cannot_work_on_ranks_is_one_line(found):
     for one in found:
         seeds, wrapped = one["refusals"]
         assert seeds.startswith(
-            "the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', {}, 0,"
+            "the method, seed and sizes must be the same on all ranks: rank 0 has ('RandomChannels', {'ignore': ()}, 0,"
         )
         assert wrapped == "the model is wrapped in DistributedDataParallel; apply the method first, then wrap it"
 
