@@ -383,6 +383,12 @@ def parts(folder: Path, name: str = "") -> list[Path]:
     return paths
 
 
+def remove_parts(path: Path) -> None:
+    """Remove what killed processes left of a file that only this process writes."""
+    for part in parts(path.parent, path.name):
+        part.unlink(missing_ok=True)
+
+
 def remove_abandoned(folder: Path, name: str = "") -> None:
     """Remove the temporary files that stopped growing, for the file `name` or for all files."""
     for path in parts(folder, name):

@@ -91,8 +91,8 @@ def save_model(
     *,
     tensors: Mapping[str, Tensor] | None = None,
     name: str,
-    num_classes: int,
-    input_shape: tuple[int, int, int],
+    num_classes: int | None,
+    input_shape: tuple[int, ...],
     reconfigurations: list[ReconfigPlan],
     plugin: str = "",
 ) -> None:
@@ -112,8 +112,8 @@ def save_model(
     architecture: dict[str, Any] = {
         "format": MODEL_FORMAT,
         "model": name,
-        "num_classes": num_classes,
-        "input_shape": list(input_shape),
+        "num_classes": None if num_classes is None else int(num_classes),
+        "input_shape": [int(size) for size in input_shape],
         "reconfigurations": [plan.to_json() for plan in reconfigurations],
     }
     if plugin:
@@ -212,15 +212,14 @@ def _read_model(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: is damaged: its tensors are not in the suite's format") from error
     if not whole:
         raise UsageError(f"{path}: is damaged: its tensors do not match its checksum")
-    shape = architecture.get("input_shape")
+    shape, name = architecture.get("input_shape"), architecture.get("model")
+    classes = [architecture.get("num_classes")] if name else []  # a model without a name is built by the user
     if not (
-        isinstance(architecture.get("model"), str)
+        isinstance(name, str)
         and isinstance(architecture.get("reconfigurations"), list)
         and isinstance(shape, list)
-        and len(shape) == 3
-        and all(
-            isinstance(size, int) and 0 < size <= LARGEST_SIZE for size in (*shape, architecture.get("num_classes"))
-        )
+        and (len(shape) == 3 or not name)
+        and all(isinstance(size, int) and 0 < size <= LARGEST_SIZE for size in (*shape, *classes))
     ):
         raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
     return state

@@ -35,6 +35,24 @@ def bare(average: nn.Module, model: nn.Module) -> nn.Module:
     )
 
 
+def check_copy(average: nn.Module, model: nn.Module) -> None:
+    """Check that an average is another module with the model's tensors.
+
+    Raises:
+        UsageError: It is the model, no copy of it, or a copy that was made before a cut.
+    """
+    inside = bare(average, model)
+    if inside is model:
+        raise UsageError("an average has to be a copy of the model, such as copy.deepcopy(model), and not the model")
+    theirs = {**dict(inside.named_parameters()), **dict(inside.named_buffers())}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if theirs[name].shape != tensor.shape:
+            raise UsageError(
+                f"an average has to be a copy of the present model: its '{name}' is {tuple(theirs[name].shape)}, and "
+                f"that of the model {tuple(tensor.shape)}"
+            )
+
+
 def _names(model: nn.Module) -> set[str]:
     return {name for name, _ in (*model.named_parameters(remove_duplicate=False),
                                  *model.named_buffers(remove_duplicate=False))}  # fmt: skip

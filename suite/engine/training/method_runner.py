@@ -29,7 +29,7 @@ from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
 from suite.engine.network.planned_layer import PlannedLayer, StepState
-from suite.engine.training.averages import bare, share_plans, silence_masked
+from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
 from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
 from suite.engine.training.ranks import Ranks, WrapperGuard, refuse_wrapped
 from suite.errors import UsageError, renamed
@@ -191,8 +191,8 @@ class MethodRunner:
 
         Raises:
             UsageError: if the method reconfigures the network and the state of an optimizer cannot be cut with it, or a
-                trained parameter that can be cut is in none of them; if a parameter of an earlier call is in none of
-                them; or if an average is no copy of the model.
+                trained parameter that can be cut is in none of them, or in two; if a parameter of an earlier call is
+                in none of them; or if an average is no copy of the model.
         """
         for one in optimizers:
             if not isinstance(one, torch.optim.Optimizer):
@@ -208,11 +208,17 @@ class MethodRunner:
             for one in optimizers:
                 refuse_uncut_state(self.method, one)
         self._refuse_missing_parameters(optimizer)
-        self.ctx.optimizer = optimizer  # type: ignore[assignment]  # it acts like one
-        self.method.on_attached(self.ctx)
-        for average in averages:
-            bare(average, self.model)
-            self.averages.append(average)
+        _refuse_twice(optimizers)
+        new = [one for one in averages if not any(one is known for known in self.averages)]
+        for average in new:
+            check_copy(average, self.model)
+        before, self.ctx.optimizer = self.ctx.optimizer, optimizer  # type: ignore[assignment]  # it acts like one
+        try:
+            self.method.on_attached(self.ctx)
+        except Exception:
+            self.ctx.optimizer = before
+            raise
+        self.averages += new
         self._share_plans()
 
     def _refuse_missing_parameters(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
@@ -436,6 +442,18 @@ class MethodRunner:
 def _parameters_of(optimizer: torch.optim.Optimizer | Optimizers) -> set[int]:
     """Return the ids of an optimizer's parameters."""
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def _refuse_twice(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers that share a parameter, which both would move and only one of which would be cut."""
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for one in optimizers:
+        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
+            if (other := owners.setdefault(id(parameter), one)) is not one:
+                raise UsageError(
+                    f"a parameter of shape {tuple(parameter.shape)} is in two of the attached optimizers, "
+                    f"{type(other).__name__} and {type(one).__name__}"
+                )
 
 
 def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:

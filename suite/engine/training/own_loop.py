@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import pickle
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from suite import files
 from suite.engine.network import model_files
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.training.averages import bare
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 KIND = "training loop"
 FORMAT = 1
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
 
 class OwnLoop(MethodRunner):
@@ -46,6 +49,9 @@ class OwnLoop(MethodRunner):
         hooks.finish()
 
     Arguments, attributes and errors are those of `MethodRunner`.
+
+    Attributes:
+        settings: Arguments of `apply` that a training which goes on must have again.
     """
 
     def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
@@ -54,8 +60,17 @@ class OwnLoop(MethodRunner):
         self._term_of: int | None = None  # the step whose term was returned last
         self._term_waits = False  # whether that term had no backward yet
         self._warned_of_term = False
+        self.settings = {
+            "input_shape": [*ctx.input_shape], "num_classes": ctx.num_classes, "epochs": ctx.epochs,
+            "batch_size": ctx.batch_size, "micro_batches": ctx.micro_batches, "seed": ctx.seed,
+        }  # fmt: skip
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
+        if not 0 <= micro_batch < micro_batches:
+            raise UsageError(
+                f"hooks.begin_micro_batch({micro_batch}, {micro_batches}): micro-batches are counted from 0 to "
+                f"{micro_batches - 1}"
+            )
         self._parts = micro_batches
         super().begin_micro_batch(micro_batch, micro_batches)
 
@@ -73,8 +88,10 @@ class OwnLoop(MethodRunner):
             The term, (); 0 with an empty gradient if the method has none. Autocast is off in it.
 
         Raises:
-            UsageError: if it was called in this step already.
+            UsageError: if it was called in this step already, or inside `torch.no_grad()`.
         """
+        if not torch.is_grad_enabled():
+            raise UsageError("hooks.regularization was called inside torch.no_grad(), where its term has no gradient")
         if self._term_of == self.ctx.step:
             raise UsageError(
                 f"hooks.regularization was called twice in step {self.ctx.step}: call it once a step, with the "
@@ -82,6 +99,7 @@ class OwnLoop(MethodRunner):
                 "hooks.optimizer_step(), or with hooks.end_step() if it is skipped"
             )
         loss = torch.as_tensor(task_loss, device=self.ctx.device)
+        loss = loss if loss.is_floating_point() else loss.float()
         if loss.numel() != 1:
             raise UsageError(f"hooks.regularization takes the mean loss of a batch, not {loss.numel()} numbers")
         self._term_of = self.ctx.step
@@ -149,7 +167,7 @@ class OwnLoop(MethodRunner):
                 or plain data: numbers, texts, tensors, and lists and dictionaries of these.
 
         Raises:
-            UsageError: on every rank, if one of `others` is neither or the file cannot be written.
+            UsageError: on every rank, if something is neither or the file cannot be written. An existing file stays.
         """
         _save(Path(path), self, others)
 
@@ -166,8 +184,8 @@ class OwnLoop(MethodRunner):
             The others that were saved and have no object here, such as plain data, by name.
 
         Raises:
-            UsageError: if the file cannot be read, or was written for another model, method, or number of optimizers,
-                averages or ranks.
+            UsageError: if the file cannot be read, or was written for another model, method or arguments of `apply`, or
+                for another number of optimizers, averages or ranks.
         """
         return _load(Path(path), self, others)
 
@@ -179,7 +197,16 @@ class OwnLoop(MethodRunner):
         Args:
             path: The file, which rank 0 writes.
             average: Write this one of `averages` in place of the model.
+
+        Raises:
+            UsageError: if the average was not attached, the model has a state that is no tensor, or the file cannot be
+                written.
         """
+        if average is not None and not any(average is one for one in self.averages):
+            raise UsageError(
+                "hooks.save_model got an average that does not follow the model; attach it: "
+                "hooks.attach(optimizer, averages=[average])"
+            )
         _save_model(Path(path), self, self.model if average is None else bare(average, self.model))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,30 +219,39 @@ def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
     # Every rank needs its own random numbers again, in a single file, so that no kill leaves files of two steps.
     generators = runner.ranks.gather(_random_state(runner.ctx.device))
     failure = ""
+    cause = None
     if runner.ranks.rank == 0:
         try:
-            model_files.save(path, _state(runner, others) | {"random": generators})
-        except UsageError as error:
-            failure = str(error)
-        except OSError as error:
-            failure = in_words(error)
+            state = _state(runner, others) | {"random": generators}
+            files.remove_parts(path)
+            model_files.save(path, state)
+        except Exception as error:  # the other ranks wait for the end of the save
+            cause = error
+            failure = in_words(error) if isinstance(error, OSError) else str(error)
+            failure = failure if isinstance(error, (UsageError, OSError)) else f"{type(error).__name__}: {failure}"
     if failure := runner.ranks.from_first(failure):
-        raise UsageError(failure)
+        raise UsageError(failure) from cause
 
 
 def _state(runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    state = {
         "kind": KIND,
         "format": FORMAT,
         "method": _method(runner),
+        "settings": runner.settings,
         "counts": _counts(runner),
         "reconfigurations": [plan.to_json() for plan in runner.reconfigurations],
         "model": runner.model.state_dict(),
         "optimizers": [one.state_dict() for one in _optimizers(runner)],
         "averages": [average.state_dict() for average in runner.averages],
         "hooks": runner.state_dict(),
-        "others": {name: _plain(name, value) for name, value in others.items()},
     }
+    plain = {what: _plain(what, value) for what, value in state.items()}
+    return plain | {"others": {name: _plain(name, _state_of(value)) for name, value in others.items()}}
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +274,7 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     for what, value in state["counts"].items():
         if value != here[what]:
             raise UsageError(f"{path}: was saved with {value} {what}, here there are {here[what]}")
-    theirs, ours = state["method"], _method(runner)
+    theirs, ours = state["method"] | state["settings"], _method(runner) | runner.settings
     for what in {**ours, **theirs}:
         if theirs.get(what) != ours.get(what):
             raise UsageError(f"{path}: was saved with {what} {theirs.get(what)}, here it is {ours.get(what)}")
@@ -264,6 +300,8 @@ def _save_model(path: Path, runner: OwnLoop, model: nn.Module) -> None:
     if runner.ranks.rank:
         return
     tensors = model.state_dict()
+    if other := next((name for name, value in tensors.items() if not isinstance(value, Tensor)), ""):
+        raise UsageError(f"the model cannot be saved: its state '{other}' is no tensor (get_extra_state)")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, PlannedLayer):
@@ -306,24 +344,35 @@ def _counts(runner: OwnLoop) -> dict[str, int]:
     }
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return the state of an object, or plain data.
+def _plain(where: str, value: Any) -> Any:
+    """Return data with Python's numbers in place of NumPy's, which `load` could not read.
+
+    Args:
+        where: Name of the value, for the message.
+        value: Numbers, texts, tensors, and lists and dictionaries of these.
 
     Raises:
-        UsageError: if `load` could not read it, because it holds objects of other classes.
+        UsageError: `load` could not read the value, because it has an object of another class.
     """
-    state = value.state_dict() if hasattr(value, "state_dict") else value
-    buffer = io.BytesIO()
-    try:
-        torch.save(state, buffer)
-        buffer.seek(0)
-        torch.load(buffer, map_location="cpu", weights_only=True)
-    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{name} cannot be saved: a {type(value).__name__} is no plain data (numbers, texts, tensors, lists and "
-            "dictionaries of these) and has no state_dict of plain data"
-        ) from error
-    return state
+    if isinstance(value, np.generic):
+        return value.item()
+    kind: Any = type(value)
+    if kind in (dict, OrderedDict):
+        return kind((_plain(where, key), _plain(f"{where}[{key!r}]", one)) for key, one in value.items())
+    if kind in (list, tuple):
+        return kind(_plain(f"{where}[{index}]", one) for index, one in enumerate(value))
+    if not isinstance(value, Tensor) and kind not in _SIMPLE:
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            buffer.seek(0)
+            torch.load(buffer, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever the object's own code raises
+            raise UsageError(
+                f"{where} cannot be saved: a {type(value).__name__} is no plain data (numbers, texts, tensors, lists "
+                "and dictionaries of these) and has no state_dict of plain data"
+            ) from error
+    return value
 
 
 def _replay(path: Path, runner: OwnLoop, state: Mapping[str, Any]) -> None:
@@ -337,6 +386,8 @@ def _replay(path: Path, runner: OwnLoop, state: Mapping[str, Any]) -> None:
 def _compare(path: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
     """Raise a `UsageError` that names the first tensor by which two models differ."""
     for name in {**ours, **theirs}:
+        if not all(isinstance(tensors.get(name, Tensor()), Tensor) for tensors in (theirs, ours)):
+            continue  # an extra state, which the module itself reads
         shapes = [tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (theirs, ours)]
         if shapes[0] != shapes[1]:
             raise UsageError(f"{path}: is of another model: its '{name}' is {shapes[0]}, here {shapes[1]}")

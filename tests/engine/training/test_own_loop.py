@@ -3,6 +3,7 @@
 import dataclasses
 import io
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,16 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         own.end_step()
     for first, second in zip(*grads, strict=True):
         assert torch.equal(first, second)
+
+
+def test_a_term_without_gradients_and_micro_batches_that_do_not_exist_are_refused():
+    own = hooks(METHODS["prunetrain"]())
+    with torch.no_grad(), pytest.raises(UsageError, match=r"called inside torch\.no_grad\(\)"):
+        own.regularization(1.0)
+    for part in (-1, 2):
+        with pytest.raises(UsageError, match=r"micro-batches are counted from 0 to 1"):
+            own.begin_micro_batch(part, 2)
+    own.regularization(1).backward()  # a whole number is a loss, too
 
 
 def test_a_loss_of_a_part_is_refused():
@@ -180,8 +191,32 @@ def test_an_average_that_was_made_before_the_method_follows_its_masks():
 
 def test_what_is_no_copy_of_the_model_is_refused():
     own = hooks(Nothing())
-    with pytest.raises(UsageError, match=r"this Linear has no '0\.bias'"):
-        own.attach(sgd(*own.model.parameters()), averages=[nn.Linear(1, 1)])
+    optimizer = sgd(*own.model.parameters())
+    wide = net()
+    wide[8] = nn.Linear(32, 9)
+    for wrong, said in (
+        (nn.Linear(1, 1), r"this Linear has no '0\.bias'"),
+        (own.model, "and not the model"),
+        (wide, r"its '8\.weight' is \(9, \d+\), and that of the model \(4, \d+\)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            own.attach(optimizer, averages=[wrong])
+    average = AveragedModel(own.model)
+    for _ in range(2):
+        own.attach(optimizer, averages=[average])
+    assert own.averages == [average]
+
+
+def test_a_refused_optimizer_is_not_attached_and_no_parameter_is_in_two():
+    own = hooks(METHODS["prunetrain"]())
+    every = [*own.model.parameters()]
+    own.attach(sgd(*every))
+    before = own.ctx.optimizer
+    with pytest.raises(ValueError, match="update=subgradient"):
+        own.attach(torch.optim.AdamW(every))
+    with pytest.raises(UsageError, match=r"a parameter of shape \(.*\) is in two of the attached optimizers, SGD and"):
+        own.attach(sgd(*every), torch.optim.AdamW(every[:1]))
+    assert own.ctx.optimizer is before
 
 
 # Wrapped models
@@ -281,6 +316,68 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
     other = Loop(METHODS["prunetrain"](), RECIPE, wide, optimizers=2, ema=0.8)
     with pytest.raises(UsageError, match=r"of another model: its '8.weight' is \(4, \d+\), here \(9, \d+\)"):
         other.hooks.load(path)
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    path = tmp_path / "state.pt"
+    sizes = {"epochs": np.int64(4), "batch_size": np.int64(16), "input_shape": tuple(np.array(SHAPE))}
+    own = hooks(Nothing(), num_classes=np.int64(CLASSES), **sizes)
+    optimizer = torch.optim.SGD(own.model.parameters(), lr=np.float64(0.1))
+    own.attach(optimizer)
+    own.save(path, best=np.float32(0.5))
+    own.save_model(tmp_path / "model.pt")
+    again = hooks(Nothing())
+    again.attach(torch.optim.SGD(again.model.parameters(), lr=0.2))
+    assert again.load(path) == {"best": 0.5}
+    assert again.ctx.optimizer.param_groups[0]["lr"] == 0.1
+    load_model(tmp_path / "model.pt", net())
+    # What cannot be read again is refused, and the file stays as it was; parts of killed saves go.
+    content = path.read_bytes()
+    optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(UsageError, match=r"optimizers\[0\]\['param_groups'\]\[0\]\['note'\] cannot be saved: a object"):
+        own.save(path)
+    assert path.read_bytes() == content
+    left = tmp_path / f".state.pt.{'0' * 16}.part"
+    left.write_bytes(b"x")
+    del optimizer.param_groups[0]["note"]
+    own.save(path)
+    assert not [*tmp_path.glob(".*.part")]
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 1), ("epochs", 5), ("batch_size", 8), ("micro_batches", 2)])
+def test_a_training_does_not_go_on_with_other_settings(tmp_path, name, value):
+    own, other = hooks(Nothing()), hooks(Nothing(), **{name: value})
+    for one in (own, other):
+        one.attach(sgd(*one.model.parameters()))
+    own.save(tmp_path / "state.pt")
+    with pytest.raises(UsageError, match=f"was saved with {name} .*, here it is {value}"):
+        other.load(tmp_path / "state.pt")
+
+
+def test_a_model_of_other_inputs_is_saved_and_what_cannot_be_loaded_is_refused(tmp_path):
+    class Counts(nn.Flatten):
+        def get_extra_state(self):
+            return {"seen": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 4))
+    own = hooks(Nothing(), model, input_shape=(20,))
+    own.attach(sgd(*model.parameters()))
+    own.save_model(tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="got an average that does not follow the model"):
+        own.save_model(tmp_path / "model.pt", AveragedModel(model))
+    load_model(tmp_path / "model.pt", nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 4)))
+    for path in ("state.pt", "other.pt"):
+        own = hooks(Nothing(), nn.Sequential(Counts(), nn.Linear(192, 4)))
+        own.attach(sgd(*own.model.parameters()))
+        if path == "state.pt":
+            own.save(tmp_path / path)
+        else:
+            own.load(tmp_path / "state.pt")
+    with pytest.raises(UsageError, match=r"its state '0\._extra_state' is no tensor"):
+        own.save_model(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("name", METHODS)
