@@ -19,8 +19,8 @@ from suite.errors import nearest
 from suite.parameters import can_be_set, check, declared
 from suite.recipe import Tuning
 
-MISSPELT, SIMILAR = 0.85, 0.6
-"""How similar a name is to that of a hook which is meant almost certainly, or if the arguments agree too."""
+MISSPELT, SIMILAR, LONG_NAME = 0.85, 0.6, 8
+"""How similar a name is to that of a hook which is meant almost certainly; or to a long one, with its arguments."""
 
 
 def check_class(cls: type, base: type, context: type) -> None:
@@ -183,8 +183,9 @@ def _check_spelling(cls: type, name: str, function: Any, base: type, used: Colle
         meant = next(one for one in hooks if _plain(one) == hook)
         wanted = list(inspect.signature(hooks[meant]).parameters)
         is_close = difflib.SequenceMatcher(None, _plain(name), hook).ratio() >= MISSPELT
-        # Short names and hooks without arguments prove little: a helper may be called `plans` or `state`.
-        if (is_close and "_" in meant) or (arguments == wanted and (is_close or len(wanted) > 1)):
+        # Short names prove little: a helper may be called `plans` or `step`. Few helpers take the context alone.
+        like_a_hook = arguments == wanted and "ctx" in wanted and len(hook) >= LONG_NAME
+        if (is_close and ("_" in meant or arguments == wanted)) or like_a_hook:
             raise TypeError(
                 f"{cls.__name__}.{name} is no hook, and nothing calls it; did you mean {meant}? A helper may be called "
                 f"_{name}"

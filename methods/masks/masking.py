@@ -28,6 +28,9 @@ from methods.masks.structures import STRUCTURES
 from suite.method import Context, Density, Method, OpPlan, Site
 from suite.plan import Layer
 
+ROUNDED = 1e-3
+"""How far from a whole number of weights a sparsity may be that was typed with few digits, such as 0.3333."""
+
 
 class MaskedMethod(Method):
     """Holds weights at zero with masks. A subclass overrides `sparsity_now`, `score` or `update_masks`.
@@ -54,7 +57,7 @@ class MaskedMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         kept = (1 - self.sparsity) * self.m
-        if self.structure == "n:m" and (abs(kept - round(kept)) > 1e-6 or round(kept) < 1):
+        if self.structure == "n:m" and (abs(kept - round(kept)) > ROUNDED or round(kept) < 1):
             near = sorted({max(1, math.floor(kept)), max(1, math.ceil(kept))}, reverse=True)
             raise ValueError(
                 f"sparsity is {self.sparsity}; structure=n:m keeps a whole number of {self.m} weights, at least one: "
@@ -109,6 +112,12 @@ class MaskedMethod(Method):
             scores: Score of every weight, by layer.
             sparsity: Share of all weights to mask.
         """
+        few = {name: score.shape[1] for name, score in scores.items() if score.shape[1] < self.m}
+        if self.structure == "n:m" and few:
+            name = next(iter(few))
+            raise ValueError(
+                f"'{name}' reads {few[name]} channels, fewer than m={self.m}; use a smaller m, or ignore={name}"
+            )
         kept = DISTRIBUTIONS[self.distribution](scores, 1.0 - sparsity)
         more = {"m": self.m} if self.structure == "n:m" else {}
         return {name: STRUCTURES[self.structure](score, kept[name], **more) for name, score in scores.items()}

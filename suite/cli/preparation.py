@@ -43,7 +43,7 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
     if unfit := rehearse_new(trials, folder, options.skip_unfit):
         suite, trials = without(unfit, suite, trials)
     if may_measure_format(options, suite, trained_here):
-        formats = _formats_in(folder, suite.device)
+        formats = formats_in(folder, suite.device)
         new = [trial for trial in trials if (trial.task, trial.model) not in formats]
         trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
     return suite, trials, folder, provenance_of(suite)
@@ -94,11 +94,11 @@ def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
         )
     folder = options.out or default_folder(trials, options.dtype)
     if options.dtype == "auto":
-        trials = _in_formats(suite, trials, _formats_in(folder, suite.device))
+        trials = _in_formats(suite, trials, formats_in(folder, suite.device))
     return suite, trials, folder
 
 
-def _formats_in(folder: Path, device: str) -> Formats:
+def formats_in(folder: Path, device: str) -> Formats:
     """Return the number format of the first trial of each network in a folder, on a device."""
     specs = [(read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders()]
     read = [(spec.get("task"), spec.get("model"), spec.get("dtype")) for spec in specs if spec.get("device") == device]

@@ -175,10 +175,12 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         method = build_method(trial.method, trial.parameters, trial.label)
         runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
         runner.attach(make_optimizer(model, recipe))
-    except (UsageError, ValueError) as error:
+    except ValueError as error:
         unfit = Unfit(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}")
         unfit.reason = str(error)
         raise unfit from error
+    except UsageError as error:  # something to correct, such as a pattern of `ignore`
+        raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
 
 
 def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:

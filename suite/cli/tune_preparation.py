@@ -11,7 +11,7 @@ import torch
 
 from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import RunOptions
-from suite.cli.preparation import default_folder, may_measure_format, provenance_of, rehearse_new, resolve
+from suite.cli.preparation import default_folder, formats_in, may_measure_format, provenance_of, rehearse_new, resolve
 from suite.errors import UsageError
 from suite.measure.number_format import faster_formats
 from suite.task import DataCopy
@@ -42,9 +42,6 @@ def prepare(
 
     # Prepare the data once, and hold out a part of the training images.
     (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
-    if may_measure_format(options, base, trained_here=True):
-        (dtype,) = faster_formats([first], options.jobs).values()
-        base = dataclasses.replace(base, dtype=dtype)
     copy = DataCopy(**first.data_copy)
     recipe = first.make_recipe()
     if not recipe.validation_images:
@@ -76,5 +73,11 @@ def prepare(
         searches.append(MethodSearch(str(choice), dimensions, found, labels, planned, needed))
     every = [trial for one in searches for trial in one.in_order]
     folder = options.out or default_folder(every, options.dtype)
+    if options.dtype == "auto":
+        formats = formats_in(folder, base.device)
+        if not formats and may_measure_format(options, base, trained_here=True):
+            formats = faster_formats(every[:1], options.jobs)
+        if (dtype := formats.get((every[0].task, every[0].model), base.dtype)) != base.dtype:
+            return prepare(dataclasses.replace(options, dtype=dtype, out=folder), only, budget, seed)
     rehearse_new(every, folder)
     return suite, searches, folder, provenance_of(suite)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from kernels.cache import choices_folder, make_folder
 from suite import files
-from suite.engine.cost.hardware import hardware_id
+from suite.engine.cost.hardware import competition, hardware_id
 from suite.engine.cost.interleaved import interleaved_times, ratio_of
 from suite.engine.cost.torch_hardware import hardware_facts
+from suite.engine.training.records import Diverged
 from suite.errors import UsageError
 from suite.files import canonical_json
 from suite.measure.steps import Steps, warm_up
@@ -57,6 +58,11 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
     for trial in trials:
         if (trial.task, trial.model) not in formats:
             ratio = _ratio(trial, threads)
+            if "failed" in ratio:
+                formats[trial.task, trial.model] = "float32"
+                why = ratio["failed"]
+                log.info("%s, %s: trained in float32, since bfloat16 fails: %s", trial.task, trial.model, why)
+                continue
             formats[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
             log.info(
                 "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
@@ -65,24 +71,28 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
     return formats
 
 
-def _ratio(trial: TrialSpec, threads: int) -> dict[str, float]:
+def _ratio(trial: TrialSpec, threads: int) -> dict[str, Any]:
     """Return the stored result of `measure`, or run `measure` in a new process and store its result."""
     question = canonical_json(_question(trial, threads))
     if (stored := _stored(question)) is not None:
         return stored
     log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)
     try:
-        ratio: dict[str, float] = call_in_subprocess(
+        called = call_in_subprocess(
             f"{__name__}:measure", {"spec": trial.to_json()}, trial.device, trial.plugins, threads, trial.arithmetic
-        ).value
+        )
     except RuntimeError as error:
         raise UsageError(f"--dtype auto: {error}; type --dtype float32 or bfloat16") from error
-    _store(question, ratio)
+    ratio: dict[str, Any] = called.value
+    if "failed" not in ratio and not competition(called.busy_cores, threads):  # other programs may decide the ratio
+        _store(question, ratio)
     return ratio
 
 
-def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
+def measure(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return the ratio of the times of a dense step in float32 and in bfloat16, with its interval.
+
+    If a step in bfloat16 fails, the result has only `failed`, the reason.
 
     Images and labels are random, the learning rate is 0, and the steps are eager. The ratio therefore contains neither
     the time of reading images nor the work of a method.
@@ -94,7 +104,7 @@ def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
     size = trial.recipe["batch_size"] // trial.processes
     images = torch.randn(size, *shape, generator=generator).to(device, memory_format=torch.channels_last)
     batch = _OneBatch(images, torch.randint(classes, (size,), generator=generator).to(device))
-    steps = []
+    steps, seconds = [], 0.0
     for dtype in ("float32", "bfloat16"):
         dense = dataclasses.replace(
             trial, method="dense", variant="", parameters={}, depends_on={}, files={}, dtype=dtype,
@@ -103,7 +113,12 @@ def measure(spec: Mapping[str, Any], device: str) -> dict[str, float]:
         trainer = build_trainer(dense, Path(), Splits(train=batch, test=batch), eager=True)
         trainer.progress.lr_scale = 0.0
         steps.append(Steps(trainer))
-    seconds = sum(warm_up(one) for one in steps)
+        try:
+            seconds += warm_up(steps[-1])
+        except (RuntimeError, Diverged) as error:
+            if dtype == "float32":
+                raise
+            return {"failed": str(error).partition("\n")[0]}
     pairs = min(MOST_PAIRS, max(FEWEST_PAIRS, int(LONGEST_S / seconds)))
     ratio = ratio_of(*interleaved_times([one.timed for one in steps], pairs).T)
     return {"median": ratio.median, "low": ratio.low, "high": ratio.high}

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from toy_suite import forget_plugins
 
 from suite.cli import main as cli
+from suite.cli import tune_preparation
 from suite.cli.options import read_run_options
 from suite.cli.preparation import prepare
 from suite.engine.cost import hardware
@@ -181,3 +183,54 @@ def test_methods_that_were_left_out_stay_out_in_another_type(tmp_path):
     suite, trials, _, _ = prepared(*line, "--skip-unfit", methods="dense,clicktrain")
     assert [(trial.method, trial.dtype) for trial in trials] == [("dense", "float32")]
     assert [one["method"] for one in suite.left_out] == ["clicktrain"]
+
+
+ONLY = """
+from torch import nn
+from suite.registry import register
+
+class Only(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.linear = nn.Linear(256, num_classes)
+
+    def forward(self, images):
+        out = self.linear(images.flatten(1))
+        if out.dtype.itemsize < 4:
+            raise RuntimeError("no short numbers here")
+        return out
+
+@register("model", "only")
+def only(*, num_classes: int):
+    "Refuses bfloat16."
+    return Only(num_classes)
+"""
+
+
+@pytest.mark.usefixtures("zen_4", "folder")
+def test_a_network_that_fails_in_bfloat16_is_trained_in_float32(tmp_path, caplog):
+    (tmp_path / "only.py").write_text(ONLY)
+    caplog.set_level("INFO")
+    trials = prepared("--preset", "quick", "--model", "only,mlp", "--plugin", str(tmp_path / "only.py"))[1]
+    assert trials[0].dtype == "float32"
+    assert "only: trained in float32, since bfloat16 fails: no short numbers here" in caplog.text
+    assert not any("only" in path.read_text() for path in (tmp_path / "choices").glob("*"))
+    forget_plugins()
+
+
+def test_tune_keeps_the_type_of_its_folder(zen_4, tmp_path):
+    def tuned():
+        line = ["--methods", "dense", "--task", "digits", "--device", "cpu", "--preset", "quick", "--model", "mlp"]
+        options = read_run_options([*line, "--batch-size", "16", "--out", str(tmp_path / "tune")])
+        suite, searches, folder, _ = tune_preparation.prepare(options, [], 1, 0)
+        return suite.dtype, [trial for one in searches for trial in one.in_order], folder
+
+    folder = tuned()[-1]
+    answer(tmp_path / "choices", high=0.9)
+    dtype, (trial, *_), _ = tuned()
+    assert (dtype, trial.dtype, len(zen_4)) == ("float32", "float32", 1)
+    Store(folder).trial_folder(trial.trial_id).mkdir(parents=True)
+    (folder / "suite.json").write_text("{}")
+    write_record(Store(folder).trial_folder(trial.trial_id), trial, "running")
+    answer(tmp_path / "choices", high=0.95)
+    assert tuned()[1] == [trial]

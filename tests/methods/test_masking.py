@@ -120,3 +120,13 @@ def test_a_short_last_group_keeps_as_many_as_it_has():
 def test_a_structure_keeps_something_and_prefers_the_first_of_equal_scores():
     assert structures.unstructured(torch.ones(2, 3), 0.01).tolist() == [[True, False, False], [False] * 3]
     assert structures.channel(torch.tensor([[1.0, 1.0], [5.0, 0.0]]), 0.1).tolist() == [[False, False], [True, True]]
+
+
+def test_groups_of_more_channels_than_a_layer_has_are_refused(example):
+    subject = example("gradual_magnitude", {"structure": "n:m", "sparsity": 0.5, "m": 64})
+    with pytest.raises(ValueError, match=r"reads \d+ channels, fewer than m=64; use a smaller m, or ignore="):
+        subject.trainer().fit()
+
+
+def test_a_sparsity_may_be_typed_with_few_digits(example):
+    assert example("gradual_magnitude", {"structure": "n:m", "sparsity": 0.3333, "m": 3}).method().m == 3

@@ -102,11 +102,17 @@ ALLOWED = {
     "constants": ({"table": {}, "replayable": True}, {"table": ClassVar[dict[str, Any]]}),
     "members": ({"hook": lambda self: 1, "size": property(lambda self: 2), "Part": type("Part", (), {})}, {}),
     "helpers whose names are not like those of hooks": (
-        dict.fromkeys(("weights", "prune", "mask_of", "score", "update_masks"), lambda self, ctx: None),
+        dict.fromkeys(("weights", "prune", "mask_of", "score", "update_masks", "step"), lambda self, ctx: None),
         {},
     ),
     "helpers with other arguments than the hook": (
-        {"plans": lambda self: [], "density_of": lambda self, name: 1.0, "overhead_of": lambda self, count: 0.0},
+        {
+            "plans": lambda self: [],
+            "load_state": lambda self, state: None,
+            "plan_layer": lambda self, name, layer: None,
+            "density_of": lambda self, name: 1.0,
+            "overhead_of": lambda self, count: 0.0,
+        },
         {},
     ),
     "helpers that a hook calls": (
