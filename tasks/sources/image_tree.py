@@ -153,14 +153,16 @@ def _splits(root: Path, folders: Sequence[str]) -> tuple[list[str], list[str]]:
     paired = {one.rest for one in names.values() if one.name in TRAIN} & {
         one.rest for one in names.values() if one.name in TEST
     }
-    classes = any(_has_images(root / one) for one in folders if one not in names)
 
     def is_split(folder: str) -> bool:
         rank, _, rest = names[folder]
         if rest in paired:
             return True
         if rank == 0:
-            return not (classes and _has_images(root / folder))
+            # Folders beside a split may be unreadable (`lost+found`), and are not looked into.
+            return not _has_images(root / folder) or not any(
+                _has_images(root / one) for one in folders if one not in names
+            )
         return rank == 1 and len(_folders(root / _levels(root, folder)[-1])) > 1 and not _has_images(root / folder)
 
     splits = [folder for folder in names if is_split(folder)]
@@ -250,6 +252,9 @@ def _with_splits(root: Path, folders: Sequence[str], training: Sequence[str], ca
             split += f"; {name}/ has no images of the class {lacking[name][0]} and is not used"
     if complete := [name for name in unused if name in labelled and (not lacking[name] or lacking[best])]:
         split += f"; {', '.join(f'{name}/' for name in complete)} not used"
+    for name in folders:  # others are none of a data set's by their names
+        if name != training[0] and (said := _split_name(name)) and said.rank < 2 and said.name in TRAIN:
+            split += f"; {name}/ is not used"
     split += _of_inner_folders([(trained, train), (chosen, test)])
     outside = _outside(root, "", trained, chosen)
     return ImageTree(root, tuple(classes), train, test, split, tuple(others), outside)

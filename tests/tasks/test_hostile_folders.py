@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +166,28 @@ def test_folders_of_classes_are_searched_and_may_have_names_like_splits(
     assert tree.classes == tuple(classes.split("|" if "|" in classes else None))
     assert note in tree.split
     assert ("inside" in tree.split) is bool(note)
+
+
+def test_a_second_training_split_is_named(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, *below("train_1 test"), "train_2/a")
+    assert tree.split == "test images from test/; train_2/ is not used"
+
+
+def test_folders_beside_splits_are_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def recorded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(path: Any) -> Any:
+            opened.append(str(path))
+            return function(path)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", recorded(os.scandir))
+    monkeypatch.setattr(os, "listdir", recorded(os.listdir))
+    tree_of(tmp_path, *below("train val"), "lost+found/0")
+    assert not [path for path in opened if "lost" in path]
+    assert str(tmp_path / "val/b") in opened
 
 
 def test_the_test_split_that_has_images_of_all_classes_is_used(tmp_path: Path) -> None:
