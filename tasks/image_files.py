@@ -24,7 +24,7 @@ from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredI
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
 from tasks.sources.image_cache import FileImages, check, store
-from tasks.sources.image_tree import ImageTree, read_tree
+from tasks.sources.image_tree import LINK, ImageTree, read_tree
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +161,8 @@ class ImageFilesTask(Task):
             (tree.others, "is not an image by its name", "remove it"),
             (tree.outside, "is an image next to the folders, and not in that of a class", "move or remove it"),
         ):
+            if files and (tree.root / files[0]).is_symlink() and (tree.root / files[0]).is_dir():
+                raise UsageError(f"{shown(tree.root / files[0])}: {LINK}, or leave out such files with {setting}")
             if files:
                 more = f", like {len(files) - 1:,} others" if len(files) > 1 else ""
                 raise UsageError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,13 @@ from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.options import RunOptions, read_run_options
 from suite.cli.parser import LINE_WIDTH
-from suite.engine.cost.hardware import available_cores, busy_advice, competition, too_many_threads
+from suite.engine.cost.hardware import (
+    available_cores,
+    busy_advice,
+    competition,
+    threads_of_environment,
+    too_many_threads,
+)
 from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
@@ -149,7 +154,7 @@ def run_trials(
     cores = available_cores()
     of_engine: dict[str, Any] = {}
     busy = competition(provenance["busy_cores"], cores)
-    one_thread = busy and suite.preset == "smoke" and options.engine == "local" and "OMP_NUM_THREADS" not in os.environ
+    one_thread = busy and suite.preset == "smoke" and options.engine == "local" and not threads_of_environment()
     if options.engine == "ray":
         of_engine = {"address": options.ray_address}
     elif one_thread:  # the times of `smoke` are no results, and one thread waits for no other

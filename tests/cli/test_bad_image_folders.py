@@ -405,6 +405,12 @@ def test_what_is_unusual_and_can_be_used(folder: Path, notes: list[str], case: s
     assert "left out" not in notes[0]
 
 
+def test_the_note_counts_images_of_folders_in_classes(folder: Path, notes: list[str]) -> None:
+    USABLE["folders in a class"](folder)
+    assert command(folder) == 0
+    assert "3 images are from folders inside of classes, the first of train/cat/" in notes[0]
+
+
 def test_a_process_ends_with_one_line_too(folder: Path) -> None:
     with_file(b"train/cat/\xff.png", b"x")(folder)
     answer = pdt(*words(folder))

@@ -94,6 +94,9 @@ def test_smoke_trains_with_one_thread_on_a_busy_machine(suite, folder, monkeypat
     monkeypatch.setattr("suite.cli.run.competition", lambda load, cores: "others are running")
     assert suite("--out", "busy") == 0
     assert (threads("busy"), "others are running; each trial has one thread" in caplog.text) == (1, True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert suite("--out", "empty") == 0
+    assert threads("empty") == 1
     # The user's own number stays, and one that slows the machine is named.
     monkeypatch.setenv("OMP_NUM_THREADS", str(available_cores() + 1))
     assert suite("--out", "typed") == 0

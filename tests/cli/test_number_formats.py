@@ -88,6 +88,17 @@ def test_auto_measures_once_which_type_is_faster(zen_4, tmp_path, caplog):
     assert "are measured again" in caplog.text
 
 
+@pytest.mark.parametrize("typed", ["abc", "", "\u00b2"])
+def test_auto_measures_with_the_cores_if_the_number_of_threads_is_none(zen_4, monkeypatch, typed):
+    asked = []
+    monkeypatch.setattr(number_format, "_ratio", lambda trial, threads: asked.append(threads) or {
+        "median": 1.0, "low": 1.0, "high": 1.0,
+    })  # fmt: skip
+    monkeypatch.setenv("OMP_NUM_THREADS", typed)
+    prepared("--preset", "quick", "--batch-size", "16", "--model", "mlp")
+    assert asked == [hardware.available_cores()]
+
+
 def test_auto_keeps_the_type_of_a_folder_and_does_not_delay_smoke(zen_4, tmp_path):
     assert prepared("--preset", "smoke")[1][0].dtype == "bfloat16"
     out = ("--out", str(tmp_path / "out"))

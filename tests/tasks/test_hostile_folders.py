@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
 from tasks.images.decoding import BadImage, decode, shown
-from tasks.sources.image_tree import read_tree
+from tasks.sources.image_tree import ImageTree, read_tree
 
 TASK = image_folder()
 QUICK = replace(TASK.recipe("quick"), batch_size=4)
@@ -78,6 +79,143 @@ def test_long_narrow_images_are_refused(tmp_path: Path) -> None:
     assert decode(tmp_path / "fits.png", 40).pixels.shape == (40, 8000, 3)
     with pytest.raises(BadImage, match=r"long\.png: has 40x8,001 pixels; the limit of the ratio is 200"):
         decode(tmp_path / "long.png", 40)
+
+
+def tree_of(root: Path, *places: str) -> ImageTree:
+    """Return what is found in a folder with two images at each place."""
+    for place in places:
+        (root / place).mkdir(parents=True)
+        for number in range(2):
+            (root / place / f"{number}.png").touch()
+    return read_tree(root)
+
+
+def below(folders: str, classes: Iterable[str] = "ab") -> list[str]:
+    return [f"{folder}/{name}" for folder in folders.split() for name in classes]
+
+
+@pytest.mark.parametrize(
+    ("places", "test"),
+    [
+        ([*below("seg_train/seg_train seg_test/seg_test"), "seg_pred/seg_pred"], "seg_test/seg_test/"),
+        ([*below("seg_train seg_test"), "seg_pred"], "seg_test/"),
+        (below("mytrain/data mytest/imgs"), "mytest/imgs/"),
+        (below("mytrain/images mytest/images"), "mytest/images/"),
+        (below("train/train test/test"), "test/test/"),
+        (below("train2017 val2017"), "val2017/"),
+        (below("TrainImages TestImages"), "TestImages/"),
+        (below("trainval test"), "test/"),
+        (below("mytrain a/b mytest"), "mytest/"),
+    ],
+)
+def test_splits_are_found_by_a_word_of_their_names_and_inside_of_folders(
+    tmp_path: Path, places: list[str], test: str
+) -> None:
+    tree = tree_of(tmp_path, *places)
+    assert tree.classes == ("a", "b")
+    assert (len(tree.train), len(tree.test)) == (4, 4)
+    assert tree.split == f"test images from {test}"
+
+
+UNCLEAR = {
+    "two years": (["2019/cat", "2019/dog", "2020/bird"], "/2019: contains no image but the folders cat/, dog/, which"),
+    "two parts": ([*below("part1"), *below("part2", "cd")], "/part1: contains no image but the folders a/, b/, which"),
+    "a set beside a folder": (["images/cat", "images/dog", "extra/x"], "use --data-root {root}/images, or move them"),
+    "one folder deeper": (["x/in/cat", "x/in/dog", "y/in/bird"], "use --data-root {root}/x/in, or move them"),
+    "other words": (below("mytrain yourtest"), "/mytrain: contains no image but the folder a/, as does yourtest/"),
+    "only a training split": (below("seg_train other"), ": has seg_train/, but no test/ or val/"),
+    "only test splits": (below("my_val my_test"), "/my_test: is a split by its name, but there is no train/"),
+    "no classes": (["seg_train", "seg_test"], "/seg_train: contains no folder of a class; expected train/CLASS"),
+    "no labels": ([*below("seg_train/x"), "seg_test/seg_test"], "seg_test/ has no class of seg_train/x/"),
+    "one class": ([*below("train/cat"), *below("val/cat")], "/train: contains only the class cat/"),
+    "two kinds": (["trainA", "trainB", "testA", "testB"], ": has both trainA/ and trainB/"),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_folders_that_may_be_splits_classes_or_parts_are_not_guessed(tmp_path: Path, case: str) -> None:
+    places, expected = UNCLEAR[case]
+    with pytest.raises(UsageError) as error:
+        tree_of(tmp_path, *places)
+    assert expected.format(root=tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("places", "classes", "note"),
+    [
+        (["cat/images", "dog/images"], "cat dog", "4 images are from folders inside of classes, the first of cat/"),
+        (["cat/2020", "dog/2021/may"], "cat dog", "4 images are from folders inside of classes, the first of cat/"),
+        (["cat", "dog/2021"], "cat dog", "2 images are from folders inside of classes, the first of dog/"),
+        (["car", "train", "plane"], "car plane train", ""),
+        (["car", "test", "plane"], "car plane test", ""),
+        (["trains", "valleys"], "trains valleys", ""),
+        (["train_station", "test_tube"], "test_tube train_station", ""),
+        (["freight train/1", "cat/1"], "cat|freight train", "4 images are from folders inside of classes"),
+        (
+            ["train/animal/cat", "train/animal/dog", "train/vehicle/car", "val/animal", "val/vehicle/car"],
+            "animal vehicle",
+            "8 images are from folders inside of classes, the first of train/animal/",
+        ),
+    ],
+)
+def test_folders_of_classes_are_searched_and_may_have_names_like_splits(
+    tmp_path: Path, places: list[str], classes: str, note: str
+) -> None:
+    tree = tree_of(tmp_path, *places)
+    assert tree.classes == tuple(classes.split("|" if "|" in classes else None))
+    assert note in tree.split
+    assert ("inside" in tree.split) is bool(note)
+
+
+def test_a_second_training_split_is_named(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, *below("train_1 test"), "train_2/a")
+    assert tree.split == "test images from test/; train_2/ is not used"
+
+
+def test_folders_beside_splits_are_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def recorded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(path: Any) -> Any:
+            opened.append(str(path))
+            return function(path)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", recorded(os.scandir))
+    monkeypatch.setattr(os, "listdir", recorded(os.listdir))
+    tree_of(tmp_path, *below("train val"), "lost+found/0")
+    assert not [path for path in opened if "lost" in path]
+    assert str(tmp_path / "val/b") in opened
+
+
+def test_the_test_split_that_has_images_of_all_classes_is_used(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, *below("train val"), "test/a")
+    (tmp_path / "test/b").mkdir()
+    assert tree == read_tree(tmp_path)
+    assert tree.split == "test images from val/; test/ has no images of the class b and is not used"
+    assert {file.label for file in tree.test} == {0, 1}
+
+
+def test_a_name_in_two_unicode_forms_is_one_class(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    tree = tree_of(tmp_path / "splits", *below("train", [composed, "dog"]), *below("val", [decomposed, "dog"]))
+    assert tree.classes == (composed, "dog")
+    assert [file.label for file in tree.test] == [0, 0, 1, 1]
+    with pytest.raises(UsageError, match="two folders of this name, written in different Unicode forms"):
+        tree_of(tmp_path / "classes", composed, decomposed)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_link_to_a_folder_in_a_class_is_named(folder: Path, alone: bool) -> None:
+    (folder / "train/cat").rename(folder / "elsewhere")
+    (folder / "train/cat").mkdir()
+    if not alone:
+        Image.new("RGB", (40, 40)).save(folder / "train/cat/1.png")
+    (folder / "train/cat/more").symlink_to(folder / "elsewhere")
+    with pytest.raises(UsageError, match="/train/cat/more: is a link to a folder"):
+        prepare(folder)
 
 
 @pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "test")])

@@ -8,10 +8,20 @@ import re
 import pytest
 import torch
 
-from suite.engine.cost.hardware import available_cores, competition, emulated_dtype, has_bfloat16_cpu, too_many_threads
+from suite.engine.cost.hardware import (
+    available_cores,
+    competition,
+    emulated_dtype,
+    has_bfloat16_cpu,
+    threads_of_environment,
+    too_many_threads,
+)
+from suite.engine.cost.torch_hardware import use_threads_of_environment
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.trials.devices import resolve_device, resolve_dtype
+from suite.trials.engines.local import environment
+from suite.trials.engines.ray_cluster import own_variables
 from suite.trials.planning import read_override
 from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_preset, read_seeds, suite_hash
 
@@ -250,6 +260,24 @@ def test_a_busy_machine_is_named():
 def test_more_threads_than_cores_are_named(monkeypatch, typed, jobs, warns):
     monkeypatch.setenv("OMP_NUM_THREADS", typed)
     assert ("many times slower" in too_many_threads(jobs, 2)) is warns
+
+
+@pytest.mark.parametrize("typed", ["abc", "\u00b2", "\u0663", "-1", "0", "1.5", "9" * 5000])
+def test_a_number_of_threads_that_is_none_is_named_and_not_used(monkeypatch, typed):
+    monkeypatch.setenv("OMP_NUM_THREADS", typed)
+    assert "is not a number of threads and is not used" in too_many_threads(1, 2)
+    assert environment(1)["OMP_NUM_THREADS"] == str(available_cores())
+    assert "OMP_NUM_THREADS" not in own_variables()
+    use_threads_of_environment()  # changes nothing
+
+
+def test_an_empty_number_of_threads_is_as_good_as_none(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert threads_of_environment() == 0
+    assert environment(1)["OMP_NUM_THREADS"] == str(available_cores())
+    assert "OMP_NUM_THREADS" not in own_variables()
+    monkeypatch.setenv("OMP_NUM_THREADS", " 3,1")
+    assert threads_of_environment() == 3
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):

@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from suite.engine.cost.hardware import CORES, available_cores, program_output, read_cpu
+from suite.engine.cost.hardware import CORES, available_cores, program_output, read_cpu, threads_of_environment
 
 _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 def use_threads_of_environment() -> None:
     """Set torch's number of threads to OMP_NUM_THREADS, which torch itself reads only at its import."""
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one number per nesting level
-    if threads.isdigit() and int(threads):
-        torch.set_num_threads(int(threads))
+    if threads := threads_of_environment():
+        torch.set_num_threads(threads)
 
 
 def hardware_facts(device: torch.device) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from suite import files
-from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.trials.engines.cpu_cores import Place, places_for
@@ -236,7 +236,7 @@ def environment(jobs: int) -> dict[str, str]:
     The user's variables take precedence.
     """
     threads = max(1, available_cores() // jobs)
-    defaults = {**MALLOC, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    defaults = {**MALLOC, "PYTHONUNBUFFERED": "1"}
     # Without an installed package, trials import the package from the folder where this process found it.
     root = str(Path(__file__).resolve().parents[3])
     installed = root in {
@@ -247,6 +247,8 @@ def environment(jobs: int) -> dict[str, str]:
     ours = {PARENT: str(os.getpid()), "PDT_COMMAND_LINE": command_line()}
     if paths:
         ours["PYTHONPATH"] = os.pathsep.join(paths)
+    if not threads_of_environment():  # an empty variable, or one that is no number, is as good as none
+        ours["OMP_NUM_THREADS"] = str(threads)
     return {**defaults, **os.environ, **ours}
 
 

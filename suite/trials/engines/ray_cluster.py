@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.trials.engines.exit_with_parent import die_with
@@ -316,6 +316,8 @@ def own_variables() -> dict[str, str]:
     """Return the variables of this process that trials read, except those that describe this machine."""
     names = [name for name in os.environ if name.startswith(FLAG_PREFIXES) and name not in _OF_THE_MACHINE]
     variables = environment(1)
+    if not threads_of_environment():
+        del variables["OMP_NUM_THREADS"]  # the number for this machine
     return {name: variables[name] for name in (*names, *_OURS) if name in variables}
 
 
