@@ -27,7 +27,7 @@ from methods.prunetrain.lasso import (
     soft_threshold_heads,
     total_penalty,
 )
-from methods.prunetrain.step_sizes import adaptive, holders, step_size
+from methods.prunetrain.step_sizes import KNOWN, adaptive, holders, known, step_size
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search, declared, show
@@ -46,8 +46,9 @@ class GroupLasso(Method, ABC):
         coefficient: Whether the coefficient of the penalty is the same for all groups (`global`), or multiplied by the
             square root of the number of weights in the group (`size`).
         update: Whether the penalty is part of the loss (`subgradient`), or groups are shrunk after each step by the
-            learning rate times the coefficient instead (`proximal`). Adam and its like need `proximal`, which then
-            divides by the size of a group's gradients as they do.
+            learning rate times the coefficient instead (`proximal`). Adam, AdamW, NAdam, RMSprop and Adagrad need
+            `proximal`, which then divides by the size of a group's gradients as they do; other adaptive optimizers are
+            refused.
         zeroing: What a reconfiguration sets to zero: every `dead` group, also in channels that another layer still
             needs; or only the groups of `removed` channels.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest dead
@@ -127,18 +128,28 @@ class GroupLasso(Method, ABC):
             raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
 
     def on_attached(self, ctx: Context) -> None:
-        """Refuse the subgradient for optimizers under which it drives no group to zero."""
-        if self.update == "proximal":
-            return
+        """Refuse adaptive optimizers under which the penalty drives no group to zero, or every group.
+
+        These are all of them with the subgradient, and those with an unknown step size with the proximal update.
+        """
         layers, heads = lasso_layers(ctx.layers, ctx.spaces).values(), lasso_heads(ctx.layers, ctx.spaces)
         weights = [layer.weight for layer in layers] + [part.weight for one in heads for part in one.parts]
         held = holders(ctx.optimizer)
+        *most, last = [kind.__name__ for kind in KNOWN]
+        working = f"{', '.join(most)} or {last} of torch.optim"
         for optimizer in (held[id(weight)][0] for weight in weights if id(weight) in held):
-            if adaptive(optimizer):
+            if not adaptive(optimizer):
+                continue
+            if self.update == "subgradient":
                 raise ValueError(
                     f"update=subgradient removes no channel with {type(optimizer).__name__}, which divides the penalty "
                     "by the size of the gradients, so that weights move around zero by the learning rate and stay "
-                    "above the threshold; use update=proximal, or SGD"
+                    f"above the threshold; use SGD, or update=proximal with {working}"
+                )
+            if not known(optimizer):
+                raise ValueError(
+                    f"update=proximal does not know the step size of {type(optimizer).__name__}, by which groups must "
+                    f"shrink; use SGD, or {working}"
                 )
 
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:

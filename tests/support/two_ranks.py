@@ -23,6 +23,7 @@ def start(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals, warnings)}
+    found["loaded"] = loaded(rank, folder)
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
 
@@ -91,6 +92,26 @@ def proximal(rank):
         "sum": hooks.ctx.all_reduce(torch.tensor(float(rank + 1))),
         "estimate": hooks.ctx.memory_estimate(hooks.reconfigurations[0].__class__()),
     }
+
+
+def loaded(rank, folder):
+    """Return the errors of wrappers made before and after a load of a cut state; `None` without an error."""
+    for saves in (True, False):
+        model, hooks, optimizer = planned(PruneTrain(update="proximal", interval=1, threshold=0.15, ratio=0.6), rank)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        if saves:
+            epoch(0, wrapped, hooks, optimizer, rank)
+            assert hooks.end_epoch() is not None
+            hooks.save(f"{folder}/cut.pt")
+    hooks.load(f"{folder}/cut.pt")
+    messages = []
+    for one in (wrapped, DistributedDataParallel(model)):
+        try:
+            epoch(1, one, hooks, optimizer, rank)
+            messages.append(None)
+        except UsageError as error:
+            messages.append(str(error))
+    return messages
 
 
 def refusals(rank):

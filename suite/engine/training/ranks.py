@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import weakref
@@ -186,8 +187,8 @@ def refuse_wrapped(model: nn.Module) -> None:
 class WrapperGuard:
     """Refuses the forward of a DistributedDataParallel that wrapped the model before its shapes changed.
 
-    The buckets of such a wrapper have the old shapes, and its hooks belong to replaced parameters: without an error,
-    the gradients of parameters that were cut would not be summed over the ranks.
+    The buckets of such a wrapper have the old shapes, and its hooks belong to gradient accumulators that were renewed:
+    without an error, the gradients of parameters that were cut would not be summed over the ranks.
 
     Args:
         model: The bare model.
@@ -197,29 +198,28 @@ class WrapperGuard:
     """
 
     of_training: Final = True
+    _old: tuple[weakref.ref[nn.Module], ...] = ()  # wrappers from before the last change
 
     def __init__(self, model: nn.Module) -> None:
-        self._seen: weakref.ref[nn.Module] | None = None
-        self._stale: weakref.ref[nn.Module] | None = None
         model.register_forward_pre_hook(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrapperGuard:
         return self  # copies of the model share it
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_seen": None, "_stale": None}  # a saved model knows no wrapper
+        return {}  # a saved model knows no wrapper
 
     def shapes_changed(self) -> None:
-        """Refuse the wrapper that ran last from now on."""
-        self._stale = self._seen
+        """Refuse all wrappers that exist now from now on, also those that have not run yet."""
+        # A model does not know its wrappers. By type: `isinstance` would ask proxies whose objects are gone.
+        wrappers = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+        self._old = tuple(map(weakref.ref, wrappers))
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is None:
-            return
-        if self._stale is not None and wrapper is self._stale():
+        if wrapper is not None and any(one() is wrapper for one in self._old):
             raise UsageError(
                 "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
-                "old shapes: wrap runner.model in a new one after each runner.end_epoch() that returns an IndexMap"
+                "old shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap, and "
+                "after hooks.load()"
             )
-        self._seen = weakref.ref(wrapper)

@@ -51,6 +51,14 @@ def test_a_wrapper_of_the_old_shapes_is_refused(found):
         assert one["proximal"]["refused"].startswith("the network was reconfigured after it was wrapped")
 
 
+def test_a_wrapper_that_was_made_before_a_cut_state_was_loaded_is_refused(found):
+    for one in found:
+        before, after = one["loaded"]
+        assert before.startswith("the network was reconfigured after it was wrapped")
+        assert before.endswith("and after hooks.load()")
+        assert after is None
+
+
 def test_what_cannot_work_on_ranks_is_one_line(found):
     for one in found:
         seeds, wrapped = one["refusals"]
