@@ -212,6 +212,7 @@ class MethodRunner:
         new = [one for one in averages if not any(one is known for known in self.averages)]
         for average in new:
             check_copy(average, self.model)
+            self.ranks.share(average)  # a copy from before `apply` has this rank's own weights
         before, self.ctx.optimizer = self.ctx.optimizer, optimizer  # type: ignore[assignment]  # it acts like one
         try:
             self.method.on_attached(self.ctx)
