@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,7 +17,10 @@ from test_channel_numbers import SHAPE, Net, check
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
+from methods.dense import Dense
+from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
+from suite.engine.cost.flops import count
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.trial_cut import CHANGES_OUTPUTS, NO_OUTPUTS, freeze_what_fails, tensors_of
 from suite.engine.network.copies import copied
@@ -288,3 +293,108 @@ def test_random_masks_of_whole_branches_and_types_of_tensors_are_followed():
     assert not spaces.not_followed
     freeze_what_fails(model, spaces, SHAPE)
     assert {"a", "c"} <= check(model, spaces).keys()
+
+
+class WithState(nn.Module):
+    """A network whose forward keeps something, as `keep(net, features)` says, between convolution and head."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 4)
+        self.keep = keep
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(8))
+        self.values, self.calls, self.last = [], 0, None
+
+    def forward(self, x):
+        y = self.keep(self, torch.relu(self.first(x)))
+        return self.head(torch.relu(self.second(y)).mean((2, 3)))
+
+
+def counts_in_place(net, y):
+    net.steps += 1
+    return y
+
+
+def counts(net, y):
+    if net.training:
+        net.steps = net.steps + 1
+    net.calls += 1
+    return y
+
+
+def averages(net, y):
+    if net.training:
+        net.mean = 0.9 * net.mean + 0.1 * y.mean((0, 2, 3)).detach()
+    return y - net.mean[:, None, None]
+
+
+def appends(net, y):
+    net.values.append(y.detach())
+    return y
+
+
+def adds_the_last(net, y):
+    last, net.last = net.last, y.detach()
+    return y if last is None else y + last.mean(0)
+
+
+def asks_the_count(net, y):
+    net.steps = net.steps + 1
+    return y * 2 if net.steps > 3 else y
+
+
+KEEPING = {function.__name__: function for function in (
+    counts_in_place, counts, averages, appends, adds_the_last, asks_the_count
+)}  # fmt: skip
+
+
+METHODS = {"dense": Dense, "sdgp": lambda: SDGP(layers="all"), "prunetrain": lambda: PruneTrain(interval=1)}
+REFUSED = ("asks_the_count", "prunetrain")  # no channel can be removed
+
+
+@pytest.mark.parametrize(("name", "method"), [pair for pair in itertools.product(KEEPING, METHODS) if pair != REFUSED])
+def test_what_a_forward_keeps_is_as_before_and_the_model_trains(name, method):
+    torch.manual_seed(0)
+    net = WithState(KEEPING[name])
+    hooks = apply(net, METHODS[method](), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=4)
+    assert type(net.steps) is type(net.mean) is Tensor
+    assert (net.steps, net.mean.any(), net.values, net.calls, net.last) == (0, False, [], 0, None)
+    assert not any(key.startswith("_tensor_constant") for key in vars(net))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    hooks.attach(optimizer)
+    for _ in range(2):
+        loss = F.cross_entropy(net(torch.randn(4, *SHAPE)), torch.arange(4))
+        hooks.add_regularization(loss).backward()
+        hooks.optimizer_step()
+        optimizer.zero_grad()
+    hooks.end_epoch()
+    assert net.first.weight.grad is None
+    assert name != "appends" or len(net.values) == 2
+
+
+def test_a_counter_freezes_nothing_and_a_decision_on_it_names_its_line():
+    spaces = find_index_spaces(WithState(counts), SHAPE)
+    assert not spaces["first"].frozen
+    assert not spaces.not_followed
+    reason = find_index_spaces(WithState(asks_the_count), SHAPE)["first"].frozen_because
+    assert re.search(r"depends on the values .*\(test_forwards.py:\d+\)", reason)
+
+
+def test_an_assigned_buffer_is_followed_as_what_it_was_assigned():
+    def of_all_channels(net, y):
+        net.mean = net.head(y.mean((2, 3)))[:, :1]
+        return y * net.mean[:, :, None, None]
+
+    spaces = find_index_spaces(WithState(of_all_channels), SHAPE)
+    assert "head" in spaces["first"].consumers
+
+
+def test_hooks_that_refer_to_the_model_leave_nothing_in_it():
+    net = WithState(lambda net, y: y)
+    net.second.register_forward_hook(lambda *_: net.values.append(1))
+    apply(net, PruneTrain(interval=1), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=4)
+    count(net, SHAPE)
+    assert net.values == []
