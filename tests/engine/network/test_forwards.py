@@ -22,7 +22,13 @@ from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.engine.cost.flops import count
 from suite.engine.network.channels.spaces import find_index_spaces
-from suite.engine.network.channels.trial_cut import CHANGES_OUTPUTS, NO_OUTPUTS, freeze_what_fails, tensors_of
+from suite.engine.network.channels.trial_cut import (
+    CHANGES_OUTPUTS,
+    NO_OUTPUTS,
+    NOT_FINITE,
+    freeze_what_fails,
+    tensors_of,
+)
 from suite.engine.network.copies import copied
 from suite.ops import apply
 
@@ -213,6 +219,75 @@ def test_an_output_may_hold_itself_and_its_network():
     output.itself, output.network = output, nn.Linear(2, 2)
     (tensor,) = tensors_of(output)
     assert tensor is output.logits
+
+
+class Slotted:
+    __slots__ = ("empty", "logits")
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@dataclass(slots=True)
+class SlottedAnswer:
+    logits: Tensor
+
+
+MASKED = torch.tensor([False, False, True, False])
+ODD_OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "a class that is masked": lambda logits: logits.masked_fill(MASKED, -torch.inf),
+    "a class that is masked by a number": lambda logits: logits.masked_fill(MASKED, -1e9),
+    "logarithms": torch.log,
+    "complex": lambda logits: torch.complex(torch.ones_like(logits), logits),
+    "conjugate": lambda logits: torch.complex(logits.detach() * 0 + 1, logits).conj(),
+    "with an empty one": lambda logits: (logits, torch.zeros(0)),
+    "sparse": lambda logits: logits.to_sparse(),
+    "nested": lambda logits: torch.nested.nested_tensor(list(logits)),
+    "slots": SlottedAnswer,
+    "slots beside a constant": lambda logits: {"a": SlottedAnswer(logits), "b": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("kind", ODD_OUTPUTS)
+def test_outputs_that_are_odd_are_compared_too(kind):
+    torch.manual_seed(0)
+    for scaled in (False, True):
+        model = ScaledBySize(ODD_OUTPUTS[kind], scaled)
+        spaces = find_index_spaces(model, SHAPE)
+        freeze_what_fails(model, spaces, SHAPE)
+        assert {spaces[name].frozen_because for name in "ab"} == ({CHANGES_OUTPUTS} if scaled else {""})
+
+
+def test_tensors_in_slots_are_found():
+    (found,) = tensors_of([Slotted(MASKED)])
+    assert found is MASKED
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [(lambda logits: logits * torch.nan, NOT_FINITE), (lambda logits: torch.zeros(0), NO_OUTPUTS)],
+)
+def test_outputs_without_a_number_freeze_all(output, reason):
+    model = ScaledBySize(output)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {spaces[name].frozen_because for name in "ab"} == {reason}
+
+
+class MixesInTraining(nn.BatchNorm2d):
+    def forward(self, input):
+        found = super().forward(input)
+        return found * (1 + input.mean(1, keepdim=True)) if self.training else found
+
+
+def test_a_normalisation_that_mixes_channels_in_training_only_is_found_by_a_trial_cut():
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = MixesInTraining(8)
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces["b"].frozen
+    freeze_what_fails(model, spaces, SHAPE)
+    assert spaces["b"].frozen_because == CHANGES_OUTPUTS
+    assert {"a", "c"} <= check(model, spaces).keys()
 
 
 def test_a_cut_that_nothing_can_be_compared_with_is_not_carried_out():
