@@ -242,7 +242,6 @@ ODD_OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "conjugate": lambda logits: torch.complex(logits.detach() * 0 + 1, logits).conj(),
     "with an empty one": lambda logits: (logits, torch.zeros(0)),
     "sparse": lambda logits: logits.to_sparse(),
-    "nested": lambda logits: torch.nested.nested_tensor(list(logits)),
     "slots": SlottedAnswer,
     "slots beside a constant": lambda logits: {"a": SlottedAnswer(logits), "b": torch.ones(1)},
 }

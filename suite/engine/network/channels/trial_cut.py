@@ -245,8 +245,6 @@ def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
 def _real_numbers(tensor: Tensor) -> Tensor:
     """Return a dense tensor in float64, in which a complex number is two numbers."""
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    if tensor.is_nested:
-        tensor = tensor.to_padded_tensor(0.0)
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
