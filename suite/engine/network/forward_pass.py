@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -286,8 +286,9 @@ def probing(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     named_buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     attributes, state = [(module, _own_attributes(module)) for module in model.modules()], random.getstate()
-    kept = [value for _, own in attributes for value in own.values() if type(value) in (list, dict, set)]
-    entries = [(value, value.copy()) for value in kept]
+    kept = {id(value): value for _, own in attributes for value in own.values()}.values()
+    entries = [(value, [*value]) for value in kept if isinstance(value, (list, deque, set))]
+    items = [(value, dict(value)) for value in kept if isinstance(value, dict)]
     devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
     try:
         with torch.random.fork_rng(devices):
@@ -298,12 +299,12 @@ def probing(model: nn.Module) -> Iterator[None]:
             for name in _own_attributes(module).keys() - own.keys():
                 del vars(module)[name]
             vars(module).update(own)
-        for value, before in entries:
+        for value, held in entries:
             value.clear()
-            value.extend(before) if isinstance(value, list) else value.update(before)
-        for names, own_buffers in named_buffers:
+            value.update(held) if isinstance(value, set) else value.extend(held)
+        for names, own_items in (*items, *named_buffers):
             names.clear()
-            names.update(own_buffers)
+            names.update(own_items)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -466,9 +466,58 @@ def test_an_assigned_buffer_is_followed_as_what_it_was_assigned():
     assert "head" in spaces["first"].consumers
 
 
+def makes_a_buffer(net, y):
+    if not hasattr(net, "grid"):
+        net.register_buffer("grid", torch.ones(1, 1, 8, 8))
+    return y * net.grid
+
+
+def fills_an_attribute(net, y):
+    if net.last is None:
+        net.last = torch.ones(1, 1, 8, 8)
+    return y * net.last
+
+
+def makes_one_for_each_channel(net, y):
+    if not hasattr(net, "grid"):
+        net.register_buffer("grid", torch.ones(8, 1, 1))
+    return y * net.grid
+
+
+@pytest.mark.parametrize("keep", [makes_a_buffer, fills_an_attribute, makes_one_for_each_channel])
+def test_a_tensor_that_the_first_forward_makes_is_followed_and_not_left_in_the_model(keep):
+    net = WithState(keep)
+    state = list(net.state_dict())
+    spaces = find_index_spaces(net, SHAPE)
+    assert spaces["first"].frozen == (keep is makes_one_for_each_channel)
+    assert not spaces["second"].frozen
+    freeze_what_fails(net, spaces, SHAPE)
+    assert not spaces["second"].frozen
+    assert list(net.state_dict()) == state
+    assert net.last is None
+
+
+def test_a_layer_that_fails_for_some_images_freezes_its_network():
+    class Checks(nn.BatchNorm2d):
+        def forward(self, input):
+            if input.std() > 1e-3:
+                raise RuntimeError("too large")
+            return super().forward(input)
+
+    net = WithState(lambda net, y: net.norm(y))
+    net.norm = Checks(8)
+    nn.init.zeros_(net.first.bias)
+    spaces = find_index_spaces(net, SHAPE)
+    freeze_what_fails(net, spaces, SHAPE)
+    assert spaces["first"].frozen_because == "its forward fails for random images: RuntimeError: too large"
+
+
 def test_hooks_that_refer_to_the_model_leave_nothing_in_it():
     net = WithState(lambda net, y: y)
+    net.seen = deque()
     net.second.register_forward_hook(lambda *_: net.values.append(1))
+    net.second.register_forward_hook(lambda *_: net.seen.append(1))
     apply(net, PruneTrain(interval=1), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=4)
     count(net, SHAPE)
-    assert net.values == []
+    assert not net.values
+    assert not net.seen

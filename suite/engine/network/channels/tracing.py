@@ -705,11 +705,11 @@ class LeafTracer(fx.Tracer):
 def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[str, str]]]:
     """Return the graph of a model in its current mode, and (module, attribute) of what its code read of layers.
 
-    A copy is traced, because a forward may keep what it is given. Only the constant tensors of the graph become
-    attributes of the model.
+    A copy is traced, because a forward may keep what it is given. Tensors that the forward or its trace made, such as
+    constants, become attributes of the model, so that it can run the graph.
 
     Args:
-        model: The model.
+        model: A copy of the user's model.
         blank: Batch of blank images, (N, C, H, W).
     """
     own = copied(model)
@@ -717,8 +717,10 @@ def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[str, st
     with recording_reads(own, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
         graph = LeafTracer(blank, reads).trace(own)
     for target in {str(node.target) for node in graph.nodes if node.op == "get_attr"}:
-        if target.startswith("_tensor_constant") and target not in vars(model):
-            setattr(model, target, getattr(own, target))
+        owner, _, attribute = target.rpartition(".")
+        module = model.get_submodule(owner)
+        if getattr(module, attribute, None) is None:  # not as a buffer: it is no state of a model that did not run
+            vars(module)[attribute] = getattr(own.get_submodule(owner), attribute)
     return graph, [(names[id(module)], attribute) for module, attribute in reads]
 
 

@@ -63,8 +63,13 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         drawn = _drawn(model)
         first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
-        _set_statistics(drawn, images)
-        outputs = _outputs(drawn, images)
+        try:
+            _set_statistics(drawn, images)
+            outputs = _outputs(drawn, images)
+        except Exception as error:  # a forward may raise anything; the reason is kept
+            text = str(error).partition("\n")[0]
+            _freeze(spaces, free, f"its forward fails for random images: {type(error).__name__}: {text}")
+            return
         if not any(output.isfinite().any() for output in outputs):
             _freeze(spaces, free, NOT_FINITE if any(output.numel() for output in outputs) else NO_OUTPUTS)
             return
@@ -183,11 +188,11 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     _mask(masked, spaces, kept)
     cut = copied(masked)
     apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
-    wanted = _outputs(masked, images)
     try:
+        wanted = _outputs(masked, images)
         found = _outputs(cut, images)
     except Exception as error:  # a forward may raise anything
-        log.debug("the forward fails after a cut of %s: %s", ", ".join(kept), error)
+        log.debug("the forward fails with a cut of %s: %s", ", ".join(kept), error)
         return False
     if len(found) != len(wanted) or not any(output.isfinite().any() for output in wanted):
         return False
