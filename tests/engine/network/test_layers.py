@@ -370,6 +370,18 @@ def test_methods_and_the_class_of_a_subclass_stay():
     assert type(twins[0]) is type(twins[1])
 
 
+class Final(nn.Linear):
+    def __init_subclass__(cls, **options):
+        raise TypeError("no subclasses, please")
+
+
+def test_a_class_that_refuses_subclasses_is_planned():
+    model = nn.Sequential(Final(2, 2))
+    assert isinstance(convert(model)["0"], Final)
+    restore(model)
+    assert type(model[0]) is Final
+
+
 def test_a_layer_of_a_subclass_follows_its_plan():
     model = nn.Sequential(WithPenalty(3, 4, 1))
     (layer,) = convert(model).values()
