@@ -12,6 +12,7 @@ from slicing_backend import SLICING
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore, same_padding
 from suite.engine.network.planned_layer import StepState
 from suite.engine.network.products import TORCH
@@ -377,6 +378,7 @@ class Final(nn.Linear):
 
 def test_a_class_that_refuses_subclasses_is_planned():
     model = nn.Sequential(Final(2, 2))
+    assert not find_index_spaces(nn.Sequential(nn.Flatten(), model), (2, 1, 1)).not_followed
     assert isinstance(convert(model)["0"], Final)
     restore(model)
     assert type(model[0]) is Final
