@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import Product, run_blank
+from suite.engine.network.forward_pass import Product, probing, run_blank
 from suite.errors import UsageError
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
@@ -114,19 +114,20 @@ def count_layers(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[st
 def count(model: nn.Module, input_shape: tuple[int, int, int]) -> Counts:
     """Count a model's rows as `count_layers` does, and name operations that may multiply and have no row.
 
-    A blank image runs in evaluation mode. Blank images also run through a copy in training mode, in which a model may
-    compute more.
+    Blank images run through copies in evaluation mode and in training mode, in which a model may compute more. The
+    model itself is not run, since its forward may count its calls or keep what it saw.
 
     Raises:
         UsageError: The model cannot be copied.
     """
-    costs, products = _run(model, input_shape, 1)
-    # Batch normalisation needs at least two values per channel in training mode.
     try:
-        own = copied(model)
+        in_evaluation, own = copied(model), copied(model)
     except Exception as error:
         raise UsageError(f"the model cannot be copied, as a training needs: {type(error).__name__}: {error}") from error
-    in_training, more = _run(own, input_shape, 2, training=True)
+    with probing(model):
+        costs, products = _run(in_evaluation, input_shape, 1)
+        # Batch normalisation needs at least two values per channel in training mode.
+        in_training, more = _run(own, input_shape, 2, training=True)
     known = {(product.op, product.module) for product in products}
     products += [product for product in more if (product.op, product.module) not in known]
     # A module may use a fused attention in one mode and matrix products in the other mode.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from suite.errors import UsageError
 
 LAYERS = (nn.Conv2d, nn.Linear)
 """Classes whose products the ledger counts by their shapes."""
+_OF_MODULES = frozenset(vars(nn.Module()))
 LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
 """Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
 OnLayer = Callable[[str, nn.Module, Tensor, Tensor], None]
@@ -227,7 +228,7 @@ def survey(model: nn.Module, input_shape: tuple[int, int, int]) -> Survey:
     passes = []
     for training in (True, False):
         own = copied(model)
-        with recording_shapes(own) as found:
+        with probing(model), recording_shapes(own) as found:
             passes.append(run_blank(own, input_shape, 2, training))
         shapes |= found
     readers: dict[str, frozenset[str]] = {}
@@ -276,27 +277,43 @@ def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: in
 
 @contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
-    """Restore a model's modes and buffers and the random states of Python and torch when the context ends.
+    """Restore a model's modes, buffers and attributes and the random states of Python and torch when the context ends.
 
-    Attributes that tracing adds to the model (constant tensors) are removed. Do not modify parameters inside this
-    context.
+    A list, set or dictionary of the model has the same entries again: a hook of a copy may add to those of the model.
+    Do not modify parameters inside this context.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    attributes, state = set(vars(model)), random.getstate()
+    named_buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    attributes, state = [(module, _own_attributes(module)) for module in model.modules()], random.getstate()
+    kept = {id(value): value for _, own in attributes for value in own.values()}.values()
+    entries = [(value, [*value]) for value in kept if isinstance(value, (list, deque, set))]
+    items = [(value, dict(value)) for value in kept if isinstance(value, dict)]
     devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(state)
-        for name in set(vars(model)) - attributes:
-            delattr(model, name)
+        for module, own in attributes:
+            for name in _own_attributes(module).keys() - own.keys():
+                del vars(module)[name]
+            vars(module).update(own)
+        for value, held in entries:
+            value.clear()
+            value.update(held) if isinstance(value, set) else value.extend(held)
+        for names, own_items in (*items, *named_buffers):
+            names.clear()
+            names.update(own_items)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
         for module, training in modes.items():
             module.training = training
+
+
+def _own_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
 
 
 @contextmanager

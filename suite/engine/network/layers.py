@@ -9,8 +9,10 @@ output gradient. A backward hook cannot express this.
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import math
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -149,6 +151,10 @@ _PLANNED: dict[type[nn.Module], type[PlannedLayer]] = {nn.Conv2d: PlannedConv2d,
 
 _OF_PLANS = ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle", "own_class")
 """Attributes of a planned layer."""
+_OF_CLASSES = ("op_plan", "geometry", "padded_size", "forward_weight", "_explicit_padding")
+"""What the classes of planned layers add to torch's."""
+_FORWARDS = ("__call__", "forward", "_conv_forward")
+_OWN_METHODS = (types.FunctionType, classmethod, staticmethod)
 
 
 def planned_as(layer: nn.Module) -> type[PlannedLayer] | None:
@@ -156,39 +162,114 @@ def planned_as(layer: nn.Module) -> type[PlannedLayer] | None:
 
     A subclass is compared with its base class, and a convolution also with one that pads by `SAME`: output and
     gradients for random inputs of an odd and an even number of places, in training and in evaluation, have the same
-    bits. The output projection of `nn.MultiheadAttention` is never called.
+    bits. A subclass with its own forward is also compared for small and large inputs, and must have no attribute of its
+    own, which could change later what it computes. The output projection of `nn.MultiheadAttention` is never called.
     """
+    found = _planned_or_reason(layer)
+    return None if isinstance(found, str) else found
+
+
+def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
+    """Return the planned class of a layer, or why there is none."""
     if isinstance(layer, PlannedLayer):
         return type(layer)
+    kind = f"it is a {type(layer).__name__}"
     base = next((one for one in _PLANNED if isinstance(layer, one)), None)
-    if base is None or type(layer) is base:
-        return None if base is None else _PLANNED[base]
+    if base is None:
+        return kind
+    if "forward" in vars(layer):
+        return "its attribute 'forward' replaces the forward of its class"
+    if type(layer) is base:
+        return _PLANNED[base]
+    differs = f"{kind}, whose forward differs from that of its base class"
     if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
-        return None
-    candidates: list[tuple[type[PlannedLayer], Forward]] = [(_PLANNED[base], base.forward)]
+        return differs
+    candidates: list[tuple[type[PlannedLayer], Forward]] = [(_PLANNED[base], nn.Linear.forward)]
     if isinstance(layer, nn.Conv2d):
-        candidates.append((PlannedConv2dSame, padded_same))
+        candidates = [(PlannedConv2d, _convolved), (PlannedConv2dSame, padded_same)]
+    inputs = [(0, 1.0), (1, 1.0)]
+    overrides = any(getattr(type(layer), name, None) is not getattr(base, name, None) for name in _FORWARDS)
     try:
         with torch.random.fork_rng(), torch.enable_grad():
+            if overrides:
+                inputs += [(0, 1e-3), (0, 1e3)]
             for planned, forward in candidates:
-                if all(_computes_as(copied(layer), forward, more) for more in (0, 1)):
+                own = copied(layer)
+                before = _attributes(own)
+                if all(_computes_as(own, forward, more, scale) for more, scale in inputs):
+                    if overrides and (name := _own_state(layer, base)):
+                        return f"{kind}, whose own forward may depend on its attribute '{name}'"
+                    if overrides and (name := _changed(before, _attributes(own))):
+                        return f"{kind}, whose own forward changes its attribute '{name}'"
                     return planned
     except Exception as error:  # the forward of a subclass may raise anything
         log.debug("%s does not run by itself: %s", type(layer).__name__, error)
-    return None
+    return differs
+
+
+def _convolved(layer: nn.Conv2d, input: Tensor) -> Tensor:
+    """Return what torch's own convolution computes; its `forward` calls a method that a subclass may replace."""
+    return nn.Conv2d._conv_forward(layer, input, layer.weight, layer.bias)
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """Return all attributes, parameters, buffers and submodules of a layer."""
+    held = {**layer._parameters, **layer._buffers, **layer._modules}
+    return {name: value for name, value in vars(layer).items() if name != "training"} | held
+
+
+def _own_state(layer: nn.Module, base: type[nn.Module]) -> str:
+    """Return the name of an attribute, of a layer or of its class, that its base class does not have; or ''."""
+    plain = _attributes(base(1, 1) if base is nn.Linear else base(1, 1, 1))
+    of_classes = [
+        name
+        for one in type(layer).__mro__[: type(layer).__mro__.index(base)]
+        for name, value in vars(one).items()
+        if not (name.startswith(("__", "_abc_")) or hasattr(base, name) or isinstance(value, _OWN_METHODS))
+    ]
+    return next((name for name in (*_attributes(layer), *of_classes) if name not in plain), "")
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return the name of an attribute that is another object than before, or ''."""
+    names = [*after, *before]
+    return next((name for name in names if name not in before or before[name] is not after.get(name)), "")
+
+
+_DERIVED: dict[tuple[type[PlannedLayer], type[nn.Module]], type[PlannedLayer]] = {}
+
+
+def _planned_class(planned: type[PlannedLayer], own: type[nn.Module]) -> type[PlannedLayer]:
+    """Return a planned class that keeps the methods of a subclass of torch's layer."""
+    if own in _PLANNED or (planned, own) in _DERIVED:
+        return _DERIVED.get((planned, own), planned)
+    found: type[PlannedLayer] = types.new_class(planned.__name__, (planned, own))
+    found.__module__ = planned.__module__
+
+    def reduced(layer: PlannedLayer) -> tuple[Any, ...]:
+        return (_empty, (planned, own), *layer.__reduce_ex__(2)[2:])  # a class made here has no name for pickle
+
+    copyreg.pickle(found, reduced)  # type: ignore[arg-type]
+    _DERIVED[planned, own] = found
+    return found
+
+
+def _empty(planned: type[PlannedLayer], own: type[nn.Module]) -> PlannedLayer:
+    kind = _planned_class(planned, own)
+    return kind.__new__(kind)
 
 
 Forward = Callable[[Any, Tensor], Tensor]
 
 
-def _computes_as(layer: nn.Module, forward: Forward, more: int) -> bool:
+def _computes_as(layer: nn.Module, forward: Forward, more: int, scale: float) -> bool:
     assert isinstance(layer.weight, Tensor)
     if isinstance(layer, nn.Conv2d):
         sides = [8 + more + size * step for size, step in zip(layer.kernel_size, layer.dilation, strict=True)]
         shape = [2, layer.in_channels, *sides]
     else:
         shape = [2 + more, layer.weight.shape[1]]
-    given = torch.randn(shape, device=layer.weight.device).to(layer.weight.dtype).requires_grad_()
+    given = (scale * torch.randn(shape, device=layer.weight.device)).to(layer.weight.dtype).requires_grad_()
     wanted = [given, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     for training in (True, False):
         layer.train(training)
@@ -229,8 +310,8 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
             raise UsageError(
                 f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
             )
-        if planned_as(layer) is None:
-            others[name] = f"it is a {type(layer).__name__}, whose forward differs from that of its base class"
+        if isinstance(found := _planned_or_reason(layer), str):
+            others[name] = found
         elif called is not None and name not in called:
             others[name] = "the model never calls it"
         else:
@@ -243,7 +324,8 @@ def convert(
 ) -> dict[str, PlannedLayer]:
     """Convert every layer of a bare model that can be planned, in place, with empty plans.
 
-    The layer objects, their parameters and the names in the state dict stay the same.
+    The layer objects, their parameters and the names in the state dict stay the same. A layer of a subclass stays an
+    instance of it.
 
     Args:
         model: The bare model.
@@ -258,19 +340,29 @@ def convert(
     """
     state = step_state or StepState()
     planned: dict[str, PlannedLayer] = {}
-    for name, layer in plannable(model, called)[0].items():
+    layers = plannable(model, called)[0]
+    for name, layer in layers.items():
+        if taken := _taken(layer):
+            raise UsageError(f"layer '{name}' has an attribute '{taken}', which a planned layer needs; rename it")
+    for name, layer in layers.items():
         if not isinstance(layer, PlannedLayer):
             own, planned_class = type(layer), planned_as(layer)
             assert planned_class is not None
-            if taken := next((attribute for attribute in _OF_PLANS if attribute in vars(layer)), None):
-                raise UsageError(f"layer '{name}' has an attribute '{taken}', which a planned layer needs; rename it")
-            layer.__class__ = planned_class
+            layer.__class__ = _planned_class(planned_class, own)
             vars(layer)["own_class"] = own
         assert isinstance(layer, PlannedLayer)
         layer.name, layer.op_plan, layer.step_state, layer.meter = name, EMPTY_PLAN, state, ExecutedMeter()
         layer.handle = new_handle(layer)
         planned[name] = layer
     return planned
+
+
+def _taken(layer: nn.Module) -> str:
+    """Return the name of an attribute, buffer, child or method of a layer that planned layers use otherwise; or ''."""
+    if isinstance(layer, PlannedLayer):
+        return ""
+    held = _attributes(layer).keys() | {name for one in type(layer).__mro__ for name in vars(one)}
+    return next((name for name in (*_OF_PLANS, *_OF_CLASSES) if name in held), "")
 
 
 def restore(model: nn.Module) -> nn.Module:

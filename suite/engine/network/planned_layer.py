@@ -118,6 +118,9 @@ class PlannedLayer(Layer):
     handle: int
     own_class: type[nn.Module]
 
+    def __init_subclass__(cls) -> None:
+        """Tell a user's class nothing of the planned class that derives from it: it may register or refuse it."""
+
     @property
     def op_plan(self) -> OpPlan:  # type: ignore[override]
         """The plan that the layer follows."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,18 @@ from test_channel_numbers import SHAPE, Net, check
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
+from methods.dense import Dense
+from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
+from suite.engine.cost.flops import count
 from suite.engine.network.channels.spaces import find_index_spaces
-from suite.engine.network.channels.trial_cut import CHANGES_OUTPUTS, NO_OUTPUTS, freeze_what_fails, tensors_of
+from suite.engine.network.channels.trial_cut import (
+    CHANGES_OUTPUTS,
+    NO_OUTPUTS,
+    NOT_FINITE,
+    freeze_what_fails,
+    tensors_of,
+)
 from suite.engine.network.copies import copied
 from suite.ops import apply
 
@@ -210,6 +221,74 @@ def test_an_output_may_hold_itself_and_its_network():
     assert tensor is output.logits
 
 
+class Slotted:
+    __slots__ = ("empty", "logits")
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@dataclass(slots=True)
+class SlottedAnswer:
+    logits: Tensor
+
+
+MASKED = torch.tensor([False, False, True, False])
+ODD_OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "a class that is masked": lambda logits: logits.masked_fill(MASKED, -torch.inf),
+    "a class that is masked by a number": lambda logits: logits.masked_fill(MASKED, -1e9),
+    "logarithms": torch.log,
+    "complex": lambda logits: torch.complex(torch.ones_like(logits), logits),
+    "conjugate": lambda logits: torch.complex(logits.detach() * 0 + 1, logits).conj(),
+    "with an empty one": lambda logits: (logits, torch.zeros(0)),
+    "sparse": lambda logits: logits.to_sparse(),
+    "slots": SlottedAnswer,
+    "slots beside a constant": lambda logits: {"a": SlottedAnswer(logits), "b": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("kind", ODD_OUTPUTS)
+def test_outputs_that_are_odd_are_compared_too(kind):
+    torch.manual_seed(0)
+    for scaled in (False, True):
+        model = ScaledBySize(ODD_OUTPUTS[kind], scaled)
+        spaces = find_index_spaces(model, SHAPE)
+        freeze_what_fails(model, spaces, SHAPE)
+        assert {spaces[name].frozen_because for name in "ab"} == ({CHANGES_OUTPUTS} if scaled else {""})
+
+
+def test_tensors_in_slots_are_found():
+    (found,) = tensors_of([Slotted(MASKED)])
+    assert found is MASKED
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [(lambda logits: logits * torch.nan, NOT_FINITE), (lambda logits: torch.zeros(0), NO_OUTPUTS)],
+)
+def test_outputs_without_a_number_freeze_all(output, reason):
+    model = ScaledBySize(output)
+    spaces = find_index_spaces(model, SHAPE)
+    freeze_what_fails(model, spaces, SHAPE)
+    assert {spaces[name].frozen_because for name in "ab"} == {reason}
+
+
+class MixesInTraining(nn.BatchNorm2d):
+    def forward(self, input):
+        found = super().forward(input)
+        return found * (1 + input.mean(1, keepdim=True)) if self.training else found
+
+
+def test_a_normalisation_that_mixes_channels_in_training_only_is_found_by_a_trial_cut():
+    model = Net(lambda net, x, y: net.own(y))
+    model.own = MixesInTraining(8)
+    spaces = find_index_spaces(model, SHAPE)
+    assert not spaces["b"].frozen
+    freeze_what_fails(model, spaces, SHAPE)
+    assert spaces["b"].frozen_because == CHANGES_OUTPUTS
+    assert {"a", "c"} <= check(model, spaces).keys()
+
+
 def test_a_cut_that_nothing_can_be_compared_with_is_not_carried_out():
     class Keeps(ScaledBySize):
         def forward(self, x):
@@ -288,3 +367,157 @@ def test_random_masks_of_whole_branches_and_types_of_tensors_are_followed():
     assert not spaces.not_followed
     freeze_what_fails(model, spaces, SHAPE)
     assert {"a", "c"} <= check(model, spaces).keys()
+
+
+class WithState(nn.Module):
+    """A network whose forward keeps something, as `keep(net, features)` says, between convolution and head."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 4)
+        self.keep = keep
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(8))
+        self.values, self.calls, self.last = [], 0, None
+
+    def forward(self, x):
+        y = self.keep(self, torch.relu(self.first(x)))
+        return self.head(torch.relu(self.second(y)).mean((2, 3)))
+
+
+def counts_in_place(net, y):
+    net.steps += 1
+    return y
+
+
+def counts(net, y):
+    if net.training:
+        net.steps = net.steps + 1
+    net.calls += 1
+    return y
+
+
+def averages(net, y):
+    if net.training:
+        net.mean = 0.9 * net.mean + 0.1 * y.mean((0, 2, 3)).detach()
+    return y - net.mean[:, None, None]
+
+
+def appends(net, y):
+    net.values.append(y.detach())
+    return y
+
+
+def adds_the_last(net, y):
+    last, net.last = net.last, y.detach()
+    return y if last is None else y + last.mean(0)
+
+
+def asks_the_count(net, y):
+    net.steps = net.steps + 1
+    return y * 2 if net.steps > 3 else y
+
+
+KEEPING = {function.__name__: function for function in (
+    counts_in_place, counts, averages, appends, adds_the_last, asks_the_count
+)}  # fmt: skip
+
+
+METHODS = {"dense": Dense, "sdgp": lambda: SDGP(layers="all"), "prunetrain": lambda: PruneTrain(interval=1)}
+REFUSED = ("asks_the_count", "prunetrain")  # no channel can be removed
+
+
+@pytest.mark.parametrize(("name", "method"), [pair for pair in itertools.product(KEEPING, METHODS) if pair != REFUSED])
+def test_what_a_forward_keeps_is_as_before_and_the_model_trains(name, method):
+    torch.manual_seed(0)
+    net = WithState(KEEPING[name])
+    hooks = apply(net, METHODS[method](), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=4)
+    assert type(net.steps) is type(net.mean) is Tensor
+    assert (net.steps, net.mean.any(), net.values, net.calls, net.last) == (0, False, [], 0, None)
+    assert not any(key.startswith("_tensor_constant") for key in vars(net))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    hooks.attach(optimizer)
+    for _ in range(2):
+        loss = F.cross_entropy(net(torch.randn(4, *SHAPE)), torch.arange(4))
+        hooks.add_regularization(loss).backward()
+        hooks.optimizer_step()
+        optimizer.zero_grad()
+    hooks.end_epoch()
+    assert net.first.weight.grad is None
+    assert name != "appends" or len(net.values) == 2
+
+
+def test_a_counter_freezes_nothing_and_a_decision_on_it_names_its_line():
+    spaces = find_index_spaces(WithState(counts), SHAPE)
+    assert not spaces["first"].frozen
+    assert not spaces.not_followed
+    reason = find_index_spaces(WithState(asks_the_count), SHAPE)["first"].frozen_because
+    assert re.search(r"depends on the values .*\(test_forwards.py:\d+\)", reason)
+
+
+def test_an_assigned_buffer_is_followed_as_what_it_was_assigned():
+    def of_all_channels(net, y):
+        net.mean = net.head(y.mean((2, 3)))[:, :1]
+        return y * net.mean[:, :, None, None]
+
+    spaces = find_index_spaces(WithState(of_all_channels), SHAPE)
+    assert "head" in spaces["first"].consumers
+
+
+def makes_a_buffer(net, y):
+    if not hasattr(net, "grid"):
+        net.register_buffer("grid", torch.ones(1, 1, 8, 8))
+    return y * net.grid
+
+
+def fills_an_attribute(net, y):
+    if net.last is None:
+        net.last = torch.ones(1, 1, 8, 8)
+    return y * net.last
+
+
+def makes_one_for_each_channel(net, y):
+    if not hasattr(net, "grid"):
+        net.register_buffer("grid", torch.ones(8, 1, 1))
+    return y * net.grid
+
+
+@pytest.mark.parametrize("keep", [makes_a_buffer, fills_an_attribute, makes_one_for_each_channel])
+def test_a_tensor_that_the_first_forward_makes_is_followed_and_not_left_in_the_model(keep):
+    net = WithState(keep)
+    state = list(net.state_dict())
+    spaces = find_index_spaces(net, SHAPE)
+    assert spaces["first"].frozen == (keep is makes_one_for_each_channel)
+    assert not spaces["second"].frozen
+    freeze_what_fails(net, spaces, SHAPE)
+    assert not spaces["second"].frozen
+    assert list(net.state_dict()) == state
+    assert net.last is None
+
+
+def test_a_layer_that_fails_for_some_images_freezes_its_network():
+    class Checks(nn.BatchNorm2d):
+        def forward(self, input):
+            if input.std() > 1e-3:
+                raise RuntimeError("too large")
+            return super().forward(input)
+
+    net = WithState(lambda net, y: net.norm(y))
+    net.norm = Checks(8)
+    nn.init.zeros_(net.first.bias)
+    spaces = find_index_spaces(net, SHAPE)
+    freeze_what_fails(net, spaces, SHAPE)
+    assert spaces["first"].frozen_because == "its forward fails for random images: RuntimeError: too large"
+
+
+def test_hooks_that_refer_to_the_model_leave_nothing_in_it():
+    net = WithState(lambda net, y: y)
+    net.seen = deque()
+    net.second.register_forward_hook(lambda *_: net.values.append(1))
+    net.second.register_forward_hook(lambda *_: net.seen.append(1))
+    apply(net, PruneTrain(interval=1), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=4)
+    count(net, SHAPE)
+    assert not net.values
+    assert not net.seen

@@ -1,6 +1,7 @@
 """Layers that a method leaves out by name (`ignore`), and layers that are not trained."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from methods.masks.masking import MaskedMethod
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
+from suite.engine.network.channels.ignored import ignored_modules
 from suite.errors import UsageError
 from suite.method import Method
 from suite.ops import apply
@@ -145,3 +147,41 @@ def test_layers_that_are_not_trained_keep_channels_and_values_below_the_threshol
     after = model[4].state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert model[9].weight.shape[0] < 10
+
+
+class UnderTwoNames(nn.Module):
+    """Has a layer and a part under two names each, and a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = plain()
+        self.other, self.second = self.body, self.body[4]
+        self.gate = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.other(x) * self.gate
+
+
+@pytest.mark.parametrize("pattern", ["second", "body.4", "other.4", "sec*", "other.[4]"])
+def test_a_module_under_two_names_is_ignored_by_each_of_them(pattern):
+    hooks = started(UnderTwoNames(), PruneTrain(ignore=(pattern,)))
+    assert hooks.not_planned == {"body.4": f"ignore={pattern} leaves 'body.4' out"}
+    assert hooks.ctx.spaces["body.4"].frozen_because == f"ignore={pattern} leaves 'body.4' out"
+    assert not hooks.ctx.spaces["body.9"].frozen
+
+
+def test_what_is_in_a_part_under_two_names_is_ignored_too():
+    assert ignored_modules(UnderTwoNames(), ("other",)).keys() == ignored_modules(UnderTwoNames(), ("body",)).keys()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("gate", "ignore=gate names a parameter or buffer, 'gate', and only modules can be named; this one belongs to"),
+        ("body.4.weight", "'body.4.weight', and only modules can be named, such as its own, body.4"),
+        ("body.5.running_mean", "'body.5.running_mean', and only modules can be named, such as its own, body.5"),
+    ],
+)
+def test_a_parameter_cannot_be_ignored(pattern, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        started(UnderTwoNames(), SDGP(ignore=(pattern,)))

@@ -1,6 +1,7 @@
 """Planned layers: equal to torch's own, converted in place, and refused where plans are not supported."""
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from slicing_backend import SLICING
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore, same_padding
 from suite.engine.network.planned_layer import StepState
 from suite.engine.network.products import TORCH
@@ -243,10 +245,150 @@ def test_a_subclass_is_planned_if_it_computes_what_its_base_class_does():
         for name, kind in (("0", "OtherPadding"), ("1", "StraightThrough"))
     }
     convert(model)
-    assert type(model[3]) is PlannedLinear
+    assert isinstance(model[3], PlannedLinear)
     restore(model)
     assert type(model[3]) is SameLinear
     assert "own_class" not in vars(model[3])
+
+
+class WithMask(nn.Conv2d):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("mask", torch.ones(1))
+
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight * self.mask, bias)
+
+
+class WithScale(nn.Linear):
+    scale = 1.0
+
+    def forward(self, input):
+        return super().forward(input * self.scale)
+
+
+class WithChild(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.before = nn.Identity()
+
+    def forward(self, input):
+        return super().forward(self.before(input))
+
+
+class WithOption(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.gain = 1.0
+
+    def forward(self, input):
+        return super().forward(input * self.gain)
+
+
+class WithProperty(nn.Linear):
+    @property
+    def gain(self):
+        return 1.0
+
+    def forward(self, input):
+        return super().forward(input * self.gain)
+
+
+class Clamped(nn.Conv2d):
+    def forward(self, input):
+        return super().forward(input.clamp(-20, 20))
+
+
+class Keeps(nn.Linear):
+    def forward(self, input):
+        self.last = super().forward(input)
+        return self.last
+
+
+class ConvolvesTwice(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, 2 * weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (WithMask(4, 4, 1), "whose own forward may depend on its attribute 'mask'"),
+        (WithScale(4, 4), "whose own forward may depend on its attribute 'scale'"),
+        (WithChild(4, 4), "whose own forward may depend on its attribute 'before'"),
+        (WithOption(4, 4), "whose own forward may depend on its attribute 'gain'"),
+        (WithProperty(4, 4), "whose own forward may depend on its attribute 'gain'"),
+        (Keeps(4, 4), "whose own forward changes its attribute 'last'"),
+        (Clamped(4, 4, 1), "whose forward differs from that of its base class"),
+        (ConvolvesTwice(4, 4, 1), "whose forward differs from that of its base class"),
+    ],
+)
+def test_a_subclass_whose_own_forward_may_compute_something_else_later_is_not_planned(layer, reason):
+    layers, others = plannable(nn.Sequential(layer))
+    assert not layers
+    assert others == {"0": f"it is a {type(layer).__name__}, {reason}"}
+    assert convert(nn.Sequential(layer)) == {}
+
+
+def test_a_forward_that_an_attribute_replaces_is_not_planned():
+    layer = nn.Linear(2, 2)
+    layer.forward = lambda input: 2 * F.linear(input, layer.weight)
+    assert plannable(nn.Sequential(layer))[1] == {"0": "its attribute 'forward' replaces the forward of its class"}
+
+
+class WithPenalty(nn.Conv2d):
+    """Inherits the forward, and has hyperparameters and methods of its own."""
+
+    strength = 0.5
+
+    def __init__(self, *sizes, factor=2.0):
+        super().__init__(*sizes)
+        self.factor = factor
+
+    def penalty(self):
+        return self.factor * self.strength * self.weight.abs().sum()
+
+    @property
+    def size(self):
+        return 2 * self.out_channels
+
+
+def test_methods_and_the_class_of_a_subclass_stay():
+    model = nn.Sequential(WithPenalty(3, 4, 1), SameLinear(4, 4))
+    expected, state = model[0].penalty(), model.state_dict()
+    convert(model)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(one[0], PlannedConv2d)
+        assert isinstance(one[0], WithPenalty)
+        assert isinstance(one[1], SameLinear)
+        assert (one[0].penalty(), one[0].size, one[0].factor) == (expected, 8, 2.0)
+        assert one.load_state_dict(state)
+        assert one[0].step_state is not None
+        restore(one)
+        assert [type(layer) for layer in one] == [WithPenalty, SameLinear]
+    twins = nn.Sequential(SameLinear(2, 2), SameLinear(2, 2))
+    convert(twins)
+    assert type(twins[0]) is type(twins[1])
+
+
+class Final(nn.Linear):
+    def __init_subclass__(cls, **options):
+        raise TypeError("no subclasses, please")
+
+
+def test_a_class_that_refuses_subclasses_is_planned():
+    model = nn.Sequential(Final(2, 2))
+    assert not find_index_spaces(nn.Sequential(nn.Flatten(), model), (2, 1, 1)).not_followed
+    assert isinstance(convert(model)["0"], Final)
+    restore(model)
+    assert type(model[0]) is Final
+
+
+def test_a_layer_of_a_subclass_follows_its_plan():
+    model = nn.Sequential(WithPenalty(3, 4, 1))
+    (layer,) = convert(model).values()
+    layer.op_plan = OpPlan(weight_forward=lambda weight, site: 0 * weight)
+    assert torch.equal(model(torch.ones(1, 3, 2, 2)), layer.bias.reshape(1, 4, 1, 1).expand(1, 4, 2, 2))
 
 
 @pytest.mark.parametrize("kind", [SamePadding, "timm"])
@@ -291,3 +433,41 @@ def test_an_attribute_of_the_user_is_not_overwritten(attribute):
     with pytest.raises(UsageError, match=rf"layer '0' has an attribute '{attribute}', which a planned layer needs"):
         convert(model)
     assert getattr(model[0], attribute) == "own"
+
+
+class Named(nn.Linear):
+    name = "own"
+
+
+class Measured(nn.Linear):
+    def padded_size(self):
+        return 0
+
+
+def with_buffer(name):
+    layer = nn.Linear(2, 2)
+    layer.register_buffer(name, torch.ones(1))
+    return layer
+
+
+def with_child(name):
+    layer = nn.Linear(2, 2)
+    layer.add_module(name, nn.Identity())
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (with_buffer("masked"), "masked"), (with_child("meter"), "meter"), (Named(2, 2), "name"),
+        (Measured(2, 2), "padded_size"),
+    ],
+)  # fmt: skip
+def test_what_a_planned_layer_would_hide_is_refused_before_any_layer_is_planned(layer, name):
+    model = nn.Sequential(nn.Linear(2, 2), layer)
+    kinds = [type(one) for one in model]
+    with pytest.raises(UsageError, match=rf"layer '1' has an attribute '{name}', which a planned layer needs"):
+        convert(model)
+    assert [type(one) for one in model] == kinds
+    assert "own_class" not in vars(model[0])
+    model(torch.ones(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -17,29 +18,43 @@ NAMED = 3  # most names that an error suggests
 def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
     """Return the modules that patterns name, each with the reason for which it is left out.
 
-    A pattern names a module, and then everything in it: `layer1.*`, `*.conv1`, `fc` (`fnmatch.fnmatchcase`).
+    A pattern names a module, and then everything in it: `layer1.*`, `*.conv1`, `fc` (`fnmatch.fnmatchcase`). A module
+    that is used under several names can be named by any of them; the result has its first one.
 
     Args:
         model: The bare model.
         patterns: The patterns.
 
     Raises:
-        UsageError: A pattern names no module with parameters or buffers; the message has the nearest names.
+        UsageError: A pattern names no module with parameters or buffers; the message has the nearest names, or says
+            that a parameter or buffer cannot be named.
     """
-    modules = [name for name, module in model.named_modules() if name and _holds_tensors(module)]
+    first = {module: name for name, module in model.named_modules() if name and _holds_tensors(module)}
+    modules = list(first.values())
+    names = {name: first[module] for name, module in model.named_modules(remove_duplicate=False) if module in first}
     found: dict[str, str] = {}
     for pattern in patterns:
-        outer = [name for name in modules if fnmatchcase(name, pattern)]
+        outer = [name for name in names if fnmatchcase(name, pattern)]
         if not outer:
-            close = difflib.get_close_matches(pattern, modules, NAMED, cutoff=0.0)
+            held = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+            tensors = [name for name, _ in itertools.chain(*held)]
+            if tensor := next((name for name in tensors if fnmatchcase(name, pattern)), ""):
+                owner = tensor.rpartition(".")[0]
+                raise UsageError(
+                    f"ignore={pattern} names a parameter or buffer, '{tensor}', and only modules can be named"
+                    + (f", such as its own, {owner}" if owner else "; this one belongs to the whole model")
+                )
+            close = difflib.get_close_matches(pattern, names, NAMED, cutoff=0.0)
             raise UsageError(f"ignore={pattern} names no layer; the nearest names are {', '.join(close)}")
-        for name in modules:
+        for name, own in names.items():
             if any(name == one or name.startswith(f"{one}.") for one in outer):
-                found.setdefault(name, f"ignore={pattern} leaves '{name}' out")
+                found.setdefault(own, f"ignore={pattern} leaves '{own}' out")
     # A weight that two layers share belongs to both.
-    own = {name: {id(one) for one in model.get_submodule(name)._parameters.values()} - {id(None)} for name in modules}
+    tensors_of = {
+        name: {id(one) for one in model.get_submodule(name)._parameters.values()} - {id(None)} for name in modules
+    }
     for name in modules:
-        if name not in found and (sharing := next((one for one in found if own[one] & own[name]), "")):
+        if name not in found and (sharing := next((one for one in found if tensors_of[one] & tensors_of[name]), "")):
             found[name] = f"{found[sharing]}, with which '{name}' shares a parameter"
     return found
 

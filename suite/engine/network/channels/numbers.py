@@ -60,6 +60,11 @@ def recording_reads(model: nn.Module, types: tuple[type[nn.Module], ...]) -> Ite
             module.__class__ = own
 
 
+class _Unannounced(nn.Module):
+    def __init_subclass__(cls) -> None:
+        """Tell a user's class nothing of the class that watches it: it may register or refuse subclasses."""
+
+
 def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[nn.Module]:
     """Return a subclass that records reads. Only `__getattribute__` is called before the object's own dictionary."""
 
@@ -68,7 +73,7 @@ def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[
             reads.append((self, name))
         return own.__getattribute__(self, name)
 
-    return type(own.__name__, (own,), {"__module__": own.__module__, "__getattribute__": record})
+    return type(own.__name__, (_Unannounced, own), {"__module__": own.__module__, "__getattribute__": record})
 
 
 def groups_of(module: nn.Module) -> str:

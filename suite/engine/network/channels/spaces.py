@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from suite.engine.network.channels.surgery import register_branches
 from suite.engine.network.channels.tracing import ChannelLabels, trace
+from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
 
@@ -57,27 +58,28 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
 
 
 def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes]:
-    """Return the index spaces of a model, and its layers' shapes in evaluation and training. Changes the mode."""
+    """Return the index spaces of a model, and its layers' shapes in evaluation and training. It runs copies."""
     graphs, reads = [], []
     try:
+        own = copied(model)
         for training in (False, True):
             mode = "training" if training else "evaluation"
-            model.train(training)
-            graph, read = trace(model, blank)
+            graph, read = trace(own.train(training), blank)
             graphs.append(graph)
             reads += read
         mode = "evaluation"
         # The graph of training is run in evaluation mode too: the shapes are the same, and no statistics change.
-        with recording_shapes(model.eval()) as shapes:
-            labels = ChannelLabels(model, graphs[0])
+        with recording_shapes(own.eval()) as shapes:
+            labels = ChannelLabels(own, graphs[0])
             labels.run(blank)
         mode = "training"
-        with recording_shapes(model) as in_training:
+        with recording_shapes(own) as in_training:
             if str(graphs[1]) != str(graphs[0]):
                 labels.follow(graphs[1], blank)
     except Exception as error:  # a forward that is given a proxy may raise anything; the reason is kept
-        with recording_shapes(model.eval()) as shapes:
-            model(blank)
+        own = copied(model).eval()
+        with recording_shapes(own) as shapes:
+            own(blank)
         text = str(error).partition("\n")[0]
         reason = f"the model cannot be traced in {mode}: {type(error).__name__}: {text}{_place(error)}"
         return _untraced(model, reason), shapes

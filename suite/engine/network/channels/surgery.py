@@ -207,9 +207,9 @@ def emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
     """
     weights = [model.get_submodule(layer).weight for layer in branch.layers]
     dead = [layer for layer, weight in zip(branch.layers, weights, strict=True) if not weight.any()]  # type: ignore[operator]
-    silenced = model.get_submodule(dead[-1] if dead else branch.layers[-1])
-
-    module, first = model.get_submodule(branch.name), weights[0]
+    # A copy runs: the forward may count its calls, or keep what it saw.
+    module, first = copied(model.get_submodule(branch.name)), weights[0]
+    silenced = module.get_submodule((dead[-1] if dead else branch.layers[-1]).removeprefix(f"{branch.name}."))
     assert isinstance(first, Tensor)
     channels = input_channels(model.get_submodule(branch.layers[0]))
     handle = silenced.register_forward_hook(_silence)

@@ -27,6 +27,7 @@ from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
+from suite.engine.network.copies import copied
 from suite.engine.network.layers import planned_as
 
 # Tracing replaces both while the model's forward runs.
@@ -98,11 +99,11 @@ class ChannelRecord(fx.Interpreter):
         self._forget_steps()
         self.run(*inputs)
 
-    def freeze_reads(self, reads: Iterable[tuple[nn.Module, str]]) -> None:
+    def freeze_reads(self, reads: Iterable[tuple[str, str]]) -> None:
         """Freeze the channels of tensors and numbers of layers that the model's own code read, as `trace` returned."""
-        names = {id(module): name for name, module in self.module.named_modules()}
-        for module, attribute in dict.fromkeys(reads):
-            reason = f"the model reads '{names[id(module)]}.{attribute}' itself"
+        for name_of_module, attribute in dict.fromkeys(reads):
+            reason = f"the model reads '{name_of_module}.{attribute}' itself"
+            module = self.module.get_submodule(name_of_module)
             tensor = getattr(module, attribute)
             for (key, _), label in self._claimed.items():
                 if isinstance(tensor, Tensor) and key == id(tensor):
@@ -580,6 +581,12 @@ class LeafTracer(fx.Tracer):
         super().__init__()
         self._blank, self._reads = blank, reads
         self._values: dict[fx.Node, Any] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
+        """Return the graph of a model, whose buffers and attributes the forward may replace by parts of the graph."""
+        self._buffers = dict(root.named_buffers())
+        return super().trace(root, concrete_args)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Return the forward and its arguments: the images, and defaults."""
@@ -674,12 +681,20 @@ class LeafTracer(fx.Tracer):
         if node.op == "placeholder":
             return self._blank
         if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.root)
+            before = {**self._buffers, **{name: tensor for tensor, name in self.tensor_attrs.items()}}
+            found = before.get(str(node.target))
+            return operator.attrgetter(str(node.target))(self.root) if found is None else found
         if node.op == "call_module":
             return self.root.get_submodule(str(node.target))(*args, **kwargs)  # type: ignore[union-attr]
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return an attribute of a module: of a buffer that the forward has assigned, the value of the graph."""
+        if isinstance(attr_val, fx.Proxy):
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is a single step of the graph."""
@@ -687,15 +702,26 @@ class LeafTracer(fx.Tracer):
         return isinstance(m, leaves) or bool(groups_of(m)) or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[nn.Module, str]]]:
-    """Return the graph of a model in its current mode, and the attributes of layers that its code read.
+def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[str, str]]]:
+    """Return the graph of a model in its current mode, and (module, attribute) of what its code read of layers.
+
+    A copy is traced, because a forward may keep what it is given. Tensors that the forward or its trace made, such as
+    constants, become attributes of the model, so that it can run the graph.
 
     Args:
-        model: The model, which may be run; call this within `probing`.
+        model: A copy of the user's model.
         blank: Batch of blank images, (N, C, H, W).
     """
-    with recording_reads(model, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
-        return LeafTracer(blank, reads).trace(model), reads
+    own = copied(model)
+    names = {id(module): name for name, module in own.named_modules()}
+    with recording_reads(own, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
+        graph = LeafTracer(blank, reads).trace(own)
+    for target in {str(node.target) for node in graph.nodes if node.op == "get_attr"}:
+        owner, _, attribute = target.rpartition(".")
+        module = model.get_submodule(owner)
+        if getattr(module, attribute, None) is None:  # not as a buffer: it is no state of a model that did not run
+            vars(module)[attribute] = getattr(own.get_submodule(owner), attribute)
+    return graph, [(names[id(module)], attribute) for module, attribute in reads]
 
 
 class ChannelLabels(ModuleLabels):
@@ -745,6 +771,8 @@ class ChannelLabels(ModuleLabels):
                 self._parameters[node] = (name,), tuple(range(value.ndim))
             return name in state
         sources = node.all_input_nodes
+        if sources and value.numel() == 1 and all(self._is_number(source) for source in sources):
+            return True
         if not sources or node.op == "call_module" or not all(source in self._parameters for source in sources):
             return False
         names, axes = self._parameters[sources[0]]
@@ -760,6 +788,11 @@ class ChannelLabels(ModuleLabels):
         if found is not None:
             self._parameters[node] = names, found
         return found is not None
+
+    def _is_number(self, source: fx.Node) -> bool:
+        """Whether a node is a tensor of one number without channels, such as a counter of steps."""
+        given = self.env[source]
+        return isinstance(given, Tensor) and given.numel() == 1 and source not in self._labels
 
     def _label(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
         """Return the label of a node's tensor, or `None` if the node is not understood."""

@@ -27,9 +27,12 @@ log = logging.getLogger(__name__)
 BATCH = 2
 TOLERANCE = 1e-3
 """Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
+ROUNDING = 1e-10
+"""Largest rounding error, in float64, of an output that is zero."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
 
 NO_OUTPUTS = "its outputs have no tensor, so that no cut can be compared"
+NOT_FINITE = "its outputs for random images are not finite, so that no cut can be compared"
 MOST_WARNINGS = 5
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUTS = {
@@ -42,8 +45,9 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     """Freeze the index spaces whose removal from a copy does not give the outputs of a masked copy.
 
     Outputs are compared for random images in evaluation and in training mode (with running statistics and without
-    dropout). Normalisation and all-zero parameters of the copies are drawn at random. The model stays unchanged. Where
-    outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
+    dropout), and with batch normalisations of the user's own classes in training mode. Numbers that are not finite have
+    to be in the same places. Normalisation and all-zero parameters of the copies are drawn at random. The model stays
+    unchanged. Where outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
 
     Args:
         model: The bare model.
@@ -59,13 +63,15 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
         drawn = _drawn(model)
         first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
-        _set_statistics(drawn, images)
-        outputs = _outputs(drawn, images)
-        if not outputs:
-            _freeze(spaces, free, NO_OUTPUTS)
+        try:
+            _set_statistics(drawn, images)
+            outputs = _outputs(drawn, images)
+        except Exception as error:  # a forward may raise anything; the reason is kept
+            text = str(error).partition("\n")[0]
+            _freeze(spaces, free, f"its forward fails for random images: {type(error).__name__}: {text}")
             return
-        if not all(torch.isfinite(output).all() for output in outputs):
-            log.warning("no cut was tried, because the model's outputs for random images are not finite")
+        if not any(output.isfinite().any() for output in outputs):
+            _freeze(spaces, free, NOT_FINITE if any(output.numel() for output in outputs) else NO_OUTPUTS)
             return
         if _agrees(drawn, spaces, free, images):
             return
@@ -182,16 +188,28 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     _mask(masked, spaces, kept)
     cut = copied(masked)
     apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
-    wanted = _outputs(masked, images)
     try:
+        wanted = _outputs(masked, images)
         found = _outputs(cut, images)
     except Exception as error:  # a forward may raise anything
-        log.debug("the forward fails after a cut of %s: %s", ", ".join(kept), error)
+        log.debug("the forward fails with a cut of %s: %s", ", ".join(kept), error)
         return False
-    return len(found) == len(wanted) and all(
-        a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
-        for a, b in zip(wanted, found, strict=True)
-    )
+    if len(found) != len(wanted) or not any(output.isfinite().any() for output in wanted):
+        return False
+    return all(map(_same_outputs, wanted, found))
+
+
+def _same_outputs(wanted: Tensor, found: Tensor) -> bool:
+    """Whether two outputs, (...) in float64, are the same but for rounding. Of those not finite, all are the same."""
+    if wanted.shape != found.shape:
+        return False
+    differs = ~((wanted == found) | (wanted.isnan() & found.isnan()))
+    if not differs.any():
+        return True
+    # The largest of all may be a constant of the forward, such as the -1e9 of a masked class.
+    wanted, found = wanted[differs], found[differs]
+    largest_error = (wanted - found).abs().max()  # not finite if one of both is not
+    return bool(largest_error <= TOLERANCE * wanted.abs().max() + ROUNDING) and bool(largest_error.isfinite())
 
 
 def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
@@ -206,18 +224,34 @@ def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> 
 
 
 def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Return all output tensors of the model, in evaluation and in training mode."""
+    """Return all output tensors of the model, as real numbers in float64, in evaluation and in training mode.
+
+    A third time, the model is in evaluation mode except for normalisations of a subclass with its own forward, whose
+    statistics of the images may be of several channels.
+    """
     found: list[Tensor] = []
-    for training in (False, True):
+    norms = [module for module in model.modules() if isinstance(module, _NORMS)]
+    own = [norm for norm in norms if all(type(norm).forward is not kind.forward for kind in _NORMS)]
+    for training, own_training in ((False, False), (True, False), (False, True)):
+        if own_training and not own:
+            continue
         model.train(training)
-        for module in model.modules():
-            if isinstance(module, _NORMS):
-                module.eval()
+        for norm in norms:
+            norm.eval()
+        for norm in own:
+            norm.training = own_training  # its children, such as an activation, stay as they are
         torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
         with _WithoutDropout():
             outputs = model(images)
-        found += [tensor.double() for tensor in tensors_of(outputs)]
+        found += [_real_numbers(tensor) for tensor in tensors_of(outputs)]
     return found
+
+
+def _real_numbers(tensor: Tensor) -> Tensor:
+    """Return a dense tensor in float64, in which a complex number is two numbers."""
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def tensors_of(output: Any) -> list[Tensor]:
@@ -236,7 +270,13 @@ def tensors_of(output: Any) -> list[Tensor]:
                 left += part
             else:
                 left += getattr(part, "__dict__", {}).values()
+                left += [getattr(part, slot) for slot in _slots(type(part)) if hasattr(part, slot)]
     return found
+
+
+def _slots(kind: type) -> list[str]:
+    named = [vars(one).get("__slots__", ()) for one in kind.__mro__ if one.__module__ != "builtins"]
+    return [slot for slots in named for slot in ((slots,) if isinstance(slots, str) else slots)]
 
 
 class _WithoutDropout(TorchFunctionMode):
