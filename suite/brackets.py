@@ -83,7 +83,10 @@ def _read_item(item: str) -> Request:
         key, equals, value = (part.strip() for part in assignment.partition("="))
         values = split(value, "|")
         if not key or not equals or not all(values):
-            raise UsageError(f"'{item}': '{assignment}' is not key=value")
+            hint = (
+                f"; several values need parentheses: {key}=(A,B)" if (key := next(reversed(alternatives), "")) else ""
+            )
+            raise UsageError(f"'{item}': '{assignment}' is not key=value{hint}")
         if key in alternatives:
             raise UsageError(f"'{item}': {key} is given twice")
         alternatives[key] = values
