@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, validate
 from suite.measure.again import train_again
 from suite.measure.candidates import Candidate
@@ -23,7 +23,6 @@ from suite.measure.running import Measure, disturbance, in_subprocess, measure_h
 from suite.recipe import Phase
 from suite.trials.building import with_data_here
 from suite.trials.controls import dense_spec
-from suite.trials.engines.local import environment
 from suite.trials.folder.times import TIMES, MethodTime, PassTime
 
 DEFAULT_PAIRS = 45
@@ -183,8 +182,7 @@ def in_words(threads: int) -> str:
 
 
 def _threads_of_run() -> int:
-    text = environment(1)["OMP_NUM_THREADS"].partition(",")[0]
-    return int(text) if text.isdecimal() and int(text) else available_cores()
+    return threads_of_environment() or available_cores()
 
 
 def _pass_of(candidate: Candidate, pairs: int, threads: int, measure: Measure) -> PassTime:
