@@ -85,7 +85,7 @@ def test_prunetrain_removes_heads_and_hidden_units_and_resumes_bit_for_bit():
 
 @pytest.mark.slow
 def test_the_command_trains_a_vision_transformer_with_adamw(tmp_path):
-    methods = ["dense", "sdgp[layers=all]", "prunetrain[interval=1,threshold=0.06]"]
+    methods = ["dense", "sdgp[layers=all]", "prunetrain[interval=1,threshold=0.06,update=proximal]"]
     changes = ["optimizer=adamw", "learning_rate=0.001", "epochs=1", "train_images=128"]
     settings = [part for change in changes for part in ("--set", f"recipe.{change}")]
     names = ["--methods", ",".join(methods), "--task", "cifar10", "--preset", "smoke", "--model", "vit_tiny[patch=8]"]
