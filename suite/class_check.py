@@ -187,8 +187,8 @@ def _check_spelling(cls: type, name: str, function: Any, base: type, used: Colle
         like_a_hook = arguments == wanted and "ctx" in wanted and len(hook) >= LONG_NAME
         if (is_close and ("_" in meant or arguments == wanted)) or like_a_hook:
             raise TypeError(
-                f"{cls.__name__}.{name} is no hook, and nothing calls it; did you mean {meant}? A helper may be called "
-                f"_{name}"
+                f"{cls.__name__}.{name} is not a hook, and nothing calls it; did you mean {meant}? A helper may be "
+                f"called _{name}"
             )
 
 

@@ -164,13 +164,13 @@ def competition(load: float, cores: int) -> str:
 
 
 def threads_of_environment() -> int:
-    """Return the threads that OMP_NUM_THREADS asks for; 0 if it is not set, or is no positive number."""
+    """Return the threads that OMP_NUM_THREADS asks for; 0 if it is not set or not a positive number."""
     typed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list has one number per nesting level
     return int(typed) if len(typed) < 10 and typed.isascii() and typed.isdecimal() else 0
 
 
 def too_many_threads(jobs: int, cores: int) -> str:
-    """Return a warning if OMP_NUM_THREADS is no number of threads, or more than the cores; otherwise an empty text."""
+    """Return a warning if OMP_NUM_THREADS is not a number of threads or exceeds the cores; otherwise an empty text."""
     typed, threads = os.environ.get("OMP_NUM_THREADS", ""), threads_of_environment()
     if typed and not threads:
         return f"OMP_NUM_THREADS={typed!r} is not a number of threads and is not used; unset it"

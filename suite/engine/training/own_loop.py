@@ -199,8 +199,8 @@ class OwnLoop(MethodRunner):
             average: Write this one of `averages` in place of the model.
 
         Raises:
-            UsageError: if the average was not attached, the model has a state that is no tensor, or the file cannot be
-                written.
+            UsageError: if the average was not attached, the model has a state that is not a tensor, or the file cannot
+                be written.
         """
         if average is not None and not any(average is one for one in self.averages):
             raise UsageError(
@@ -301,7 +301,7 @@ def _save_model(path: Path, runner: OwnLoop, model: nn.Module) -> None:
         return
     tensors = model.state_dict()
     if other := next((name for name, value in tensors.items() if not isinstance(value, Tensor)), ""):
-        raise UsageError(f"the model cannot be saved: its state '{other}' is no tensor (get_extra_state)")
+        raise UsageError(f"the model cannot be saved: its state '{other}' is not a tensor (get_extra_state)")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, PlannedLayer):
@@ -369,7 +369,7 @@ def _plain(where: str, value: Any) -> Any:
             torch.load(buffer, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever the object's own code raises
             raise UsageError(
-                f"{where} cannot be saved: a {type(value).__name__} is no plain data (numbers, texts, tensors, lists "
+                f"{where} cannot be saved: a {type(value).__name__} is not plain data (numbers, texts, tensors, lists "
                 "and dictionaries of these) and has no state_dict of plain data"
             ) from error
     return value

@@ -247,7 +247,7 @@ def environment(jobs: int) -> dict[str, str]:
     ours = {PARENT: str(os.getpid()), "PDT_COMMAND_LINE": command_line()}
     if paths:
         ours["PYTHONPATH"] = os.pathsep.join(paths)
-    if not threads_of_environment():  # an empty variable, or one that is no number, is as good as none
+    if not threads_of_environment():  # an empty variable, or one that is not a number, counts as not set
         ours["OMP_NUM_THREADS"] = str(threads)
     return {**defaults, **os.environ, **ours}
 

@@ -78,7 +78,7 @@ REFUSED = {
         f"{name} in place of {hook}": (
             {name: method},
             {},
-            rf"Wrong\.{name} is no hook, and nothing calls it; did you mean {hook}\? A helper may be called _{name}",
+            rf"Wrong\.{name} is not a hook, and nothing calls it; did you mean {hook}\? A helper may be called _{name}",
         )
         for name, hook, method in (
             ("after_stepp", "after_optimizer_step", lambda self, ctx: None),

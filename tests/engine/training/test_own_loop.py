@@ -304,7 +304,7 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
         new.hooks.load(path, schedule=new.schedules[0])
     with pytest.raises(UsageError, match="epoch is a int: leave it out"):
         start("prunetrain").hooks.load(path, epoch=1)
-    with pytest.raises(UsageError, match="loop cannot be saved: a Loop is no plain data"):
+    with pytest.raises(UsageError, match="loop cannot be saved: a Loop is not plain data"):
         loop.hooks.save(path, loop=loop)
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
@@ -376,7 +376,7 @@ def test_a_model_of_other_inputs_is_saved_and_what_cannot_be_loaded_is_refused(t
             own.save(tmp_path / path)
         else:
             own.load(tmp_path / "state.pt")
-    with pytest.raises(UsageError, match=r"its state '0\._extra_state' is no tensor"):
+    with pytest.raises(UsageError, match=r"its state '0\._extra_state' is not a tensor"):
         own.save_model(tmp_path / "model.pt")
 
 
