@@ -17,6 +17,8 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor, nn
 
 from methods.prunetrain.lasso import (
+    LassoHeads,
+    LassoLayer,
     arithmetic,
     channel_peaks,
     head_arithmetic,
@@ -124,16 +126,22 @@ class GroupLasso(Method, ABC):
             reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
-        if not (lasso_layers(ctx.layers, ctx.spaces) or lasso_heads(ctx.layers, ctx.spaces)):
-            raise ValueError("no weight is trained in the layers of this model whose channels can be removed")
+        layers, heads = self._penalised(ctx)
+        if not (layers or heads):
+            untrained = [name for name, layer in ctx.layers.items() if not layer.weight.requires_grad]
+            example = f", such as '{untrained[0]}'" if untrained else ""
+            raise ValueError(
+                "no channel of this model can be removed: each belongs to a layer whose weight is not trained "
+                f"(requires_grad){example}; if they are to be trained later, apply the method first, then freeze them"
+            )
 
     def on_attached(self, ctx: Context) -> None:
         """Refuse adaptive optimizers under which the penalty drives no group to zero, or every group.
 
         These are all of them with the subgradient, and those with an unknown step size with the proximal update.
         """
-        layers, heads = lasso_layers(ctx.layers, ctx.spaces).values(), lasso_heads(ctx.layers, ctx.spaces)
-        weights = [layer.weight for layer in layers] + [part.weight for one in heads for part in one.parts]
+        layers, heads = self._penalised(ctx)
+        weights = [layer.weight for layer in layers.values()] + [part.weight for one in heads for part in one.parts]
         held = holders(ctx.optimizer)
         *most, last = [kind.__name__ for kind in KNOWN]
         working = f"{', '.join(most)} or {last} of torch.optim"
@@ -155,11 +163,13 @@ class GroupLasso(Method, ABC):
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
         if self.update == "proximal" and self._penalty_coefficient is not None:
             return None
-        total = total_penalty(ctx.layers, ctx.spaces, self._by_size)
+        total = total_penalty(ctx.layers, ctx.spaces, self._by_size, self._untrained(ctx))
         if self._penalty_coefficient is None:
             assert ctx.task_loss is not None
+            if not (cost := total.item()):
+                return None  # all weights were frozen after `setup`; the first step that trains one fixes it
             # Solve ratio = coefficient * P / (task loss + coefficient * P) at the first step (Sec. 4.1, Eq. 3).
-            coefficient = self.ratio * ctx.task_loss.item() / ((1 - self.ratio) * total.item())
+            coefficient = self.ratio * ctx.task_loss.item() / ((1 - self.ratio) * cost)
             if not math.isfinite(coefficient):
                 return None  # the first step diverged; the trainer skips or ends it, and it gives no coefficient
             self._penalty_coefficient = coefficient
@@ -169,11 +179,12 @@ class GroupLasso(Method, ABC):
         if self.update == "subgradient" or self._penalty_coefficient is None:
             return
         held = holders(ctx.optimizer)
-        for layer in lasso_layers(ctx.layers, ctx.spaces).values():
+        layers, several = self._penalised(ctx)
+        for layer in layers.values():
             # Weights outside the optimizer are not changed.
             step = step_size(held, layer.weight).times(self._penalty_coefficient)
             soft_threshold(layer, step, self._by_size)
-        for heads in lasso_heads(ctx.layers, ctx.spaces):
+        for heads in several:
             steps = [step_size(held, part.weight).times(self._penalty_coefficient) for part in heads.parts]
             soft_threshold_heads(heads, steps, self._by_size)
 
@@ -236,6 +247,25 @@ class GroupLasso(Method, ABC):
             if (weights := ctx.spaces.weights(part, ctx.layers)) and all(one.weight.requires_grad for one in weights)
         ]
 
+    def _penalised(self, ctx: Context) -> tuple[dict[str, LassoLayer], list[LassoHeads]]:
+        """Return the layers by name, and the heads, over which the penalty sums."""
+        untrained = self._untrained(ctx)
+        return lasso_layers(ctx.layers, ctx.spaces, untrained), lasso_heads(ctx.layers, ctx.spaces, untrained)
+
+    def _untrained(self, ctx: Context) -> set[str]:
+        """Return the names of the spaces that never shrink because one of their weights is not trained.
+
+        Without this, the penalty would drive channels to zero that no reconfiguration removes.
+        """
+        if all(layer.weight.requires_grad for layer in ctx.layers.values()):
+            return set()
+        split = self._nodes(ctx)  # their layers shrink individually
+        return {
+            name
+            for name, space in ctx.spaces.items()
+            if name not in split and not all(one.weight.requires_grad for one in ctx.spaces.weights(space, ctx.layers))
+        }
+
     def _nodes(self, ctx: Context) -> dict[str, list[IndexSpace]]:
         """Return the spaces to split by gating, each with the spaces of its layers; empty without gating."""
         if not self.gating:
@@ -283,10 +313,11 @@ class GroupLasso(Method, ABC):
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso on this layer (`methods.prunetrain.lasso`), whatever the batch."""
-        own, in_loss = {name: ctx.layers[name]}, self.update == "subgradient"
+        own, in_loss, untrained = {name: ctx.layers[name]}, self.update == "subgradient", self._untrained(ctx)
         per_weight, per_group = (4, 3) if in_loss else (3, 4)
-        of_heads = sum(head_arithmetic(one, name, per_weight, per_group) for one in lasso_heads(own, ctx.spaces))
-        layer = lasso_layers(own, ctx.spaces).get(name)
+        heads = lasso_heads(own, ctx.spaces, untrained)
+        of_heads = sum(head_arithmetic(one, name, per_weight, per_group) for one in heads)
+        layer = lasso_layers(own, ctx.spaces, untrained).get(name)
         if layer is None:
             return of_heads
         return of_heads + (arithmetic(layer) if in_loss else soft_threshold_arithmetic(layer))

@@ -10,7 +10,7 @@ Source: PruneTrain (Lym et al., SC 2019), Sec. 4.1, Eq. 2; epsilon is that of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,24 +44,45 @@ class LassoHeads(NamedTuple):
     parts: tuple[LayerWeight, ...]
 
 
-def lasso_heads(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> list[LassoHeads]:
+def lasso_heads(
+    layers: Mapping[str, nn.Module], spaces: IndexSpaces, left_out: Collection[str] = ()
+) -> list[LassoHeads]:
     """Return the heads over which the penalty sums: trained ones that can be removed, with these layers' weights.
 
     Heads with a weight that is not trained never die as a whole, and are not penalised.
+
+    Args:
+        layers: The layers by name.
+        spaces: The model's index spaces.
+        left_out: Names of further spaces that are not penalised.
     """
-    own = [space for space in spaces.values() if not space.frozen and spaces.consists_of_heads(space)]
+    own = [
+        space
+        for space in spaces.values()
+        if not space.frozen and space.name not in left_out and spaces.consists_of_heads(space)
+    ]
     found = [LassoHeads(space.name, tuple(spaces.weights(space, layers))) for space in own]
     return [heads for heads in found if heads.parts and all(part.weight.requires_grad for part in heads.parts)]
 
 
-def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[str, LassoLayer]:
+def lasso_layers(
+    layers: Mapping[str, nn.Module], spaces: IndexSpaces, left_out: Collection[str] = ()
+) -> dict[str, LassoLayer]:
     """Return the layers over which the penalty sums, by name.
 
     Not penalised are groups that are never removed, since all their index spaces are frozen: input groups of layers
     that read the model's input, output groups of layers that produce its output, and groups that meet an operation
     which is not followed. Grouped and depthwise convolutions, layers that the forward pass does not
     run, weights that are not trained, biases and normalisation are not penalised either.
+
+    Args:
+        layers: The layers by name.
+        spaces: The model's index spaces.
+        left_out: Names of spaces whose groups are not penalised, as if they were frozen.
     """
+    unpenalised = {
+        name for name, space in spaces.items() if space.frozen or name in left_out or spaces.consists_of_heads(space)
+    }
     found = {}
     for name, layer in layers.items():
         if name in spaces.grouped or name not in spaces.positions:
@@ -69,7 +90,7 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
         weight = layer.weight
         assert isinstance(weight, Tensor)
         outputs, inputs = (
-            any(not (spaces[space].frozen or spaces.consists_of_heads(spaces[space])) for space in of_axis)
+            any(space not in unpenalised for space in of_axis)
             for of_axis in (spaces.outputs_of(name), spaces.inputs_of(name))
         )
         if weight.requires_grad and (outputs or inputs):
@@ -77,17 +98,20 @@ def lasso_layers(layers: Mapping[str, nn.Module], spaces: IndexSpaces) -> dict[s
     return found
 
 
-def total_penalty(layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size: bool = False) -> Tensor:
+def total_penalty(
+    layers: Mapping[str, nn.Module], spaces: IndexSpaces, by_size: bool = False, left_out: Collection[str] = ()
+) -> Tensor:
     """Return the sum of the norms of all groups of a model, heads included, a scalar with a gradient.
 
     Args:
         layers: The model's layers by name. If no group is trained, the sum is 0 and has no gradient.
         spaces: The model's index spaces.
         by_size: Whether each norm is multiplied by the square root of the number of weights in its group.
+        left_out: Names of spaces whose groups are not penalised.
     """
-    channels = list(lasso_layers(layers, spaces).values())
+    channels = list(lasso_layers(layers, spaces, left_out).values())
     terms = [penalty(channels, by_size)] if channels else []
-    for heads in lasso_heads(layers, spaces):
+    for heads in lasso_heads(layers, spaces, left_out):
         factor = _head_size_factor(heads) if by_size else 1.0
         terms.append(factor * (_head_squares(heads) + EPSILON).sqrt().sum())
     return sum(terms[1:], terms[0]) if terms else torch.zeros(())

@@ -60,7 +60,7 @@ class SSL(GroupLasso):
             return
         # The loss of a trained network is so small that the ratio would give almost no penalty. Use the coefficient of
         # new weights instead: the model still has them, and their loss is that of guessing.
-        cost = total_penalty(ctx.layers, ctx.spaces, self._by_size).item()
+        cost = total_penalty(ctx.layers, ctx.spaces, self._by_size, self._untrained(ctx)).item()
         self._penalty_coefficient = self.ratio * math.log(ctx.num_classes) / ((1 - self.ratio) * cost)
         if self._names_a_file:
             self._trained = _weights_for(ctx, Path(self.from_trained))

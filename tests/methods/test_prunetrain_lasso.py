@@ -49,8 +49,81 @@ def test_without_a_trained_group_the_network_is_refused():
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             layer.requires_grad_(False)
-    with pytest.raises(ValueError, match="no weight is trained in the layers of this model whose channels can be"):
-        apply(model, PruneTrain(), input_shape=SHAPE, num_classes=10, epochs=2, batch_size=4)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"belongs to a layer whose weight is not trained .*, such as 'prep.conv'; if they"
+        ):
+            apply(model, PruneTrain(), input_shape=SHAPE, num_classes=10, epochs=2, batch_size=4)
+        model.classifier.requires_grad_(True)  # its inputs are also the outputs of a layer that is not trained
+
+
+class Fork(nn.Module):
+    """A stem that two convolutions read, whose sum the head reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.a, self.b = (nn.Conv2d(width, 8, 3, padding=1, bias=False) for width in (3, 8, 8))
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def forward(self, images):
+        stem = self.stem(images).relu()
+        return self.head((self.a(stem) + self.b(stem)).relu())
+
+
+def forked(frozen, **parameters):
+    """Return a fork with layers that are not trained, and its hooks."""
+    torch.manual_seed(0)
+    model = Fork()
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    sizes = {"input_shape": (3, 8, 8), "num_classes": 4, "epochs": 2, "batch_size": 8}
+    hooks = apply(model, PruneTrain(interval=1, **parameters), **sizes)
+    hooks.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, hooks
+
+
+@pytest.mark.parametrize(
+    ("gating", "frozen"),
+    [
+        *((False, frozen) for frozen in ((), ("stem",), ("head.2",))),
+        *((True, frozen) for frozen in ((), ("stem",), ("a",), ("head.2",), ("stem", "head.2"))),
+    ],
+)
+def test_the_penalised_groups_are_those_of_channels_that_can_be_removed(frozen, gating):
+    _, hooks = forked(frozen, gating=gating)
+    ctx, method = hooks.ctx, hooks.method
+    layers, heads = method._penalised(ctx)
+    assert not heads
+    penalised = {(name, axis) for name, layer in layers.items() for axis in (0, 1) if layer[1 + axis]}
+    spaces = method._prunable(ctx)
+    assert (
+        penalised == {(one.layer, one.axis) for own in spaces for one in ctx.spaces.weights(own, ctx.layers)} != set()
+    )
+    # The operations are those of the penalised groups.
+    assert method.overhead("a", 8, ctx) == (arithmetic(layers["a"]) if "a" in layers else 0)
+
+
+@pytest.mark.parametrize("update", ["subgradient", "proximal"])
+def test_the_penalty_leaves_groups_alone_that_share_channels_with_a_weight_that_is_not_trained(update):
+    model, hooks = forked(["stem"], update=update)
+    weight = model.a.weight
+    before = weight.detach().clone()
+    hooks.regularization(torch.tensor(1.0)).backward()
+    hooks.method.after_optimizer_step(hooks.ctx)
+    change = weight.grad if update == "subgradient" else before - weight.detach()
+    # Each output group is scaled as a whole, so no input group has a part in it.
+    scale = (change / before).flatten(1)
+    assert (scale > 0).all()
+    torch.testing.assert_close(scale, scale[:, :1].expand_as(scale), rtol=1e-3, atol=0)
+
+
+def test_a_step_without_a_trained_weight_fixes_no_coefficient():
+    model, hooks = forked([])
+    model.requires_grad_(False)
+    assert hooks.regularization(torch.tensor(1.0)) == 0
+    hooks.end_step()
+    model.requires_grad_(True)
+    assert hooks.regularization(torch.tensor(1.0)) > 0
 
 
 @pytest.mark.parametrize("by_size", [False, True])
