@@ -68,5 +68,7 @@ class Parser(argparse.ArgumentParser):
             if typed.startswith("-"):
                 hint = nearest(typed.lstrip("-"), options).replace("mean '", "mean '--")
                 raise UsageError(f"no option is called '{typed}'{hint}")
-            raise UsageError(f"unexpected argument '{typed}'; lists are separated by commas, without spaces")
+            is_field = typed.startswith("recipe.")
+            hint = "repeat --set for each field" if is_field else "lists are separated by commas, without spaces"
+            raise UsageError(f"unexpected argument '{typed}'; {hint}")
         return namespace

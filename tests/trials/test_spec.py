@@ -179,6 +179,7 @@ def test_overrides_have_the_fields_types():
         ("recipe.epoch=3", "did you mean 'epochs'"),
         ("recipe.epochs", "expected recipe.key=value"),
         ("epochs=3", "expected recipe.key=value"),
+        ("recipe.epochs=3, recipe.flip=true", "repeat --set for each field"),
         ("model.width=3", "did you mean 'recipe.width'"),
         ("recipe.epochs=x", "allowed: a number"),
         ("recipe.schedule=cos", "allowed: linear, cosine, step"),
