@@ -184,8 +184,7 @@ def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those o
         metavar="FILE",
         action="append",
         default=[],
-        help="Python file that defines a method, task or model of the folder; files that only the folder names are not "
-        "run",
+        help="Python file that defines a method, task or model of the folder; a file that is not typed here is not run",
     )
     return parser.read(arguments)
 

@@ -30,7 +30,10 @@ NAMES = [
     (["--methods", "dense", "sdgp"], "separated by commas, without spaces"),
     (["--set", "recipe.epoch=3"], "did you mean 'epochs'"),
     (["--set", "recipe.epochs"], "expected recipe.key=value"),
-    (["--set", "recipe.epochs=3", "recipe.flip=true"], "unexpected argument 'recipe.flip'; repeat --set for each field"),
+    (
+        ["--set", "recipe.epochs=3", "recipe.flip=true"],
+        "'recipe.flip'; repeat --set for each field",
+    ),
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
     (["--preset", "fast"], "--preset 'fast': there is no such preset; known: paper, quick, smoke"),
     (["--device", "gpu"], "--device 'gpu'"),
