@@ -48,8 +48,9 @@ def row_of(spec: TrialSpec, model: nn.Module, splits: Splits) -> dict[str, Any] 
 
     Returns:
         `saved` and `estimated`: accuracies in percent, of the test split or, where the recipe does not evaluate it, of
-        the validation split. `shift`: the distance between running and estimated means in standard deviations, and
-        `bias`: the size of the biases, each as the mean over the channels of the layer where it is largest.
+        the validation split. `shift`: the distance between running and estimated means relative to the
+        standard deviation, and `bias`: the size of the biases. Both are means over the channels of a layer, namely of
+        that where they are largest.
     """
     norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
     if not norms:
@@ -70,7 +71,7 @@ def row_of(spec: TrialSpec, model: nn.Module, splits: Splits) -> dict[str, Any] 
     with torch.autocast(device.type, evaluation.dtype, enabled=evaluation.dtype != torch.float32):
         update_bn(batches, model)
     shifts = [
-        ((one.running_mean - mean).abs() / (one.running_var + one.eps).sqrt()).mean().item()
+        ((one.running_mean - mean).abs().mean() / one.running_var.sqrt().mean()).item()
         for one, mean in zip(norms, means, strict=True)
     ]
     biases = [one.bias.abs().mean().item() for one in norms if one.bias is not None]
