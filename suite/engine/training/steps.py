@@ -43,7 +43,7 @@ class EagerStep:
         self.parallel = DataParallel(runner)
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
-        """Whether `gradients` can be called for such a batch without `prepare`."""
+        """Return whether `gradients` can be called for such a batch without `prepare`."""
         return True
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:

@@ -296,7 +296,7 @@ class Trainer:
         return found[0], found[2] if term is not None else 0.0, norm if math.isfinite(found[1]) else None
 
     def _scale_still_falls(self, before: float | None) -> bool:
-        """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
+        """Return whether gradients may still become finite: a loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
     def end_epoch(self) -> ReconfigPlan | None:

@@ -1,4 +1,4 @@
-"""Layers that a method leaves out by name (`Method.ignore`): their channels are frozen, and they are not planned."""
+"""Layers that a method leaves out by name (`Method.ignore`): it plans none of them, and their channels are frozen."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NAMED = 3  # most names that an error suggests
 
 
 def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
-    """Return the modules that patterns name, each with the reason for which it is left out.
+    """Return the modules that patterns leave out, each with the reason.
 
-    A pattern names a module, and then everything in it: `layer1.*`, `*.conv1`, `fc` (`fnmatch.fnmatchcase`). A module
-    that is used under several names can be named by any of them; the result has its first one.
+    A pattern (`layer1.*`, `*.conv1`, `fc`; see `fnmatch.fnmatchcase`) leaves out each module that it matches, with all
+    modules inside. It may match any name of a module that has several; the result has the first one.
 
     Args:
         model: The bare model.
         patterns: The patterns.
 
     Raises:
-        UsageError: A pattern names no module with parameters or buffers; the message has the nearest names, or says
-            that a parameter or buffer cannot be named.
+        UsageError: A pattern matches no module with parameters or buffers. The message has the nearest names, or says
+            that the pattern matches a parameter or buffer.
     """
     first = {module: name for name, module in model.named_modules() if name and _holds_tensors(module)}
     modules = list(first.values())
@@ -60,7 +60,7 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
 
 
 def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
-    """Freeze the channels of ignored modules, and fix the residual branches that have one.
+    """Freeze the channels of ignored modules, and fix the residual branches that have an ignored module.
 
     Args:
         spaces: Index spaces of the model, which are changed.

@@ -324,7 +324,7 @@ def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, An
 
 
 def _channels_agree(compressed: Compressed) -> bool:
-    """Whether the channels of each pixel are distinct, in order and in the groups that their positions say."""
+    """Return whether the channels of each pixel are distinct, in order and in the groups that their positions say."""
     channels = compressed.channels
     groups = torch.arange(channels.shape[-1], device=channels.device) // compressed.n
     in_range = (channels // compressed.m == groups) & (channels < compressed.shape[1])

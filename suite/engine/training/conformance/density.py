@@ -174,7 +174,7 @@ def _needed(seen: _Seen, product: str, trained: Tensor, seed: int | None = None)
 
 
 def _agrees_in_the_mean(seen: _Seen, product: str, trained: Tensor, stated: float) -> bool:
-    """Whether a share is random and its mean over several draws is not above the stated share."""
+    """Return whether a share is random and its mean over several draws is not above the stated share."""
     draws = [_needed(seen, product, trained, seen.site.seed + 1 + draw) for draw in range(DRAWS)]
     spread = statistics.stdev(draws)
     return spread > EXACT and statistics.fmean(draws) <= stated + ERRORS * spread / math.sqrt(DRAWS)
