@@ -139,7 +139,7 @@ def _data_root(typed: str | None, task: str) -> Path | None:
     """Return the folder of the user's images that a model is described for.
 
     Raises:
-        UsageError: It does not exist, or no task of the user's own images was named.
+        UsageError: The folder does not exist, or the task has no images of the user's own.
     """
     if typed is None:
         return None
@@ -174,7 +174,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
 
 
 def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is known of each parameter, with its values by preset."""
+    """Return a description of each parameter, with its values by preset."""
     texts = parameter_texts(choice.definition)
     return [
         {
@@ -225,7 +225,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 
 def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line per layer with the FLOPs of its products, and the data gradient's share of the layer and of all."""
+    """Return a line per layer: FLOPs of its products, and the data gradient's share of the layer and of all layers."""
     everything = sum(sum(flops.values()) for flops in layers.values())
     width = max(map(len, layers), default=0)
     heads = ("forward", "dgrad", "wgrad", "dgrad of layer", "dgrad of all")
@@ -291,7 +291,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _block(named: dict[str, Any]) -> list[str]:
-    """Return one paragraph per item; a recipe similar to the one before it shows only the differences."""
+    """Return one paragraph per item. A recipe similar to the one before it shows only the differences."""
     lines: list[str] = []
     before = ""
     for name, value in named.items():

@@ -1,6 +1,6 @@
 """Options of the verbs: the parser, the arguments with their help texts, the file of `--config`, and their checks.
 
-Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. Nothing here imports
+Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. This module imports no
 torch.
 """
 
@@ -62,7 +62,7 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
         elif name == "plugin":
             found[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
         elif name in lists and isinstance(value, list):
-            # An array with one seed is a list of seeds, not a count.
+            # The comma makes an array with one seed a list of seeds; a number alone is a count.
             found[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
         else:
             found[name] = _text(value, where)
@@ -276,7 +276,7 @@ class RunOptions:
 def read_run_options(arguments: Sequence[str]) -> RunOptions:
     """Read the options of `run` and check them as far as possible without importing torch.
 
-    Plugins are imported, since the options may contain names that they register.
+    Plugins are imported, because the options may contain names that they register.
 
     Raises:
         UsageError: An option is not valid.
@@ -356,7 +356,7 @@ def check_data_root(options: RunOptions, preset: str) -> None:
         preset: Preset of the command.
 
     Raises:
-        UsageError: The default data root, which holds data sets of other tasks, would be taken for the user's folder.
+        UsageError: The task would take the default data root, which holds data sets of other tasks.
     """
     if options.data_root_typed or os.environ.get("PDT_DATA"):
         return
@@ -370,7 +370,7 @@ def _ray_address(values: Mapping[str, str]) -> str:
     """Return the address of the Ray cluster; empty with another engine.
 
     Raises:
-        UsageError: It is not an address, or it, or the device, does not fit the engine.
+        UsageError: The text is not an address, or the address or the device does not fit the engine.
     """
     address = values.get("ray-address", "")
     if values["engine"] != "ray":
