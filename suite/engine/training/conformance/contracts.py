@@ -45,7 +45,7 @@ def trains(subject: Subject) -> str:
 
 
 def guess(classes: int, images: int) -> float:
-    """Return an accuracy that a guess seldom exceeds: two standard deviations above its mean."""
+    """Return an accuracy that guessing seldom exceeds: two standard deviations above its mean, as a fraction."""
     share = 1 / classes
     return share + 2 * math.sqrt(share * (1 - share) / images)
 
@@ -158,7 +158,7 @@ def replays(subject: Subject) -> str:
     captured, replayed = 3, 8
     for name, operand, transform, tensor in _transforms(subject):
         seen += 1
-        # A replay in step 8 runs the step that was captured in step 3, with the random keys of step 8.
+        # The replay in step 8 repeats the step that was captured in step 3, with the random keys of step 8.
         result = transform(tensor, Site(name, operand, captured, 0, 0, _KeysOf(replayed)))
         eager = transform(tensor, Site(name, operand, replayed, 0, 0))
         if not torch.equal(expanded(result, tensor), expanded(eager, tensor)):
@@ -191,7 +191,7 @@ def density_is_true(subject: Subject) -> str:
 
 
 class _OnlyKept(Trainer):
-    """A trainer in whose steps the gradients are zero that a method does not use."""
+    """A trainer that sets the gradients to zero that the method does not use."""
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
         self.kept.update(self.ctx)
@@ -289,7 +289,7 @@ CONTRACTS: tuple[Callable[[Subject], str], ...] = (
 
 
 def _transforms(subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """Yield all transforms at the start and before the last epoch, as (layer, operand, transform, operand's value)."""
+    """Yield all transforms at the start and before the last epoch, as (layer, operand, transform, tensor)."""
     yield from _transforms_of(subject.trainer(), subject)
     _, _, checkpoints = subject.undisturbed
     if len(checkpoints) > 1:
@@ -297,7 +297,7 @@ def _transforms(subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
 
 
 def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """Yield the transforms that a trainer's layers follow now, each with an operand of its shape, channels-last."""
+    """Yield the transforms that a trainer's layers follow now, each with a channels-last tensor for its operand."""
     outputs: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_hook(lambda layer, inputs, output, name=name: outputs.__setitem__(name, output.detach()))
