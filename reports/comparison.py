@@ -1,4 +1,4 @@
-"""Compares two folders of trials, for example before and after a change of the code, the machine or a version."""
+"""Compare two folders of trials, for example before and after a change of the code, the machine or a version."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
-"""What trials that are compared have in common, besides the method with its parameters and the seed.
+"""What compared trials have in common, besides the method with its parameters and the seed.
 
-If a folder has trials with several recipes, data types or data copies, those with the settings of the other folder are
-compared.
+A folder may have trials with several recipes, data types or data copies. Then those count that have the settings of the
+other folder.
 """
 MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
@@ -44,14 +44,14 @@ class Difference:
     """One method on one task and model, in the second folder relative to the first.
 
     Attributes:
-        names: Texts of `SAME`.
+        names: Values of the columns in `SAME`.
         label: Method with its parameters.
         settings: Settings in which these trials differ from others of the method; empty if there are none.
         seeds: Seeds that are done in the first folder, in the second, and in both.
         accuracy: Test accuracy in the second minus that in the first, paired by seed, as a fraction.
-        time: Training time over that in the first folder, paired by seed.
+        time: Training time in the second folder over that in the first, paired by seed.
         executed: Executed training FLOPs over those in the first folder.
-        effective: The same for effective training FLOPs.
+        effective: Effective training FLOPs over those in the first folder.
         comparable: Whether both ran on the same hardware, with the same threads and version of torch.
         disturbed: Whether one of the times was disturbed.
         changes: Settings and provenance that differ, with the values in both folders.
@@ -108,7 +108,7 @@ def compare(first: Records, second: Records) -> Comparison:
 
 
 def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
-    """Return the finished trials by the texts of `SAME` and the method, and then by their settings."""
+    """Return the finished trials by the columns in `SAME` and the method, and then by their settings."""
     found: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     for trial in records.trials:
         if trial.done:
@@ -127,10 +127,9 @@ def _settings(trial: Trial) -> str:
 def _same_settings(
     ours: Mapping[str, list[Trial]], theirs: Mapping[str, list[Trial]]
 ) -> list[tuple[list[Trial], list[Trial], str]]:
-    """Return the trials of both folders that are compared, and the settings that distinguish them from other trials.
+    """Return the trials of both folders to compare, and the settings that distinguish them from other trials.
 
-    Settings that only one folder has are compared with the only settings that only the other has, as after a change of
-    the recipe.
+    If each folder has one setting that the other lacks, as after a change of the recipe, these two are compared.
     """
     same = [text for text in ours if text in theirs]
     left, right = ([text for text in side if text not in same] for side in (ours, theirs))
@@ -149,7 +148,7 @@ def _same_settings(
 def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial], settings: str) -> Difference:
     seeds = [{seed_of(trial) for trial in trials} for trials in (first, second)]
     common = seeds[0] & seeds[1]
-    # What differs is that of the trials that are compared.
+    # Changes count only between the compared trials.
     ours, theirs = ([one for one in several if seed_of(one) in common] for several in (first, second))
 
     def pair(column: str, combine: str) -> Quantity:
@@ -174,7 +173,7 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
 
 
 def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple[str, str]]:
-    """Return the facts whose values differ between two folders. Facts that one of them did not record are left out."""
+    """Return the facts whose values differ between two folders, if both recorded them."""
     values = [_values(trials) for trials in (first, second)]
     shared = [name for name in values[0] if name in values[1] and values[0][name] != values[1][name]]
     texts = [{name: " or ".join(sorted(side[name])) for name in shared} for side in values]

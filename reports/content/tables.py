@@ -1,4 +1,4 @@
-"""Tables of a group: the first screen, results and time, cost relative to dense, absolute counts; a row per method."""
+"""Tables of a group with a row per method: first screen, results and time, cost relative to dense, absolute counts."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _cost_cell(row: MethodRow, cost: Cost) -> Cell:
 
 
 def _passes_cell(row: MethodRow) -> Cell:
-    """Return the ratio of the passes, with its interval if there are enough that are not disturbed."""
+    """Return the ratio of the passes, with its interval if enough of them are undisturbed."""
     ratio, count, disturbed = mean_of(row.time.share), len(row.time.passes), row.time.is_disturbed
     assert ratio is not None
     if row.cost is not None:

@@ -1,7 +1,7 @@
-"""The verdict of a group: a sentence for each purpose, what it rests on, and what would change it.
+"""The verdict of a group: a sentence for each purpose, what it is based on, and what would change it.
 
-All of it follows from the rule's answers (`reports.data.verdict`); no name of a method decides anything. The sentences
-are in `reports/sentences/verdict.j2`. Dense trainings for fewer epochs, on which much of it rests, have a table.
+The verdict follows from the rule's answers (`reports.data.verdict`) alone, and never from the name of a method. The
+sentences are in `reports/sentences/verdict.j2`. Dense trainings for fewer epochs, which the answers need, have a table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Setting:
         margins: Margins that the commands of the folder declared, as fractions, in order; the last one applies.
         test_images: Number of test images; 0 if it is not known.
         learned: Whether dense training is better than a guess.
-        is_ieee: Whether the trials computed with subnormal numbers, as those of earlier versions.
+        is_ieee: Whether the trials computed with subnormal numbers, as earlier versions did.
         out: The option with which a command continues in the folder of the report.
     """
 
@@ -155,13 +155,13 @@ def smoke_verdict() -> Verdict:
 
 
 def pruned_nothing(row: MethodRow) -> bool:
-    """Return whether a method ended with dense's network, and no multiply-add of its training could be skipped."""
+    """Return whether a method ended with dense's network, and its training had no multiply-add to skip."""
     shares = (row.flops_ratio.get("effective"), row.params_ratio, row.inference_effective_ratio)
     return all(isinstance(one, Estimate) and abs(one.mean - 1) < _NOTHING for one in shares)
 
 
 def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
-    """Return what a reader must know before any number: methods that did nothing, and data that cannot decide."""
+    """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in methods if pruned_nothing(row)]
     lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
     for one in answer.judged:
@@ -224,12 +224,12 @@ def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
 
 
 def inference_share(row: MethodRow) -> Quantity:
-    """Return the inference FLOPs over those of dense: without zero weights if the method's kernels skip them."""
+    """Return the inference FLOPs over those of dense, without zero weights if the method's kernels skip them."""
     return row.inference_effective_ratio if skips(row) else row.inference_ratio
 
 
 def skips(row: MethodRow) -> bool:
-    """Return whether layers of a finished trial had another backend than torch at the end, which may skip zeros."""
+    """Return whether layers of a finished trial ended with another backend than torch, which may skip zeros."""
     backends = [trial.epochs[-1].get("backends") for trial in row.done if trial.epochs]
     return any(isinstance(one, Mapping) and any(name != "torch" for name in one.values()) for one in backends)
 
@@ -253,10 +253,7 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
 
 
 def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
-    """Return what would give a verdict where there is none, and what could change it.
-
-    Its commands are between backticks.
-    """
+    """Return what would give a missing verdict, and what could change a verdict, with commands between backticks."""
     if not setting.learned:
         return [say("verdict.train_longer")]
     if setting.is_ieee:
@@ -299,7 +296,7 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
         advice.append(say("verdict.more_seeds", most=max(more)))
     if faster := _with_faster_kernels(pruned, methods, answer):
         advice.append(say("verdict.faster_kernels", gains=faster))
-    if len(setting.margins) > 1:  # by a later command, which may have known results
+    if len(setting.margins) > 1:  # the author of a later command may have known the results
         advice.append(say("verdict.margin_changed", first=100 * setting.margins[0]))
     return advice
 
@@ -318,7 +315,7 @@ def _shorter_lengths(pruned: Sequence[Judged], answer: Answer, setting: Setting)
 
 
 def _between(low: int, high: int, setting: Setting) -> list[int]:
-    """Return numbers of epochs that leave no gap between two lengths of dense training that the rule refuses."""
+    """Return numbers of epochs that fill a gap between two lengths of dense training which the rule refuses."""
     return list(range(high, low, -max(1, math.floor(WIDEST_GAP * setting.epochs))))[:0:-1]
 
 
@@ -329,7 +326,7 @@ class _Faster(NamedTuple):
 
 
 def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodRow], answer: Answer) -> list[_Faster]:
-    """Return what methods would be worth if all that can be skipped took no time: at their effective FLOPs."""
+    """Return what methods would be worth at their effective FLOPs, if all that can be skipped took no time."""
     found = []
     for one in judged:
         effective = methods[one.candidate.label].flops_ratio["effective"]
@@ -354,7 +351,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
     for of, answer in answers.items():
         judged = next((one for one in answer.judged if one.candidate.label == label), None)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
-            continue  # the reason is said once, for all methods
+            continue  # the report gives the reason once, for all methods
         decide = judged.seeds_needed and not setting.is_coarse
         more = (judged.seeds_needed or 0) - len(judged.candidate.accuracies) if decide else 0
         found.append(

@@ -1,7 +1,7 @@
-"""The sections "Why" of a report, from the file of the profile pass: where the time of a step goes.
+"""The sections "Why" of a report: where the time of a step goes, from the file of the profile pass.
 
-In order: shares of the step and of the three products, modelled and measured savings, the causes of a method's time,
-the tables of parts, savings and layers, and the sections.
+The file has, in this order: shares of the step and of the three products, modelled and measured savings, the causes of
+a method's time, the tables of parts, savings and layers, and the sections.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Flops = Literal["dense", "current", "effective", "executed"]
 
 @dataclass(frozen=True)
 class Saving:
-    """A saving relative to dense, as a fraction; negative if more time is taken.
+    """A saving relative to dense, as a fraction; negative if the method takes longer.
 
     Attributes:
-        products: Of the time of the three products of all planned layers; `None` if it does not refer to them.
-        step: Of the time of the step.
+        products: Saving in the time of the three products of all planned layers; `None` if it is not about them.
+        step: Saving in the time of the step.
     """
 
     products: float | None
@@ -51,11 +51,11 @@ class Savings:
     """Savings of a method in one stage.
 
     Attributes:
-        skipped: Modelled: a product takes its dense time, times the FLOPs that remain if everything is skipped that can
-            be. Pruning takes no time. For a method that prunes the data gradient to n:m, this is the share of the data
-            gradient times 1 - n/m, which is the model of SDGP's Sec. IV-C.
-        with_pruning: The same, less the measured time of pruning.
-        measured: The measured times of products; of the step without clocks.
+        skipped: Modelled: a product takes its dense time, times the share of FLOPs that remain if all that can be
+            skipped is skipped. Pruning takes no time. For a method that prunes the data gradient to n:m, this is the
+            share of the data gradient times 1 - n/m, as in the model of SDGP's Sec. IV-C.
+        with_pruning: `skipped` less the measured time of pruning.
+        measured: Saving in the measured times: of products with clocks, and of the step without clocks.
     """
 
     skipped: Saving
@@ -95,7 +95,7 @@ def flops(step: StepProfile, column: Flops, product: Product | None = None) -> f
 
 
 def savings(stage: StageProfile) -> Savings | None:
-    """Return the savings of a stage; `None` for dense training itself, and if no layer is planned."""
+    """Return the savings of a stage; `None` for dense training itself or without planned layers."""
     if stage.dense is None or stage.ratio is None or not products_seconds(stage.dense):
         return None
     products, step = products_seconds(stage.dense), total(stage.dense)
@@ -126,7 +126,7 @@ class SlowedProduct:
 
 
 def changes(stage: StageProfile) -> dict[Part, float]:
-    """Return how much longer each part takes than in a dense step, as a share of the dense step, largest change first.
+    """Return how much longer each part takes than in a dense step, as a share of that step, largest change first.
 
     The result is empty for dense training itself.
     """
@@ -138,7 +138,7 @@ def changes(stage: StageProfile) -> dict[Part, float]:
 
 
 def most_slowed_product(stage: StageProfile) -> SlowedProduct | None:
-    """Return the product of one layer of which the time rose most over dense's; `None` if none rose."""
+    """Return the product of a layer whose time exceeds dense's by most; `None` if none does."""
     theirs = {layer.name: layer for layer in stage.dense.layers} if stage.dense is not None else {}
     found = [
         SlowedProduct(layer.name, name, before.seconds, after.seconds)
@@ -166,11 +166,11 @@ def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
 
 _MILLI = 1e3
 _NEGLIGIBLE = 0.01  # of a dense step
-_REMARKABLE = 0.1  # of a dense step, by which one product of one layer is slower
+_REMARKABLE = 0.1  # of a dense step; a layer's product that is slower by more is named
 
 
 class _Change(NamedTuple):
-    """How a part of a step changed: for a product, its executed FLOPs and its time relative to dense."""
+    """The change of a part of a step; for a product also its executed FLOPs and its time relative to dense."""
 
     title: str
     percent: float
@@ -179,7 +179,7 @@ class _Change(NamedTuple):
 
 
 def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
-    """Return which parts of a step became faster or slower than dense's in the last stage; empty without a profile.
+    """Return which parts of a step are faster or slower than dense's in the last stage; empty without a profile.
 
     Args:
         profile: Profile of a method.
@@ -189,7 +189,7 @@ def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
         return []
     stage = profile.stages[-1]
     if not (dense.adds_up and stage.method.adds_up):
-        return []  # the clocks, or another program, took part of the step
+        return []  # the clocks or another program took some of the time
     parts = [_change(stage, part, share) for part, share in changes(stage).items() if abs(share) >= _NEGLIGIBLE]
     of_several = stage.epoch if profile.stages_of_trial > 1 else None
     lines = [say("methods.changed_parts", stage=of_several, epochs=epochs, parts=parts)]
@@ -407,7 +407,7 @@ _PUBLISHED = (
 
 
 def why_sections(rows: Sequence[MethodRow], profiles: Mapping[str, MethodProfile], slug: str) -> tuple[Section, ...]:
-    """Return the sections about the profiles of a group: parts of a step, and layers. None without profiles.
+    """Return the sections about the profiles of a group: parts of a step, and layers; empty without profiles.
 
     Args:
         rows: Methods of a group, in the order of the report.
@@ -442,7 +442,7 @@ def _step_figure(found: Sequence[tuple[MethodRow, MethodProfile]], slug: str) ->
 
 
 def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
-    """Return the parts of a step as the figure shows them, for as many images as a dense step has."""
+    """Return the milliseconds of each part of a step in the figure, for as many images as a dense step has."""
     scale = 1e3 * batch_size / step.batch_size
     shown = {PART_TITLES[part]: scale * part_seconds(step, part) for part in (*PRODUCTS, PRUNING)}
     return shown | {"rest": scale * total(step) - sum(shown.values())}

@@ -1,14 +1,14 @@
-"""Trials of one setting on several machines: their accuracies are one group, and each machine has costs of its own.
+"""Trials of one setting on several machines: their accuracies are one group, and each machine has its own costs.
 
 The rules:
 
 1. The accuracy of a setting (`ACCURACY`) differs from machine to machine only as it does from seed to seed, so that all
-   seeds count. This is checked: where a method, or dense training of one length, has three seeds on both of two
-   machines, the difference of their means has an interval. The intervals of two machines hold together at 95 %. If one
-   of them excludes 0, the two are not pooled. Diverged trainings and guesses are left out.
-2. Times, memory and energy belong to a machine (`MACHINE`), and so do executed FLOPs, since backends are chosen by
-   measurement. A group has those of the machine with most of its trials. A machine on which the time pass measured has
-   a group of its own, with the costs of its own trials if it has any.
+   seeds count. This module checks that: if a method, or dense training of one length, has three seeds on each of two
+   machines, the difference of their means has an interval. All intervals of two machines hold together at 95 %. If one
+   of them excludes 0, the two machines are not pooled. Diverged trainings and guesses are left out.
+2. Times, memory and energy belong to a machine (`MACHINE`). So do executed FLOPs, because a measurement chooses the
+   backends. A group has the costs of the machine with most of its trials. A machine on which the time pass measured has
+   its own group, with the costs of its own trials if it has any.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_ONE_MACHINE = (
     *(name for name, one in COLUMNS.items() if one.kind in ("measured", "machine") and name not in _OF_ANY_MACHINE),
     *("train_flops_executed", "flops_to_target"),
 )
-# The time of reconfigurations only says which part of it has passed.
+# The time of reconfigurations stays, because reports use only the share of it that has passed by an epoch.
 _EPOCH_OF_ONE_MACHINE = {*_OF_ONE_MACHINE, "step_memory_bytes", "backends", "communication"} - {"reconfigure_time_s"}
 _EQUAL = 1e-9  # accuracies are fractions of images
 
@@ -57,7 +57,7 @@ def pool_machines(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> 
 
 
 def _family(group: TrialGroup) -> str | None:
-    """Return all but the machine and the epochs; `None` if the machine or the recipe is not known."""
+    """Return the key of a group without machine and epochs; `None` if machine or recipe is not known."""
     recipe = without_epochs(group)
     if recipe is None or not group.key["hardware_id"]:
         return None
@@ -96,7 +96,7 @@ def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> lis
                 for one in sorted(members, key=lambda group: -_done([group]))
                 if _setting(one.key) == setting
             }
-            # A machine that has only measured times belongs to the largest pool.
+            # A machine with measured times and no trials belongs to the largest pool.
             timed = {
                 _machine(one.key): one.methods
                 for one in times
@@ -112,7 +112,7 @@ def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> lis
 
 
 def _pools(machines: Mapping[Machine, Sequence[TrialGroup]]) -> list[list[Machine]]:
-    """Return the machines that are pooled, those with most trials first; all of a pool agree with each other."""
+    """Return pools of machines that agree with each other, those with most trials first."""
     pools: list[list[Machine]] = []
     for machine in sorted(machines, key=lambda one: -_done(machines[one])):
         for pool in pools:
@@ -130,7 +130,7 @@ def _group(
     trials: Mapping[Machine, Sequence[Trial]],
     methods: Mapping[str, MethodTime],
 ) -> TrialGroup:
-    """Return the group of a machine, with the costs of its own trials, or else of the most similar machine."""
+    """Return the group of a machine, with the costs of its own trials or else of the most similar machine's."""
 
     def likeness(one: Machine) -> tuple[bool, bool]:
         return one == machine, one[0] == machine[0]
@@ -148,7 +148,7 @@ def _elsewhere(
     machines: Mapping[Machine, Sequence[TrialGroup]],
     trials: Mapping[Machine, Sequence[Trial]],
 ) -> Elsewhere:
-    """Return what another machine of the family has, and why its trials do not count in a group if they do not."""
+    """Return what another machine of the family has, and the reason if its trials do not count in a group."""
     differences = _differences(machines[machine], machines[group.trained])
     if machine in pool:
         return Elsewhere(machine, sum(trial.done for trial in trials.get(machine, ())), differences)
@@ -193,7 +193,7 @@ def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Es
 
 
 def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]:
-    """Return the machines whose trials of the same task and model have another setting, with its name."""
+    """Return the machines whose trials of the same task and model have another setting, with that setting."""
     found: dict[Machine, Elsewhere] = {}
     for other in groups:
         machine, count = _machine(other.key), _done([other])

@@ -1,4 +1,4 @@
-"""What the records of a page say about its methods, as evidence for the rule (`reports.data.rule`), and its answers."""
+"""Turn the records of a page into evidence for the rule (`reports.data.rule`), and return the rule's answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]
 
 COSTS: tuple[Cost, ...] = ("time", "flops")
-MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
+MARGIN = 0.005  # the default, 0.5 points of accuracy, for commands that record no margin
 
 
 def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
@@ -39,7 +39,7 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
-    """Return what the rule says about each group of a page, for each cost. The groups are corrected together.
+    """Return what the rule says about each group of a page, for each cost, with one correction for all groups.
 
     Args:
         page: The groups with their rows.
@@ -57,7 +57,7 @@ def gain_of(judged: Judged, claims: int) -> Estimate | None:
 
 
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
-    """Return what is known about the methods of a group. Controls are no methods, and are left out."""
+    """Return what is known about the methods of a group, without controls."""
     budgets = [(one, _share(one, group, cost)) for one in (*group.budgets, group)]
     methods = [row for row in rows if not row.is_baseline and not row.is_control]
     ratios = _times if cost == "time" else _flops
@@ -86,7 +86,7 @@ def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
 
 
 def _times(row: MethodRow) -> tuple[float, ...]:
-    """Return the training time of each undisturbed pass. Times of the trials say too little: they are not paired."""
+    """Return the relative training time of each undisturbed pass. Times of trials do not count: they are not paired."""
     return () if row.timed is None else tuple(one.ratio for one in row.timed.sound)
 
 
@@ -100,8 +100,8 @@ def _flops(row: MethodRow) -> tuple[float, ...]:
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
     """Return the cost of a dense training for fewer epochs, relative to the whole one.
 
-    With one phase it is the share of the steps, since all are equal. With several, each epoch counts as the FLOPs, or
-    the measured time, of its steps.
+    With one phase, the cost is the share of the steps, because all steps are equal. With several phases, each epoch
+    counts with the FLOPs, or the measured time, of its steps.
     """
     if budget is group:
         return 1.0
@@ -126,6 +126,6 @@ def _dense_flops(group: TrialGroup) -> float:
 
 
 def _phases(group: TrialGroup) -> list[tuple[Phase, float]]:
-    """Return the phase of each epoch, and the part of an epoch that it is."""
+    """Return the phase of each epoch, and how much of a whole epoch it is."""
     recipe = Recipe(**without_lists(json.loads(group.key["recipe"])))
     return [(phase, min(1.0, recipe.epochs - epoch)) for epoch, phase in enumerate(recipe.phases())]

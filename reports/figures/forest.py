@@ -25,12 +25,12 @@ _CAPTION = (
 def gain_figure(
     rows: Sequence[MethodRow], answer: Answer, words: Mapping[str, str], cost: Cost, margin: float, slug: str
 ) -> Figure | None:
-    """Draw a row a method, in the order of the table; `None` if no gain is known.
+    """Draw a row for each method, in the order of the table; return `None` if no gain is known.
 
     Args:
         rows: Ranked rows of one group.
         answer: What the rule says about their methods.
-        words: Its answer at equal cost by method, in words.
+        words: The answer at equal cost in words, by method.
         cost: The cost that is equal.
         margin: δ, in points.
         slug: Prefix of the figure's name.

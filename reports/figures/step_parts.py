@@ -15,7 +15,7 @@ _REST = "rest"
 
 
 def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: str) -> Figure:
-    """Draw a bar for each step, of its parts.
+    """Draw a bar for each step, stacked from its parts.
 
     Args:
         steps: Milliseconds of the parts of a step by method, dense first. All have the same parts, in order; the last

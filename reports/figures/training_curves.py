@@ -39,7 +39,7 @@ class _Drawing:
         title: Title of the figure.
         caption: Text below the figure.
         needs: Values that a record must have to be drawn.
-        draw: Draws the records of all methods, and returns the ends of their curves as text.
+        draw: Function that draws the records of all methods, and returns the ends of their curves as text.
     """
 
     name: str
@@ -50,7 +50,7 @@ class _Drawing:
 
 
 def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
-    """Return the figures, and one line for each figure that cannot be drawn."""
+    """Draw the figures; return them, and one line for each figure that cannot be drawn."""
     if not any(trial.epochs for row in rows for trial in row.done):
         return [], ["Training curves are not drawn, because no finished trial has an epochs.jsonl."]
     records = _records(rows)
@@ -76,7 +76,7 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
 
 
 def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
-    """Return a row for each epoch of each finished trial, with the values that figures need, in the order of epochs."""
+    """Return a row for each epoch of each finished trial, in order, with the values that figures need."""
     return pd.DataFrame(
         {"method": row.label, "trial": trial.name, "seed": seed_of(trial), "disturbed": is_disturbed(trial)}
         | _values(record)
@@ -90,7 +90,7 @@ def _values(record: Mapping[str, Any]) -> dict[str, float | None]:
     flops = record.get("step_flops") or {}
     values = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
     values |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
-    # A loss may be text ("NaN") or infinite; neither can be drawn.
+    # A loss may be text ("NaN") or infinite. `finite` turns both into None, which is not drawn.
     return {"epoch": float(record["epoch"]), **{name: finite(value) for name, value in values.items()}}
 
 
@@ -129,7 +129,7 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
     divisor, unit = formatting.time_scale(records["train_time_s"].max())
     records = records.assign(time=records["train_time_s"] / divisor, value=100 * records["test_accuracy"])
-    # One collection draws the lines of 1,000 trials in a tenth of the time that single lines take.
+    # A collection draws the lines of 1,000 trials in a tenth of the time of single lines.
     for (method, disturbed), several in records.groupby(["method", "disturbed"], sort=False):
         trials = [own for _, own in several.groupby("trial", sort=False)]
         lines = LineCollection(
@@ -183,7 +183,7 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
 
 
 def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
-    """Return aggregates over the trials of a method at each epoch, by method and epoch."""
+    """Return aggregates over the trials of each method at each epoch, indexed by method and epoch."""
     return records.groupby(["method", "epoch"], sort=False).agg(**columns).reset_index()
 
 
