@@ -18,7 +18,7 @@ from reports.papers.comparison import Comparison
 from suite.trials.estimates import Estimate
 
 WIDTH = 7.2
-# Share of the largest magnitudes that is clipped; otherwise the tail of a gradient makes all other values white.
+# Share of the largest magnitudes to clip. Otherwise the tail of a gradient would make all other values white.
 _CLIPPED = 0.02
 _ZERO = "#8c959f"
 _OURS, _THEIRS = 1, 2
@@ -158,7 +158,7 @@ def _written(value: str, gap: str) -> str:
 def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], str], low: float, high: float) -> None:
     for (line, place), text in texts.items():
         value = grid[line, place]
-        # Cividis is dark below its middle. A cell without a number is transparent; its text must fit the page.
+        # Cividis is dark below its middle. A cell without a number is transparent, so that its text must suit the page.
         ink = svg.MUTED if np.isnan(value) else "#000000" if (value - low) / (high - low) > 0.55 else "#ffffff"
         axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 

@@ -1,4 +1,4 @@
-"""Writes the page of a reproduction: selects its trials and collects the text around the comparison."""
+"""Write the page of a reproduction: select its trials and collect the text around the comparison."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_outcome(
         command: Words of the command line.
 
     Returns:
-        The path of the Markdown file, as a list.
+        A list with the path of the Markdown file.
     """
     held = read(folder)
     records = {trial.name: trial for trial in held.trials}
@@ -131,17 +131,17 @@ def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSp
     found = list(planned)
     held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec["seed"] for spec in specs}):
-        # Derived from the trials of this command, because an earlier command may have used other labels and paths.
+        # Derive these from the trials of this command, because an earlier one may have used other labels and paths.
         others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
         found += others.values()
     return found
 
 
 def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
-    """Return the same trials with another seed; dependencies refer to the trials of that seed."""
+    """Return the same trials with another seed, whose dependencies are the trials of that seed."""
     renamed: dict[str, str] = {}
     found = []
-    for spec in planned:  # a trial follows those that it depends on
+    for spec in planned:  # a trial comes after those that it depends on
         before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
         found.append(dataclasses.replace(spec, seed=seed, depends_on=before))
         renamed[spec.trial_id] = found[-1].trial_id
@@ -149,7 +149,7 @@ def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the trials that exist, by the labels in the part's list of methods."""
+    """Return the existing trials by label, as in the part's list of methods."""
     found: dict[str, tuple[Any, ...]] = {}
     for spec in specs:
         if spec.trial_id in records:

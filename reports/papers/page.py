@@ -35,7 +35,7 @@ FULL_RECIPE = "paper"  # preset with the recipe of a paper
 
 @dataclass(frozen=True)
 class PartNotRun:
-    """A part that the command did not run and the folder does not hold completely, with the command that runs it."""
+    """A part that the command did not run and of which the folder lacks trials, with the command that runs it."""
 
     name: str
     title: str
@@ -49,10 +49,10 @@ class ReproductionPage:
     Attributes:
         name, title, summary: Texts of the reproduction.
         comparisons: Comparisons of the parts, then the numbers that are only published; the CSV has all of them.
-        alone: Groups that are only published.
+        alone: Groups of numbers that are only published.
         figure: Figure, or `None` if there is nothing to draw.
         reference: Group whose setting is reproduced; `None` if the original has no number.
-        trials: Trials behind the numbers, failed ones included.
+        trials: Trials that the numbers come from, failed ones included.
         networks: Lines on networks that the preset or the command replaced.
         changed: Recipe fields that the command set, `name=value`.
         unrun: Parts that were not run.
@@ -80,7 +80,7 @@ class ReproductionPage:
 def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
     """Write the files into `folder/reproduce`, each atomically, and return their paths, Markdown first.
 
-    Without a figure, an earlier figure is removed, because it would show other numbers than the table.
+    If there is no figure now, an earlier one is removed, because it would show other numbers than the table.
     """
     place = folder / "reproduce"
     paths = {ending: place / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
@@ -130,7 +130,7 @@ def _plain(value: object) -> object:
 
 def to_markdown(reproduced: ReproductionPage) -> str:
     """Return the page as Markdown."""
-    # A part that was not run gets one line with its command instead of a row of dashes for each number.
+    # A part that was not run gets one line with its command, and no row of dashes for each number.
     unrun = [part.name for part in reproduced.unrun]
     parts = [
         one for one in reproduced.comparisons if one.part and not (one.part in unrun and isinstance(one.ours, Missing))

@@ -13,7 +13,7 @@ from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import seed_of
 
-BUSY = 0.5  # busy cores of other programs above which times are unreliable
+BUSY = 0.5  # cores; if other programs keep more busy, times are unreliable
 
 
 def done(data: ReproductionData, part: str, label: str) -> list[Trial]:
@@ -31,7 +31,7 @@ def over_seeds(
 
 
 def with_own_trials(reproduction: Reproduction, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
-    """Return each part with its finished trials by label; parts with the same trials as an earlier one are left out.
+    """Return each part with its finished trials by label, without parts that repeat the trials of an earlier part.
 
     With `--model`, parts that differ only in their network have the same trials.
     """
@@ -86,7 +86,7 @@ def line(
 
     Args:
         published: `GROUP/KEY` of the published number; empty if there is none.
-        among: Published numbers to look it up in.
+        among: Published numbers in which to look it up.
     """
     if not published or among is None:
         return Comparison(quantity, unit, part, ours, kind, note=note)

@@ -27,7 +27,7 @@ MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
 METHODS = (*DENSE, MASKED, OURS, CSR)
 CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
 Seconds = list[float]
-"""Minimum, median and third quartile of the times of one call."""
+"""Minimum, median and third quartile of the seconds of a call."""
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
 NOTHING_PRUNED = "nothing was pruned in this network"
@@ -46,19 +46,17 @@ PARTS = tuple(
         small_model=SMALL if network == "vgg11_click" else "",
         seeds={"smoke": 1, "quick": 1, "paper": 1},
         presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
-        overrides={"epochs": 2},  # only the positions of the remaining weights matter for the times, not the accuracy
+        overrides={"epochs": 2},  # times depend on the positions of the remaining weights, and not on the accuracy
         recipe=recipe_name(network),
     )
     for network in ("vgg11_click", "resnet32_wide")
 )
 ON_THE_CPU = (
     "Measured on the CPU in float32, in a separate process, whatever the device and dtype of the trial. Times are "
-    "minima "
-    f"of {REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb least. The "
-    "methods alternate, so that other load affects all of them. Notes give the median and the third quartile; the "
-    "lines "
-    "in the figure end there. The slides measure on a GPU and their charts have no numbers, so no published number is "
-    "compared."
+    f"minima of {REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb "
+    "least. The methods alternate, so that other load affects all of them. Notes give the median and the third "
+    "quartile; the lines in the figure end there. The slides measure on a GPU and their charts have no numbers, so no "
+    "published number is compared."
 )
 
 
@@ -183,9 +181,8 @@ class Figure10(Reproduction):
         return bars_figure(
             self.registered_name,
             "Time of forward, data gradient and weight gradient of pruned convolutions",
-            f"{trial.text('model')} at batch {batch}; the three products together, minimal times, measured on the "
-            "CPU in "
-            "float32. The axis is logarithmic.",
+            f"{trial.text('model')} at batch {batch}; the three products together, minimal times, measured on the CPU "
+            "in float32. The axis is logarithmic.",
             "Time (ms)",
             list(layers),
             {method: [MILLI * each[0] for each in several] for method, several in times.items()},
@@ -209,14 +206,13 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
     if not slower:
         return []
     return [
-        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three "
-        "products take "
-        f"at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
+        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three products "
+        f"take at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
     ]
 
 
 def fastest_dense(seconds: Mapping[str, Any], product: str) -> Seconds:
-    """Return the times of the faster memory format; for an empty product, the sum over products of the faster ones."""
+    """Return the times of a product in the faster memory format; for an empty product, their sum over all products."""
     if not product:
         return _sum([fastest_dense(seconds, one) for one in PRODUCTS])
     return min((seconds[method][product] for method in DENSE), key=lambda each: float(each[0]))
@@ -243,7 +239,7 @@ def _sum(several: Sequence[Seconds]) -> Seconds:
 
 
 def _times_as_fast(what: str, part: str, theirs: Seconds, ours: Seconds) -> Comparison:
-    """Return how many times as fast ours is; torch's own products exist wherever a layer was pruned."""
+    """Return how many times as fast ours is. Torch's own products have times for every pruned layer."""
     if not theirs or not ours:
         return line(what, part, Missing(NOT_HERE if theirs else NOTHING_PRUNED), "measured", unit="×")
     note = f"Ratio of the medians: {theirs[1] / ours[1]:.3g} ×."

@@ -36,12 +36,10 @@ PRODUCTS = ("forward", "data gradient", "weight gradient")
 COUNTS = ("this suite's count", "PruneTrain's count")
 TWO_THIRDS = (
     "Each of the two gradients of a layer takes as many multiply-adds as its forward, and the input of the first layer "
-    "needs no gradient. With this count the backward pass never exceeds two thirds (66.7 %) in any network. The "
-    "code of "
-    "PruneTrain counts a data gradient at the padded input of its layer, which is more than needed, especially where "
-    "images are small. With that count all of these networks except ImageNet's VGG-16 are above 70 %. The slides do "
-    "not "
-    "state how they count."
+    "needs no gradient. With this count the backward pass never exceeds two thirds (66.7 %) in any network. The code "
+    "of PruneTrain counts a data gradient at the padded input of its layer, which is more than needed, especially "
+    "where images are small. With that count all of these networks except ImageNet's VGG-16 are above 70 %. The slides "
+    "do not state how they count."
 )
 
 
@@ -52,9 +50,8 @@ class Figure1(Reproduction):
     title = "ClickTrain, Fig. 1: the share of the backward pass in training FLOPs"
     reference = "clicktrain-fig1-backward"
     remarks = (
-        "Counted from the shapes of convolutions and linear layers, for the networks that the slides name; this "
-        "needs no "
-        "training. One short trial shows that the counted FLOPs of real steps have the same shares.",
+        "Counted from the shapes of convolutions and linear layers, for the networks that the slides name; this needs "
+        "no training. One short trial shows that the counted FLOPs of real steps have the same shares.",
         TWO_THIRDS,
         "The slides do not state which networks Fig. 1 draws.",
     )
@@ -110,7 +107,7 @@ class Figure1(Reproduction):
 def network_shares(network: str) -> tuple[list[float], list[float]]:
     """Return the percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
     shape, count = NETWORKS[network]
-    with torch.device("meta"):  # shapes are enough
+    with torch.device("meta"):  # counting needs only shapes
         costs = count_layers(build_model(network, shape, count), shape).values()
     return own_shares(costs), prunetrain_shares(costs)
 
@@ -120,13 +117,13 @@ def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
 
 
 def own_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """Return the shares by this suite's count, in which the first layer has no data gradient."""
+    """Return the shares in percent by this suite's count, in which the first layer has no data gradient."""
     costs = list(costs)
     return _percents([sum(cost.flops(product) for cost in costs) for product in ("forward", "dgrad", "wgrad")])
 
 
 def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """Return the shares by PruneTrain's count: data gradients at the padded input, also for the first layer.
+    """Return the shares in percent by PruneTrain's count: data gradients of the padded input, also in the first layer.
 
     Source: PruneTrain's code; `suite.engine.cost.paper_conventions`.
     """
@@ -145,10 +142,10 @@ def _percents(values: list[float]) -> list[float]:
     return [100 * value / sum(values) for value in values]
 
 
-POSITIONS, LARGEST = 9, 4  # weights of a kernel, and those that a pattern keeps
+POSITIONS, LARGEST = 9, 4  # number of weights in a kernel, and number that a pattern keeps
 UNIFORM = 100 * LARGEST / POSITIONS
 BLOCKS = ((4, 5, 7, 8), (3, 4, 6, 7), (1, 2, 4, 5), (0, 1, 3, 4))  # the four published patterns
-DRAWN = 8  # layers of the figure
+DRAWN = 8  # layers in the figure
 
 
 @register("reproduction", "clicktrain-fig3")
@@ -158,13 +155,11 @@ class Figure3(Reproduction):
     title = "ClickTrain, Fig. 3: positions of large weights in 3x3 kernels"
     source = "clicktrain-slides"
     remarks = (
-        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. "
-        "With no "
-        f"preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
+        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. With "
+        f"no preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
         "including the first.",
-        "The trained network is compared with its initial weights from the same seed. A property that both have is "
-        "due to "
-        "chance.",
+        "The trained network is compared with its initial weights from the same seed. A property that both have is due "
+        "to chance.",
         "The slides show one layer of a VGG-16, only as a picture without numbers. They state that large weights form "
         "shapes that repeat.",
     )

@@ -68,7 +68,7 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
 
 
 def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
-    """Return `shape`, `density` and the `seconds` of each of `CONVERSIONS` by pruned layer.
+    """Return for each pruned layer its `shape` and `density`, and the `seconds` of each of `CONVERSIONS`.
 
     Args:
         file, shape: See `pruned_layers`.
@@ -83,7 +83,7 @@ def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, d
 
 
 def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
-    """Return a function for each of `CONVERSIONS` of a layer's weight; the dense matrix for CSR is prepared here."""
+    """Return a function for each of `CONVERSIONS` of a layer's weight. No time includes the dense matrix for CSR."""
 
     weight = layer.weight.contiguous(memory_format=torch.channels_last)
     matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
@@ -98,7 +98,9 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
 
 
 def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
-    """Return `shape`, `density`, input `size` and `seconds` (by available method of `METHODS` and product) by layer.
+    """Return for each layer its `shape`, `density` and input `size`, and the `seconds` by method and product.
+
+    The methods are those of `METHODS` that are available here.
 
     Args:
         file, shape: See `pruned_layers`.
@@ -123,10 +125,10 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
 
 
 def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
-    """Return the three products of a layer for each of `METHODS`; methods that are not available are omitted.
+    """Return the three products of a layer for each of `METHODS` that is available.
 
-    All use the same random images and output gradient in float32, and the weight of the layer with its zeros; dense
-    products with zeros take as long as with other numbers.
+    All use the same random images and output gradient in float32, and the weight of the layer with its zeros. Zeros do
+    not change the time of dense products.
     """
     generator = torch.Generator().manual_seed(0)
     channels = layer.weight.shape[1]
@@ -146,7 +148,7 @@ def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], 
 def _dense(
     layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
 ) -> tuple[Callable[[], Tensor], ...]:
-    """Return oneDNN's products in one memory format; a mask multiplies the weight beforehand, and its gradient."""
+    """Return oneDNN's products in one memory format. A mask multiplies the weight in the forward, and its gradient."""
     images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
     weight = layer.weight.contiguous(memory_format=layout)
     held = None if mask is None else mask.contiguous(memory_format=layout)
@@ -167,14 +169,14 @@ def _dense(
 
 
 def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return the products of this suite's kernels, including layout changes and packing; none without a compiler."""
+    """Return the products of this suite's kernels with layout changes and packing; empty without a compiler."""
 
     if library() is None:
         return ()
     layout = torch.channels_last
     images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
     taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
-    # Both gradients share one conversion into blocks, as in training; its time counts for the data gradient.
+    # As in training, both gradients share one conversion into blocks. Its time is part of the data gradient.
     blocks = [taps.blocks_of_grad(grad, images)]
 
     def data_gradient() -> Tensor:
@@ -189,7 +191,7 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
 
 
 def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return products of torch's sparse CSR matrices with columns of the images; times include im2col, not CSR."""
+    """Return products of sparse CSR matrices with columns of the images. Times include im2col, but not building CSR."""
     matrix = layer.weight.contiguous().flatten(1)
     sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
     kernel = (layer.weight.shape[2], layer.weight.shape[3])
@@ -216,13 +218,13 @@ def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tenso
 
     try:
         weight_gradient()
-    except (RuntimeError, NotImplementedError):  # torch has these products only if it was built with MKL
+    except (RuntimeError, NotImplementedError):  # only a torch that was built with MKL has these products
         return ()
     return forward, data_gradient, weight_gradient
 
 
 def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
-    """Return the quantiles of each call's seconds, measured in alternation."""
+    """Return the quantiles of each call's seconds. The calls alternate."""
 
     times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
     return {

@@ -27,7 +27,7 @@ from suite.trials.groups import seed_of
 
 BATCHES = (10, 100)
 RATIOS = (0.1, 0.2)
-NEAR_ZERO = 1e-4  # the threshold of the paper, whatever the trial used
+NEAR_ZERO = 1e-4  # the paper's threshold, which need not be that of the trial
 NOT_DONE = "its trials are not done"
 NETWORKS = ("resnet32", "resnet50_cifar")
 
@@ -63,11 +63,11 @@ class Table2(Reproduction):
     )
 
     def where(self, part: Part, model: str) -> str:
-        """Return what the names of a part's quantities begin with, for the network that was trained."""
+        """Return the beginning of the names of a part's quantities, for the network that was trained."""
         return f"{model} on {part.task}"
 
     def rows(self, part: Part) -> tuple[str, str] | None:
-        """Return the rows of dense and of the pruned network in the paper's table; `None` if it has none."""
+        """Return the rows of dense and of the pruned network in the paper's table; `None` without such rows."""
         return part.model, part.model
 
     def outcome(self, data: ReproductionData) -> Outcome:
@@ -213,8 +213,7 @@ class Figure7(Reproduction):
     remarks = (
         f"Forward and backward of a single layer with its gates: median of {REPETITIONS}, union and gating alternate, "
         "batch size of the recipe. The paper measures ResNet-50 with images of ImageNet's size on a V100, and shows "
-        "the "
-        "times only in the picture.",
+        "the times only in the picture.",
     )
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
@@ -264,7 +263,7 @@ def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
 
 
 def threshold(data: ReproductionData, trial: Trial) -> float:
-    """Return the threshold under which a channel of the trial counted as dead."""
+    """Return the threshold below which a channel of the trial counted as dead."""
     return float(data.specs[trial.name].parameters["threshold"])
 
 
@@ -313,7 +312,7 @@ class Figure12(Reproduction):
 
 
 def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
-    """Return for each layer the number of weights as `built`, `left`, and `near zero` among those left."""
+    """Return for each layer the number of weights as `built`, those `left`, and those of them that are `near zero`."""
     whole = build_model(data.specs[trial.name].model, image_shape(data, trial), classes(data, trial))
     final = dict(final_model(data, trial).named_modules())
     found = {}

@@ -24,7 +24,7 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
     Args:
         file: Path of its `model.pt`.
         threshold: A channel of a layer is dead if all its |w| are below this value.
-        gating: Whether to use channel gating.
+        gating: Whether to use channel gating; otherwise channel union.
         shape: Shape of an image, (C, H, W).
         classes: Number of classes of the task.
     """
@@ -39,7 +39,7 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
 def images_per_second(
     files: list[str], dtype: str, shape: tuple[int, int, int], batch: int, device: str
 ) -> list[float]:
-    """Measure the inference images per second of networks: medians of passes that alternate.
+    """Measure the inference images per second of networks, as medians of alternating passes.
 
     Args:
         files: Paths of their `model.pt`.
@@ -59,14 +59,14 @@ def images_per_second(
 def layer_times(
     file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
 ) -> dict[str, tuple[float, float]]:
-    """Measure forward and backward of the last layer of each residual branch, by name.
+    """Measure the time of forward and backward of the last layer of each residual branch, by name.
 
     Args:
         file, threshold, shape, classes: See `cut_again`.
         dtype, batch, device: See `images_per_second`.
 
     Returns:
-        Seconds with channel union and with gating; removed branches are left out.
+        Seconds with channel union and with gating, without removed branches.
     """
 
     place = torch.device(device)

@@ -28,7 +28,7 @@ PICTURES = (
 
 
 def curve(trial: Trial, name: str) -> list[tuple[int, float]]:
-    """Return the number of each epoch and a field of its record; epochs without a value are left out."""
+    """Return the number of each epoch and a field of its record, without epochs that lack a value."""
     found = ((finite(record.get("epoch")), finite(record.get(name))) for record in trial.epochs)
     return [(int(epoch), value) for epoch, value in found if epoch is not None and value is not None]
 
@@ -41,7 +41,7 @@ def mean_curve(trials: Sequence[Trial], name: str, scale: float = 1.0) -> list[t
 
 
 def mean_from(trial: Trial, name: str, share: float) -> float | None:
-    """Return the mean of a field over the epochs after a share of them; `None` without values."""
+    """Return the mean of a field over the epochs after the given share of them; `None` without values."""
     left = [value for epoch, value in curve(trial, name) if epoch > int(share * len(trial.epochs))]
     return sum(left) / len(left) if left else None
 
@@ -115,7 +115,7 @@ class Figure6(Reproduction):
         return Outcome(comparisons, figure, remarks)
 
     def _higher(self, data: ReproductionData) -> list[Comparison]:
-        """Return the share of epochs in which each way of pruning has a higher loss than dense of the same seed."""
+        """Return for each way of pruning the share of epochs with a higher loss than dense of the same seed."""
         dense = {seed_of(trial): dict(curve(trial, "train_loss")) for trial in done(data, PART, BASELINE)}
         lines = []
         for mode in MODES:

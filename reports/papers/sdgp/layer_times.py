@@ -1,4 +1,4 @@
-"""Times of the products of a network's layers in real steps on random images, in a separate process."""
+"""Time the products of a network's layers in real steps on random images, in a separate process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ROUNDS, WARM_UPS = 6, 2
 def product_seconds(
     model: str, shape: tuple[int, int, int], classes: int, batch: int, dtype: str, method: str, device: str
 ) -> dict[str, dict[str, float]]:
-    """Measure the products of a new network's layers, and the pruning of their output gradients.
+    """Measure the time of the products of a new network's layers, and of pruning their output gradients.
 
-    Forward and backward run with clocks around the products (`suite.engine.cost.clock`); the times are means over
-    the faster half of the passes.
+    Forward and backward run with clocks around the products (`suite.engine.cost.clock`). The times are means over the
+    faster half of the passes.
 
     Args:
         model: Model as in `--model`.
         shape: Shape of an image, (C, H, W).
         classes: Number of classes.
         batch: Number of images.
-        dtype: Type of autocast; `float32` turns it off.
-        method: Method as in `--methods`, which plans the layers.
+        dtype: Type of autocast; `float32` turns autocast off.
+        method: Method that plans the layers, as in `--methods`.
         device: `cpu`, `cuda` or `cuda:N`.
 
     Returns:

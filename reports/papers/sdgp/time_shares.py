@@ -28,7 +28,7 @@ SAVED = "sdgp-time-saved-resnet18"
 MODEL, SHAPE, CLASSES = "resnet18", (3, 224, 224), 1000
 BATCH = {"cpu": 8, "cuda": 256}
 METHOD = "sdgp[n=2,m=4,backend=masked]"
-"""Its gradients are multiplied as dense ones, so that only pruning is added to the times of dense products."""
+"""This backend multiplies gradients as dense ones, so that only pruning adds to the times of dense products."""
 RATIOS = {"2:4": 1 / 2, "1:4": 1 / 4}  # n:m, and n/m
 PRODUCTS = {"forward": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
 Seconds = Mapping[str, Mapping[str, float]]
@@ -106,7 +106,7 @@ class Figure9(Reproduction):
         ]  # fmt: skip
 
     def saved(self, seconds: Seconds) -> list[Comparison]:
-        """Return the paper's modelled saving from our share, and the same less our measured time of pruning."""
+        """Return the saving by the paper's model from our share, and that saving less our measured time of pruning."""
         totals = part_totals(seconds)
         products = sum(totals[product] for product in PRODUCTS)
         share, pruning = totals["dgrad"] / products, totals["pruning"] / products

@@ -31,11 +31,11 @@ PART = "settings"
 SHARE = "sdgp-data-gradient-share-resnet9"
 LEFT = "sdgp-data-gradient-share-left-resnet9"
 SPEEDUP = "sdgp-time-to-accuracy"
-BELOW_DENSE = 0.008  # 94.5 % of Fig. 10 are 0.8 points below dense's 95.3 % of Table I
+BELOW_DENSE = 0.008  # 94.5 % in Fig. 10 is 0.8 points below dense's 95.3 % in Table I
 
 
 def step_factor(pair: str, share: float) -> float:
-    """Return the modelled time of a step relative to dense: the data gradient's share shrinks to n/m of it.
+    """Return the modelled time of a step relative to dense, in which the data gradient takes n/m of its time.
 
     Args:
         pair: `n:m`, or `dense`.
@@ -132,12 +132,12 @@ class Figure10(Reproduction):
 
 
 def reached(trials: Sequence[Trial], target: float, value: Callable[[Mapping[str, object]], float | None]) -> Quantity:
-    """Return the median over seeds of a value of the record that reached the target, without an interval.
+    """Return the median over seeds of a value of the epoch that reached the target, without an interval.
 
     Args:
         trials: Finished trials, one per seed.
         target: Accuracy as a fraction.
-        value: Value of a record of `epochs.jsonl`.
+        value: Function that returns the value of a record of `epochs.jsonl`.
     """
     if not trials:
         return Missing("not run")
