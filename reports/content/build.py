@@ -61,17 +61,17 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     targets = TargetRequest(records.suite, tuple(asked_targets))
     rows = [method_rows(group, drawn_as) for group in groups]
     # The correction for the number of methods covers all groups of a page together.
-    page = [place for place, group in enumerate(groups) if group.key["preset"] != SMOKE]
-    answers = dict(zip(page, answer([(groups[place], rows[place]) for place in page], declared[-1]), strict=True))
+    page = [index for index, group in enumerate(groups) if group.key["preset"] != SMOKE]
+    answers = dict(zip(page, answer([(groups[index], rows[index]) for index in page], declared[-1]), strict=True))
     sections = tuple(
-        _group(group, groups, slug, rows[place], answers.get(place), declared, targets, records)
-        for place, (group, slug) in enumerate(zip(groups, slugs, strict=True))
+        _group(group, groups, slug, rows[index], answers.get(index), declared, targets, records)
+        for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
     # The files that a figure needs may have been removed since.
     retained: tuple[str, ...] = ()
     if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        drawn = {f"{figure.name}.svg" for one in sections for figure in one.figures}
+        drawn = {f"{figure.name}.svg" for section in sections for figure in section.figures}
         retained = tuple(sorted(set(earlier_figures) - drawn))
     names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
@@ -91,7 +91,7 @@ def _summary(
 ) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
-    shorter = sum(len(one.trials) for group in groups for one in group.budgets)
+    shorter = sum(len(budget.trials) for group in groups for budget in group.budgets)
     controls = sum(len(row.trials) for several in rows for row in several if row.is_control)
     for count, what in ((shorter, "dense training for fewer epochs"), (controls, "controls of methods")):
         if count:
@@ -202,13 +202,13 @@ def _copy_kind(data_copy: str) -> str:
 def _subtitle(group: TrialGroup, device: str) -> str:
     done = [trial for trial in group.trials if trial.done]
     parts = []
-    for column, one, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
+    for column, singular, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
         values = sorted({value for trial in done if (value := trial.number(column)) is not None})
         texts = [f"{value:g}" for value in values]
         if column == "epochs" and texts:
-            parts.append(f"{' or '.join(texts)} {one if texts == ['1'] else several}")
+            parts.append(f"{' or '.join(texts)} {singular if texts == ['1'] else several}")
         elif texts:
-            parts.append(f"{one if len(texts) == 1 else several} {' or '.join(texts)}")
+            parts.append(f"{singular if len(texts) == 1 else several} {' or '.join(texts)}")
     parts += _image_sizes(group)
     hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
     if group.key["threads"]:

@@ -22,10 +22,10 @@ def chance_caution(rows: Sequence[MethodRow]) -> str:
         rows: Rows of one group.
     """
     dense = next((row for row in rows if row.is_baseline), None)
-    trials = [] if dense is None else [one for one in dense.done if one.number("test_accuracy") is not None]
+    trials = [] if dense is None else [trial for trial in dense.done if trial.number("test_accuracy") is not None]
     if not trials:
         return ""
-    accuracy = fmean(one.number("test_accuracy") or 0.0 for one in trials)
+    accuracy = fmean(trial.number("test_accuracy") or 0.0 for trial in trials)
     if chance(accuracy, trials[0]) <= LEVEL:
         return ""
     classes, images, largest = facts(trials[0])

@@ -178,13 +178,13 @@ def _fact_rows(facts: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
 
 def _not_counted(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each network with operations that no FLOPs include."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for trial in trials:
         named = trial.provenance.get("not_counted")
         if isinstance(named, list) and named:
             operations = "; ".join(clean(_text(operation)) for operation in named)
-            found[trial.text("model") or trial.name] = f"{operations}."
-    return [f"Not included in any FLOPs of {clean(model)}: {operations}" for model, operations in found.items()]
+            lines[trial.text("model") or trial.name] = f"{operations}."
+    return [f"Not included in any FLOPs of {clean(model)}: {operations}" for model, operations in lines.items()]
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:
@@ -302,20 +302,20 @@ def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
     )
     caption = f"Tuning on {tuned.validation_images:,} validation images: every method had a budget of {tuned.budget}"
     rows = []
-    for one in tuned.methods:
-        chosen = None if one.chosen is None else one.settings[one.chosen]
+    for method in tuned.methods:
+        chosen = None if method.chosen is None else method.settings[method.chosen]
         accuracy = None if chosen is None else chosen.val_accuracy
-        names = ", ".join(str(dimension.get("name", "")) for dimension in one.space)
+        names = ", ".join(str(dimension.get("name", "")) for dimension in method.space)
         rows.append(
             (
-                Cell(clean(one.label or one.method), code=True),
-                Cell(f"{len(one.settings)}", value=len(one.settings)),
+                Cell(clean(method.label or method.method), code=True),
+                Cell(f"{len(method.settings)}", value=len(method.settings)),
                 Cell(f"{len(tuned.seeds)}", value=len(tuned.seeds)),
                 Cell(clean(names)),
                 missing_cell("No setting could be chosen.")
                 if accuracy is None
                 else Cell(f"{100 * accuracy:.2f}", value=accuracy),
-                Cell("yes" if any(_uses(trial, one) for trial in trials) else "no"),
+                Cell("yes" if any(_uses(trial, method) for trial in trials) else "no"),
             )
         )
     return Table("tuning", caption, columns, tuple(rows))

@@ -80,7 +80,7 @@ def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
     first, *others = [*clauses, *why]
-    return " ".join([f"{head}: {first}.", *(f"{one[:1].upper()}{one[1:]}." for one in others)])
+    return " ".join([f"{head}: {first}.", *(f"{text[:1].upper()}{text[1:]}." for text in others)])
 
 
 def _known(quantity: Quantity) -> Estimate | None:
@@ -173,11 +173,11 @@ def _worst(
     name: str, done: Sequence[Trial], of: Callable[[Trial], float], is_bad: Callable[[float], bool], **more: float
 ) -> list[str]:
     """Return a line with the number of trials that a measure finds bad, and the worst of them."""
-    found = {trial.name: value for trial in done if is_bad(value := of(trial))}
-    if not found:
+    bad = {trial.name: value for trial in done if is_bad(value := of(trial))}
+    if not bad:
         return []
-    worst = max(found, key=lambda trial: found[trial])
-    return [say(f"remarks.{name}", trials=len(found), done=len(done), most=found[worst], worst=worst, **more)]
+    worst = max(bad, key=lambda trial: bad[trial])
+    return [say(f"remarks.{name}", trials=len(bad), done=len(done), most=bad[worst], worst=worst, **more)]
 
 
 def _slow_products(done: Sequence[Trial]) -> list[str]:
@@ -204,14 +204,14 @@ def _unflushed(done: Sequence[Trial]) -> list[str]:
 
 def _resumed(done: Sequence[Trial]) -> list[str]:
     """Name trials whose times are sums over several attempts, and what changed in between."""
-    found = []
+    resumed = []
     for trial in done:
         ends = [clean(str(attempt.get("until_epoch"))) for attempt in attempts(trial)]
         changes = trial.provenance.get("resumed_elsewhere")
         if ends:
             texts = [clean(str(change)) for change in changes] if isinstance(changes, list) else []
-            found.append((trial.name, ends, texts))
-    return [say("remarks.resumed", trials=found)] if found else []
+            resumed.append((trial.name, ends, texts))
+    return [say("remarks.resumed", trials=resumed)] if resumed else []
 
 
 class _Backend(NamedTuple):
@@ -228,8 +228,8 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
     lines = []
     for row in rows:
         # The line is about the first seed with another backend, and says whether other seeds differ from it.
-        own = [trial for trial in row.done if not trial.elsewhere]
-        by_seed = [(trial, _last_backends(trial)) for trial in sorted(own, key=seed_of)]
+        trials = [trial for trial in row.done if not trial.elsewhere]
+        by_seed = [(trial, _last_backends(trial)) for trial in sorted(trials, key=seed_of)]
         trial, first = next(((trial, found) for trial, found in by_seed if set(found.values()) - {_DENSE}), (None, {}))
         if trial is None:
             continue
@@ -265,10 +265,10 @@ def machine_remarks(group: TrialGroup) -> list[str]:
     key = tuple(group.key[name] for name in MACHINE)
     if group.trained not in ((), key):
         lines.append(say("remarks.two_machines", timed=_parts_of(key), trained=_parts_of(group.trained)))
-    for one in group.elsewhere:
-        differences = {clean(name): there.scaled(100) for name, there in one.differences.items()}
-        of, refused = _parts_of(one.machine), clean(one.refused)
-        lines.append(say("remarks.elsewhere", done=one.done, of=of, refused=refused, differences=differences))
+    for elsewhere in group.elsewhere:
+        differences = {clean(name): there.scaled(100) for name, there in elsewhere.differences.items()}
+        of, refused = _parts_of(elsewhere.machine), clean(elsewhere.refused)
+        lines.append(say("remarks.elsewhere", done=elsewhere.done, of=of, refused=refused, differences=differences))
     return lines
 
 
@@ -298,11 +298,11 @@ def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
 
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line with the gradients that data-parallel trials communicated; nothing without such trials."""
-    found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
-    if not found:
+    communicated = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
+    if not communicated:
         return []
-    means = {row.label: fmean(measured for measured, _ in several) for row, several in found}
-    other = [row.label for row, several in found if any(measured != counted for measured, counted in several)]
+    means = {row.label: fmean(measured for measured, _ in several) for row, several in communicated}
+    other = [row.label for row, several in communicated if any(measured != counted for measured, counted in several)]
     return [clean(say("remarks.communication", gradients=means, dense=means.get(BASELINE, 0.0), other=other))]
 
 
@@ -310,7 +310,7 @@ def _gradients(trial: Trial) -> tuple[int, int] | None:
     """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
     record = trial.epochs[-1] if trial.epochs else {}
     sums = [record.get(key) for key in ("communication", "train_communication")]
-    measured, counted = (one.get("gradients") if isinstance(one, Mapping) else None for one in sums)
+    measured, counted = (counts.get("gradients") if isinstance(counts, Mapping) else None for counts in sums)
     if not (isinstance(measured, int) and isinstance(counted, int)):
         return None
     return measured, counted

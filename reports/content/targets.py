@@ -70,9 +70,9 @@ def target_sections(
     if not learned and targets != targets_of(request.suite, request.asked, rows, margin, False)[0]:
         return (Section(_TITLE, "targets", (_NOT_LEARNED,)),)
     for number, target in enumerate(targets, 1):
-        found = target_rows(group, rows, target)
-        if found:
-            tables.append(_table(found, target, origin, f"{slug}-target-{number}"))
+        body = target_rows(group, rows, target)
+        if body:
+            tables.append(_table(body, target, origin, f"{slug}-target-{number}"))
     return (Section(_TITLE, "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
 
 

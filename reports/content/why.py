@@ -87,9 +87,9 @@ def share_of_products(step: StepProfile, product: Product) -> float:
 def flops(step: StepProfile, column: Flops, product: Product | None = None) -> float:
     """Return the FLOPs of a step: of one product, or of all."""
     return math.fsum(
-        getattr(found, column)
+        getattr(counted, column)
         for layer in step.layers
-        for name, found in layer.products.items()
+        for name, counted in layer.products.items()
         if product in (None, name)
     )
 
@@ -133,21 +133,21 @@ def changes(stage: StageProfile) -> dict[Part, float]:
     dense, method = stage.dense, stage.method
     if dense is None:
         return {}
-    found = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
-    return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+    longer = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
+    return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
 
 
 def most_slowed_product(stage: StageProfile) -> SlowedProduct | None:
     """Return the product of a layer whose time exceeds dense's by most; `None` if none does."""
     theirs = {layer.name: layer for layer in stage.dense.layers} if stage.dense is not None else {}
-    found = [
+    slowed = [
         SlowedProduct(layer.name, name, before.seconds, after.seconds)
         for layer in stage.method.layers
         for name, after in layer.products.items()
         if layer.name in theirs and (before := theirs[layer.name].products.get(name)) is not None
         if before.seconds is not None and after.seconds is not None and after.seconds > before.seconds
     ]
-    return max(found, key=lambda one: one.method_s - one.dense_s, default=None)
+    return max(slowed, key=lambda one: one.method_s - one.dense_s, default=None)
 
 
 def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
@@ -155,12 +155,12 @@ def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
     theirs = {layer.name: layer for layer in method.layers}
     saved = []
     for layer in dense.layers:
-        for product, found in layer.products.items():
-            if not found.seconds or not found.effective:
+        for product, cost in layer.products.items():
+            if not cost.seconds or not cost.effective:
                 continue
             other = theirs[layer.name].products.get(product) if layer.name in theirs else None
             left = other.effective / method.batch_size if other else 0.0
-            saved.append(found.seconds * (1 - left / (found.effective / dense.batch_size)))
+            saved.append(cost.seconds * (1 - left / (cost.effective / dense.batch_size)))
     return math.fsum(saved)
 
 
@@ -288,15 +288,15 @@ def _time_row(
 def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | None:
     """Return the table of modelled and measured savings in the last stage; `None` for dense training."""
     stage = profile.stages[-1]
-    found = savings(stage)
-    if found is None or stage.dense is None:
+    saved = savings(stage)
+    if saved is None or stage.dense is None:
         return None
-    faster_half = Saving(found.measured.products, 1 - stage.method.step_s / stage.dense.step_s)
+    faster_half = Saving(saved.measured.products, 1 - stage.method.step_s / stage.dense.step_s)
     rows = [
-        _saving_row("what can be skipped takes no time, and pruning takes no time", "modelled", found.skipped, _MODEL),
-        _saving_row("the same, less the measured time of pruning", "modelled", found.with_pruning),
+        _saving_row("what can be skipped takes no time, and pruning takes no time", "modelled", saved.skipped, _MODEL),
+        _saving_row("the same, less the measured time of pruning", "modelled", saved.with_pruning),
         _saving_row("steps of this profile, faster half", "measured", faster_half),
-        _saving_row("steps of this profile, median", "measured", Saving(None, found.measured.step), _PAIRS),
+        _saving_row("steps of this profile, median", "measured", Saving(None, saved.measured.step), _PAIRS),
     ]
     share, count = mean_of(row.time.share), len(row.time.passes)
     if count and share is not None:
@@ -451,7 +451,7 @@ def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
 def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:
     """Return how the profile was measured, and the share of the data gradient."""
     first = found[0][1]
-    steps = [step for _, one in found for stage in one.stages for step in (stage.method, stage.dense) if step]
+    steps = [step for _, profile in found for stage in profile.stages for step in (stage.method, stage.dense) if step]
     clocks = [step.clocks.ratio for step in steps]
     sums = [step.sum_over_step for step in steps]
     dense = first.stages[0].dense or first.stages[0].method
@@ -464,12 +464,12 @@ def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:
         f"In a dense step, the data gradient takes {_percent(share_of_products(dense, 'dgrad'))} % of the time of the "
         f"three products and {_percent(part_seconds(dense, 'dgrad') / total(dense))} % of the step. {_PUBLISHED}",
     ]
-    if apart := [row.label for row, one in found if not all(_adds_up(stage) for stage in one.stages)]:
+    if apart := [row.label for row, profile in found if not all(_adds_up(stage) for stage in profile.stages)]:
         lines.append(
             f"The parts are more than 10 % away from a step without clocks for {', '.join(apart)}: other programs "
             "disturbed the measurement. Repeat it on an idle machine."
         )
-    busy = max(one.load for _, one in found)
+    busy = max(profile.load for _, profile in found)
     if busy >= 0.5 * first.threads:
         lines.append(f"Other programs used {busy:.1f} cores when a measurement began; compare shares, not times.")
     if first.execution != "eager":

@@ -33,7 +33,7 @@ def mark_disturbed(text: str, disturbed: bool) -> str:
 def attempts(trial: Trial) -> list[Mapping[str, Any]]:
     """Return the attempts before the one that finished the trial."""
     known = trial.provenance.get("attempts")
-    return [one for one in known if isinstance(one, Mapping)] if isinstance(known, list) else []
+    return [attempt for attempt in known if isinstance(attempt, Mapping)] if isinstance(known, list) else []
 
 
 def busy_share(trial: Trial) -> float:

@@ -177,14 +177,14 @@ def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[floa
     def changed(row: MethodRow) -> MethodRow:
         if row.label not in means:
             return row
-        own = means[row.label]
-        found = replace(row, accuracy=with_interval(own, len(cells[row.label])))
+        mean = means[row.label]
+        pooled_row = replace(row, accuracy=with_interval(mean, len(cells[row.label])))
         if row.is_baseline or baseline not in means:
-            return found
+            return pooled_row
         dense = means[baseline]
-        difference = Mean(own.value - dense.value, (*own.parts, *dense.parts))
+        difference = Mean(mean.value - dense.value, (*mean.parts, *dense.parts))
         count = min(len(cells[row.label]), len(cells[baseline]))
-        return replace(found, accuracy_difference=with_interval(difference, count))
+        return replace(pooled_row, accuracy_difference=with_interval(difference, count))
 
     return [changed(row) for row in rows]
 

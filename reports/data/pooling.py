@@ -52,8 +52,8 @@ def pool_machines(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> 
     families: dict[str, list[TrialGroup]] = {}
     for number, group in enumerate(groups):
         families.setdefault(_family(group) or str(number), []).append(group)
-    found = chain(*(_of_family(several, times) for several in families.values()))
-    return [replace(group, elsewhere=(*group.elsewhere, *_refused(group, groups))) for group in found]
+    pooled = chain(*(_of_family(several, times) for several in families.values()))
+    return [replace(group, elsewhere=(*group.elsewhere, *_refused(group, groups))) for group in pooled]
 
 
 def _family(group: TrialGroup) -> str | None:
@@ -135,10 +135,10 @@ def _group(
     def likeness(one: Machine) -> tuple[bool, bool]:
         return one == machine, one[0] == machine[0]
 
-    own = max(trials, key=likeness)  # the first of equals, which has most trials
-    others = [of_any_machine(trial) for one, several in trials.items() if one != own for trial in several]
+    similar = max(trials, key=likeness)  # the first of equals, which has most trials
+    others = [of_any_machine(trial) for one, several in trials.items() if one != similar for trial in several]
     key = {**setting, **dict(zip(MACHINE, machine, strict=True))}
-    return TrialGroup({name: key[name] for name in KEY}, (*trials[own], *others), times=methods, trained=own)
+    return TrialGroup({name: key[name] for name in KEY}, (*trials[similar], *others), times=methods, trained=similar)
 
 
 def _elsewhere(
@@ -175,12 +175,12 @@ def _differences(there: Sequence[TrialGroup], here: Sequence[TrialGroup]) -> dic
 
 
 def _accuracies(groups: Iterable[TrialGroup]) -> dict[tuple[str, str], list[float]]:
-    found = {}
+    accuracies = {}
     for group in groups:
         for name in dict.fromkeys(map(label, group.trials)):
-            sound = [one for one in group.trials if one.done and label(one) == name and not is_guess(one)]
-            found[name, group.key["epochs"]] = [*by_seed(sound, "test_accuracy").values()]
-    return found
+            sound = [trial for trial in group.trials if trial.done and label(trial) == name and not is_guess(trial)]
+            accuracies[name, group.key["epochs"]] = [*by_seed(sound, "test_accuracy").values()]
+    return accuracies
 
 
 def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Estimate:
@@ -194,15 +194,15 @@ def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Es
 
 def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]:
     """Return the machines whose trials of the same task and model have another setting, with that setting."""
-    found: dict[Machine, Elsewhere] = {}
+    refused: dict[Machine, Elsewhere] = {}
     for other in groups:
         machine, count = _machine(other.key), _done([other])
         is_here = other.key["hardware_id"] in ("", group.key["hardware_id"], group.trained[0])
         if is_here or not count or machine in group.pool or any(one.machine == machine for one in group.elsewhere):
             continue
         if all(other.key[name] == group.key[name] for name in ("task", "model")) and _family(other) != _family(group):
-            found.setdefault(machine, Elsewhere(machine, count, {}, _reason(group, other)))
-    return [*found.values()]
+            refused.setdefault(machine, Elsewhere(machine, count, {}, _reason(group, other)))
+    return [*refused.values()]
 
 
 def _reason(group: TrialGroup, other: TrialGroup) -> str:
@@ -227,8 +227,8 @@ def of_any_machine(trial: Trial) -> Trial:
 
 
 def _epoch(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in record.items() if name not in _EPOCH_OF_ONE_MACHINE}
+    kept = {name: value for name, value in record.items() if name not in _EPOCH_OF_ONE_MACHINE}
     for name in ("step_flops", "train_flops"):
-        if isinstance(found.get(name), Mapping):
-            found[name] = {kind: value for kind, value in found[name].items() if kind != "executed"}
-    return found
+        if isinstance(kept.get(name), Mapping):
+            kept[name] = {kind: value for kind, value in kept[name].items() if kind != "executed"}
+    return kept

@@ -244,7 +244,7 @@ class DenseCurve:
 
     def _mean(self, powers: NDArray[np.float64]) -> Mean:
         shares = powers @ self.weights
-        counts = [len(one.accuracies) for one in self.budgets]
+        counts = [len(budget.accuracies) for budget in self.budgets]
         variance, freedom = self.spread
         return Mean(float(powers @ self.coefficients), ((variance * float((shares * shares / counts).sum()), freedom),))
 
@@ -346,8 +346,8 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
             lengths = "1 length" if count == 1 else f"{count} lengths"
             return NoCurve(f"dense was trained for {lengths}{which}, and at least {FEWEST_BUDGETS} are needed", need)
     shares = np.array([one.share for one in used])
-    place = int(np.diff(shares).argmax())
-    low, high = used[place].share, used[place + 1].share
+    widest = int(np.diff(shares).argmax())
+    low, high = used[widest].share, used[widest + 1].share
     if high - low > WIDEST_GAP + _ROUNDING:
         reason = f"two lengths of dense training differ by {high - low:.2f} of the whole, more than {WIDEST_GAP}"
         return NoCurve(reason, "between", (low, high))
@@ -400,15 +400,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     corrected = [1.0] * len(p_values)
     largest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = largest
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected
 
 
 def cost_shares(evidence: Evidence) -> tuple[dict[str, CostShare], float | None]:
     """Return the cost of each method that has one, and for times the standard deviation between passes."""
-    logs = {one.label: [math.log(ratio) for ratio in one.ratios] for one in evidence.candidates}
+    logs = {candidate.label: [math.log(ratio) for ratio in candidate.ratios] for candidate in evidence.candidates}
     if not evidence.measured:
         return {label: _counted(values) for label, values in logs.items() if values}, None
     enough = {label: values for label, values in logs.items() if len(values) >= FEWEST_PASSES}
@@ -500,8 +500,8 @@ def mean_accuracy(accuracies: Sequence[float], spread: tuple[float, float]) -> M
         spread: The pooled variance and its degrees of freedom; with 0 degrees, the cell's own variance counts.
     """
     count = len(accuracies)
-    own = pooled([accuracies])
-    variance, freedom = (max(own[0], spread[0]), spread[1]) if spread[1] else own
+    of_cell = pooled([accuracies])
+    variance, freedom = (max(of_cell[0], spread[0]), spread[1]) if spread[1] else of_cell
     return Mean(math.fsum(accuracies) / count, ((variance / count, freedom),))
 
 
@@ -510,8 +510,8 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
     values = [_p_values(one, margin) for one in tested]
     families = {claim: holm([one[claim] for one in values]) for claim in CLAIMS}
     decided = []
-    for place, one in enumerate(tested):
-        corrected = {claim: family[place] for claim, family in families.items()}
+    for index, one in enumerate(tested):
+        corrected = {claim: family[index] for claim, family in families.items()}
         shown = {claim for claim, value in corrected.items() if value <= LEVEL}
         outcome, p_value = one.at_equal_cost, None
         if "better" in shown:
@@ -523,14 +523,14 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
         elif one.gain is not None and outcome != "unstable":
             outcome = "not measured" if costs_more(one) else "undecided"
         as_good: AsGood = "yes" if "yes" in shown else "no" if shown & {"lossy", "slower"} else "undecided"
-        found = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
+        result = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
         if outcome == "not measured" and costs_more(one):
-            found = replace(found, reason="it costs more than dense, which was not trained for longer", need="longer")
+            result = replace(result, reason="it costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
-            found = replace(found, seeds_needed=seeds_needed(found, len(tested)))
-            if found.seeds_needed is None:
-                found = replace(found, need="passes" if _cost_hides(found, len(tested)) else "none")
-        decided.append(found)
+            result = replace(result, seeds_needed=seeds_needed(result, len(tested)))
+            if result.seeds_needed is None:
+                result = replace(result, need="passes" if _cost_hides(result, len(tested)) else "none")
+        decided.append(result)
     return decided
 
 
@@ -551,7 +551,7 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     assert cost is not None
     faster = _p_above(-cost.log / cost.error, cost.freedom) if cost.error else float(cost.log > -_ROUNDING)
     slower = _p_above(cost.log / cost.error, cost.freedom) if cost.error else float(cost.log < _ROUNDING)
-    found = {
+    p_values = {
         "better": gain.p_above(0.0) if gain else 1.0,
         "worse": 1 - gain.p_above(0.0) if gain else 1.0,
         "above": gain.p_above(-margin) if gain else 1.0,
@@ -562,7 +562,7 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     }
     never = {"better", "above", "below"} if costs_more(judged) else set()
     never |= {"better", "above", "below", "yes"} if judged.candidate.diverged else set()
-    return {name: 1.0 if name in never else value for name, value in found.items()}
+    return {name: 1.0 if name in never else value for name, value in p_values.items()}
 
 
 def seeds_needed(judged: Judged, claims: int) -> int | None:

@@ -129,13 +129,13 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
         found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, 1.0))
-    dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
+    dense = next((index for index, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
         colour, shorter = rows[dense].colour, []
-        for one in group.budgets:
-            epochs = epochs_of(one)
-            part = share_of_steps(one, group)
-            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, part))
+        for budget in group.budgets:
+            epochs = epochs_of(budget)
+            part = share_of_steps(budget, group)
+            shorter.append(_row(BASELINE, epochs, colour, epochs, budget.trials, target, any_timed, part))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
@@ -294,7 +294,7 @@ def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | 
         return one.share if column == "share" else one.costs[column]
 
     dense = next((value(one) for one in rows if one.label == BASELINE and not one.epochs), None)
-    own = value(row)
-    if own is None or dense is None or math.inf in (own, dense) or dense <= 0:
+    ours = value(row)
+    if ours is None or dense is None or math.inf in (ours, dense) or dense <= 0:
         return None
-    return own / dense
+    return ours / dense

@@ -30,12 +30,12 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
         suite: Content of `suite.json`, of any version.
     """
     commands = suite.get("commands")
-    found = []
+    declared = []
     for command in commands if isinstance(commands, list) else ():
         spec = command.get("spec") if isinstance(command, Mapping) else None
         margin = finite(spec.get("margin")) if isinstance(spec, Mapping) else None
-        found.append(margin if margin is not None and margin > 0 else MARGIN)
-    return tuple(margin for margin, _ in groupby(found)) or (MARGIN,)
+        declared.append(margin if margin is not None and margin > 0 else MARGIN)
+    return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
 
 
 def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
@@ -45,8 +45,8 @@ def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float
         page: The groups with their rows.
         margin: Smallest difference in accuracy that matters, as a fraction.
     """
-    by_cost = {cost: judge([evidence(*one, cost) for one in page], 100 * margin) for cost in COSTS}
-    return [{cost: found[number] for cost, found in by_cost.items()} for number in range(len(page))]
+    by_cost = {cost: judge([evidence(*group, cost) for group in page], 100 * margin) for cost in COSTS}
+    return [{cost: answers[number] for cost, answers in by_cost.items()} for number in range(len(page))]
 
 
 def gain_of(judged: Judged, claims: int) -> Estimate | None:
@@ -87,14 +87,14 @@ def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
 
 def _times(row: MethodRow) -> tuple[float, ...]:
     """Return the relative training time of each undisturbed pass. Times of trials do not count: they are not paired."""
-    return () if row.timed is None else tuple(one.ratio for one in row.timed.sound)
+    return () if row.timed is None else tuple(timed.ratio for timed in row.timed.sound)
 
 
 def _flops(row: MethodRow) -> tuple[float, ...]:
     flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
     known = flops[(flops > 0).all(axis="columns")]
-    own = {seed_of(trial) for trial in row.done if not trial.elsewhere}
-    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(own) else ()
+    here = {seed_of(trial) for trial in row.done if not trial.elsewhere}
+    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(here) else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
@@ -107,14 +107,14 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
         return 1.0
     of_steps = share_of_steps(budget, group)
     if cost == "flops":
-        flops = [_dense_flops(one) for one in (budget, group)]
+        flops = [_dense_flops(training) for training in (budget, group)]
         return flops[0] / flops[1] if all(flops) else of_steps
     timed = next(iter(group.times.values()), None)
     if timed is None or len(timed.passes[0].seconds) == 1:
         return of_steps
     times = [
-        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(one))
-        for one in (budget, group)
+        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(training))
+        for training in (budget, group)
     ]
     return times[0] / times[1]
 

@@ -35,7 +35,7 @@ def gain_figure(
         margin: δ, in points.
         slug: Prefix of the figure's name.
     """
-    judged = {one.candidate.label: one for one in answer.judged}
+    judged = {judged_method.candidate.label: judged_method for judged_method in answer.judged}
     gains = {row.label: gain_of(judged[row.label], answer.claims) for row in rows if row.label in judged}
     if not any(gains.values()):
         return None

@@ -108,10 +108,10 @@ def colour(index: int) -> str:
     if index <= 0:
         return MUTED if index < 0 else DENSE
     shade, place = divmod(index - 1, len(PALETTE))
-    own = np.array(to_rgb(PALETTE[place]))
-    is_light = bool(own @ _LUMINANCE > _LIGHT_COLOUR)
+    plain_colour = np.array(to_rgb(PALETTE[place]))
+    is_light = bool(plain_colour @ _LUMINANCE > _LIGHT_COLOUR)
     ground, share = _SHADES[shade % len(_SHADES)][is_light]
-    red, green, blue = own + share * (ground - own)
+    red, green, blue = plain_colour + share * (ground - plain_colour)
     return to_hex((red, green, blue))
 
 

@@ -94,7 +94,7 @@ def tradeoff_figures(
     figures: list[Figure] = []
     missing: list[str] = []
     for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
-        methods = [(row, found) for row in rows if (found := _points(row, axis))]
+        methods = [(row, points) for row in rows if (points := _points(row, axis))]
         if methods:
             figures.append(_scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-{axis.name}"))
         else:
@@ -166,9 +166,9 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
 
 def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
     """Return mean and interval of a field of points. A seed that was run several times counts once, with its mean."""
-    found = estimate(pd.DataFrame(points).groupby("seed", sort=False, dropna=False)[name].mean().to_list(), "")
-    assert isinstance(found, Estimate)
-    return found
+    mean = estimate(pd.DataFrame(points).groupby("seed", sort=False, dropna=False)[name].mean().to_list(), "")
+    assert isinstance(mean, Estimate)
+    return mean
 
 
 def _accuracy(row: MethodRow, points: Sequence[_Point]) -> Estimate:
@@ -183,15 +183,15 @@ def _budget_line(
 ) -> list[tuple[float, float, str]]:
     """Return the points (cost, accuracy in percent, text) of dense training for fewer epochs, as means over seeds."""
     dense = next((points for row, points in methods if row.is_baseline), None)
-    known = [one for one in budgets if one.accuracies]
+    known = [budget for budget in budgets if budget.accuracies]
     if dense is None or len(known) < 2:
         return []
     whole = _mean_over_seeds(dense, "cost").mean
     found = []
-    for one in known:
-        count = len(one.accuracies)
-        text = f"{100 * one.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
-        found.append((one.share * whole, sum(one.accuracies) / count, text))
+    for budget in known:
+        count = len(budget.accuracies)
+        text = f"{100 * budget.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
+        found.append((budget.share * whole, sum(budget.accuracies) / count, text))
     return found
 
 
@@ -245,7 +245,7 @@ def _scatter(
             # The arrows need room below the edge.
             low, high = edge - 0.3 * (high - edge), high + _MARGIN * (high - edge)
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
-        below = [(row, place) for (row, _), place in zip(methods, means[len(budget) :], strict=True) if place[1] < low]
+        below = [(row, mean) for (row, _), mean in zip(methods, means[len(budget) :], strict=True) if mean[1] < low]
         _draw_below(axes, below)
         left, right = axes.get_xlim()
         most = max(cost for cost, _ in [*means, *((point.cost, 0.0) for _, points in methods for point in points)])
@@ -340,7 +340,7 @@ def _draw_mean(
     axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread, text: str
 ) -> None:
     colour = svg.colour(look.colour)
-    x_error, y_error = ([[one] for one in spread] if spread else None for spread in (x_spread, y_spread))
+    x_error, y_error = ([[width] for width in spread] if spread else None for spread in (x_spread, y_spread))
     axes.errorbar(*mean, xerr=x_error, yerr=y_error, color=colour, fmt="none", capsize=2.5, elinewidth=1.1, zorder=3)
     # The marker is hollow, so that methods with equal accuracy and cost do not hide each other.
     (mark,) = axes.plot(*mean, linestyle="none", marker=svg.marker(look.marker), markersize=9.5, markerfacecolor="none",

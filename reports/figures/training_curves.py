@@ -117,9 +117,9 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
         for row in means.to_dict("records")
     ]
     draw_lines(axes, means, "epoch", "value", looks)
-    for method, own in means[means["seeds"] > 1].groupby("method", sort=False):
+    for method, rows in means[means["seeds"] > 1].groupby("method", sort=False):
         colour = svg.colour(looks[str(method)].colour)
-        axes.fill_between(own["epoch"], own["low"], own["high"], color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(rows["epoch"], rows["low"], rows["high"], color=colour, alpha=0.18, linewidth=0)
     _mark(axes, means, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=title)
     _set_epoch_axis(axes, records)
@@ -131,12 +131,12 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) ->
     records = records.assign(time=records["train_time_s"] / divisor, value=100 * records["test_accuracy"])
     # A collection draws the lines of 1,000 trials in a tenth of the time of single lines.
     for (method, disturbed), several in records.groupby(["method", "disturbed"], sort=False):
-        trials = [own for _, own in several.groupby("trial", sort=False)]
+        trials = [curve for _, curve in several.groupby("trial", sort=False)]
         lines = LineCollection(
-            [own[["time", "value"]].to_numpy() for own in trials], colors=svg.colour(looks[str(method)].colour),
+            [curve[["time", "value"]].to_numpy() for curve in trials], colors=svg.colour(looks[str(method)].colour),
             linewidths=0.7, alpha=0.5, linestyles=(0, DOTTED) if disturbed else "-",
         )  # fmt: skip
-        svg.hover(lines, (_end_of_trial(own, unit) for own in trials))
+        svg.hover(lines, (_end_of_trial(curve, unit) for curve in trials))
         axes.add_collection(lines)
     means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"), disturbed=("disturbed", "any"))
     means["text"] = [

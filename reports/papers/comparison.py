@@ -142,12 +142,12 @@ def compare(
     Raises:
         UsageError: If a published number that a declaration names does not exist.
     """
-    return tuple(_comparison(one, part, trials, published) for one in compared)
+    return tuple(_comparison(quantity, part, trials, published) for quantity in compared)
 
 
 def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
     """Return lines on why measured times of these trials are unreliable; empty without quantities that are times."""
-    if not any(one.column.endswith(TIMES) for one in compared):
+    if not any(quantity.column.endswith(TIMES) for quantity in compared):
         return []
     return time_remarks(trials)
 

@@ -156,8 +156,8 @@ class Reproduction:
         for name in (*self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:
-            for one in part.compared:
-                for value in filter(None, (one.published, one.published_baseline)):
+            for compared in part.compared:
+                for value in filter(None, (compared.published, compared.published_baseline)):
                     self.published.find(value)
 
     def outcome(self, data: ReproductionData) -> Outcome:

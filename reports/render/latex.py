@@ -114,9 +114,9 @@ def table(content: Table, caption: str) -> str:
 def _columns(content: Table) -> str:
     """Return the column types of the table: paragraphs as wide as their texts need, right-aligned for numbers."""
     texts = [
-        [_title(column), *(row[place].text for row in content.rows)] for place, column in enumerate(content.columns)
+        [_title(column), *(row[index].text for row in content.rows)] for index, column in enumerate(content.columns)
     ]
-    is_code = [any(row[place].code for row in content.rows) for place in range(len(texts))]
+    is_code = [any(row[index].code for row in content.rows) for index in range(len(texts))]
     least = [
         max(len(word) for text in several for word in _words(text, code))
         for several, code in zip(texts, is_code, strict=True)

@@ -35,7 +35,7 @@ def code(text: str) -> Markdown:
 def spans(text: str) -> Markdown:
     """Return text with a code span for each part between backticks."""
     parts = " ".join(text.split()).split("`")
-    return Markdown("".join(_code(part) if place % 2 else _escape(part) for place, part in enumerate(parts)))
+    return Markdown("".join(_code(part) if index % 2 else _escape(part) for index, part in enumerate(parts)))
 
 
 def _code(text: str) -> str:

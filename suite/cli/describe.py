@@ -119,19 +119,19 @@ def describe(arguments: Sequence[str]) -> int:
         raise UsageError(f"describe {name}: --data-root is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
-        found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
+        description = whole(plain_name(namespace.name, kinds[0]), namespace.task)
     elif kinds[0] == "model":
         data_root = _data_root(namespace.data_root, namespace.task)
         from suite.cli.describe_models import describe_model  # imports torch
 
-        found = describe_model(namespace.name, namespace.task, data_root)
+        description = describe_model(namespace.name, namespace.task, data_root)
     else:
-        found = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
+        description = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
     if kinds[0] == "model" and not namespace.layers:
-        del found["layers"]
+        del description["layers"]
     if len(kinds) > 1:
-        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
-    print(json.dumps(found, indent=2) if namespace.json else as_text(found))
+        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
+    print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
 
@@ -167,7 +167,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "version": thing.version,
         "shrinks_network": thing.shrinks_network,
         "random_twin": dict(thing.random_twin),
-        "tuning": [dataclasses.asdict(one) for one in thing.tuning],
+        "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
         "parameters": _parameters(choice, presets),
         "presets_of_task": task,
     }

@@ -87,14 +87,14 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
         UsageError: As `contents`.
     """
     for name in (*RECORDS, *packed.COMPRESSED):
-        found = packed.held(trial / name)
-        if found is None:
+        held = packed.held(trial / name)
+        if held is None:
             continue
-        files.refuse_link(found)
+        files.refuse_link(held)
         try:
-            content = packed.read(found)
+            content = packed.read(held)
         except OSError as error:
-            raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
+            raise UsageError(f"export: {held} cannot be read: {error.strerror or error}") from error
         if name in packed.COMPRESSED:
             yield Path(name + packed.SUFFIX), packed.pack(content)
         else:

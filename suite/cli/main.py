@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if not (place := registry.fault_in_plugin(error)):
+        if not (raised_at := registry.fault_in_plugin(error)):
             raise
-        return _say(f"{place}: {type(error).__name__}: {error}")
+        return _say(f"{raised_at}: {type(error).__name__}: {error}")
 
 
 class _Clean(logging.Formatter):

@@ -50,38 +50,38 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
     except RecursionError:
         raise UsageError(f"--config {path}: the content is nested too deeply") from None
     known = (*names, "plugin", "set")
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in content.items():
         name, where = key.replace("_", "-"), f"--config {path}: {key}"
         if name not in known:
             raise UsageError(f"--config {path}: no option is called '{key}'{nearest(name, known)}")
-        if name in found:
+        if name in options:
             raise UsageError(f"{where} is given twice")
         if name == "set":
-            found[name] = list(_assignments(value, where))
+            options[name] = list(_assignments(value, where))
         elif name == "plugin":
-            found[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
+            options[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
         elif name in lists and isinstance(value, list):
             # The comma makes an array with one seed a list of seeds; a number alone is a count.
-            found[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
+            options[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
         else:
-            found[name] = _text(value, where)
-    return found
+            options[name] = _text(value, where)
+    return options
 
 
 def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
     """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
     if not isinstance(value, dict) or prefix.count(".") > 1:
         raise UsageError(f"{where} must be a table [set.recipe] with fields of the recipe")
-    found = []
+    assignments = []
     for key, item in value.items():
         if isinstance(item, dict):
-            found += _assignments(item, where, f"{prefix}{key}.")
+            assignments += _assignments(item, where, f"{prefix}{key}.")
         elif isinstance(item, list):
-            found.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
+            assignments.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
         else:
-            found.append(f"{prefix}{key}={_text(item, where)}")
-    return found
+            assignments.append(f"{prefix}{key}={_text(item, where)}")
+    return assignments
 
 
 def _text(value: Any, where: str) -> str:
@@ -393,10 +393,10 @@ def _overrides(source: dict[str, Any]) -> dict[str, Any]:
     typed = [
         (f"--{option}", f"recipe.{key}={source[option]}") for option, key in SHORTHANDS.items() if option in source
     ]
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for option, assignment in [*typed, *(("--set", text) for text in source.get("set", ()))]:
         key, value = read_override(assignment, option)
-        if key in found:
+        if key in overrides:
             raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
-        found[key] = value
-    return found
+        overrides[key] = value
+    return overrides

@@ -65,7 +65,7 @@ def without(
     reasons, left = dict(unfit), []
     out: dict[tuple[str, str, str], str] = {}
     for trial in trials:
-        needed = [text for text, other in trial.depends_on.items() if other in reasons]
+        needed = [text for text, trial_id in trial.depends_on.items() if trial_id in reasons]
         if needed:
             reasons.setdefault(trial.trial_id, f"it needs a trial of {needed[0]}, which is left out")
         if reason := reasons.get(trial.trial_id, ""):

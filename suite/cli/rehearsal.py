@@ -189,7 +189,7 @@ def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
     except UsageError as error:
         task = task_of(trial)
         named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
-        others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
+        others = [name for name, published in named if published.preset == trial.preset and not published.recipe.freeze]
         hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}{hint}") from error
 

@@ -131,8 +131,8 @@ def _result(
         if chosen is not None:
             label = search.labels[chosen]
             if rate != shared and f"{LEARNING_RATE}=" not in label:
-                own = f"{LEARNING_RATE}={show(rate)}"
-                label = f"{label.removesuffix(']')},{own}]" if label.endswith("]") else f"{label}[{own}]"
+                rate_text = f"{LEARNING_RATE}={show(rate)}"
+                label = f"{label.removesuffix(']')},{rate_text}]" if label.endswith("]") else f"{label}[{rate_text}]"
         methods.append(
             TunedMethod(
                 method=search.method,
@@ -208,11 +208,11 @@ def _as_text(content: Tuned) -> str:
         lines.append(
             f"{method.method}: {len(method.settings)} settings, chosen on {content.validation_images:,} images"
         )
-        for index, one in enumerate(method.settings):
-            values = ", ".join(f"{name}={show(value)}" for name, value in one.values.items()) or "default"
-            accuracy = "-" if one.val_accuracy is None else f"{100 * one.val_accuracy:.2f} %"
+        for index, setting in enumerate(method.settings):
+            values = ", ".join(f"{name}={show(value)}" for name, value in setting.values.items()) or "default"
+            accuracy = "-" if setting.val_accuracy is None else f"{100 * setting.val_accuracy:.2f} %"
             mark = "*" if index == method.chosen else " "
-            lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({one.reason})" if one.reason else ""))
+            lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({setting.reason})" if setting.reason else ""))
     if content.command:
         lines += ["final comparison, on the test images and once:", f"  {content.command}"]
     else:

@@ -80,11 +80,11 @@ class Figure9(Reproduction):
         figures: list[Figure] = []
         for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
-                found = _of_layers(data, trial, "conversion_times", {})
-                timed.append(found)
-                lines += self._lines(part.name, trial, found.value)
-                if found.value:
-                    figures.append(self._figure(trial, found.value))
+                layers = _of_layers(data, trial, "conversion_times", {})
+                timed.append(layers)
+                lines += self._lines(part.name, trial, layers.value)
+                if layers.value:
+                    figures.append(self._figure(trial, layers.value))
         if not lines:
             lines = [line("to_sparse_csr over the packed form", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")]
         return Outcome(tuple(lines), figures[0] if figures else None, (*self.remarks, *doubts(timed)), timed_on(timed))
@@ -92,7 +92,7 @@ class Figure9(Reproduction):
     def _lines(self, part: str, trial: Trial, layers: Mapping[str, Any]) -> list[Comparison]:
         model = trial.text("model")
         csr, known, rebuilt = CONVERSIONS
-        total = {way: _sum([one["seconds"][way] for one in layers.values()]) for way in CONVERSIONS}
+        total = {way: _sum([layer["seconds"][way] for layer in layers.values()]) for way in CONVERSIONS}
         lines = [
             _milliseconds(f"{model}, all {len(layers)} pruned layers: {way}", part, seconds)
             for way, seconds in total.items()
@@ -101,10 +101,10 @@ class Figure9(Reproduction):
             _times_as_fast(f"{model}, all pruned layers: {way}, times as fast as {csr}", part, total[csr], total[way])
             for way in (known, rebuilt)
         ]
-        for name, one in layers.items():
-            seconds = one["seconds"]
-            shape = "x".join(map(str, one["shape"]))
-            what = f"{model}, {name} ({shape}, {100 * one['density']:.0f} % left): {known}, times as fast as {csr}"
+        for name, layer in layers.items():
+            seconds = layer["seconds"]
+            shape = "x".join(map(str, layer["shape"]))
+            what = f"{model}, {name} ({shape}, {100 * layer['density']:.0f} % left): {known}, times as fast as {csr}"
             lines.append(_times_as_fast(what, part, seconds[csr], seconds[known]))
         return lines
 
@@ -115,8 +115,8 @@ class Figure9(Reproduction):
             f"{trial.text('model')}; minimal times, measured on the CPU. The axis is logarithmic.",
             "Time (microseconds)",
             list(layers),
-            {way: [MICRO * one["seconds"][way][0] for one in layers.values()] for way in CONVERSIONS},
-            {way: [_ends(one["seconds"][way], MICRO) for one in layers.values()] for way in CONVERSIONS},
+            {way: [MICRO * layer["seconds"][way][0] for layer in layers.values()] for way in CONVERSIONS},
+            {way: [_ends(layer["seconds"][way], MICRO) for layer in layers.values()] for way in CONVERSIONS},
             logarithmic=True,
         )
 
@@ -143,12 +143,12 @@ class Figure10(Reproduction):
         for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
                 batch = data.specs[trial.name].make_recipe().batch_size
-                found = _of_layers(data, trial, "product_times", {"batch": batch})
-                timed.append(found)
-                lines += self._lines(part.name, trial, found.value)
-                losses += loses(trial.text("model"), found.value)
-                if found.value:
-                    figures.append(self._figure(trial, batch, found.value))
+                layers = _of_layers(data, trial, "product_times", {"batch": batch})
+                timed.append(layers)
+                lines += self._lines(part.name, trial, layers.value)
+                losses += loses(trial.text("model"), layers.value)
+                if layers.value:
+                    figures.append(self._figure(trial, batch, layers.value))
         if not lines:
             lines = [line("skipping over dense", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")]
         remarks = (*losses, *self.remarks, *doubts(timed))
@@ -159,25 +159,25 @@ class Figure10(Reproduction):
         lines = []
         for method in METHODS:
             for product in (*PRODUCTS, ""):
-                several = [_product(one["seconds"].get(method), product) for one in layers.values()]
+                several = [_product(layer["seconds"].get(method), product) for layer in layers.values()]
                 what = f"{model}, all {len(layers)} pruned layers, {product or 'three products'}: {method}"
                 lines.append(_milliseconds(what, part, _sum([each for each in several if each]), method))
         for product in (*PRODUCTS, ""):
-            ours = _sum([each for one in layers.values() if (each := _product(one["seconds"].get(OURS), product))])
-            dense = _sum([fastest_dense(one["seconds"], product) for one in layers.values()])
+            ours = _sum([each for layer in layers.values() if (each := _product(layer["seconds"].get(OURS), product))])
+            dense = _sum([fastest_dense(layer["seconds"], product) for layer in layers.values()])
             what = f"{model}, all pruned layers, {product or 'three products'}: {THAN_DENSE}"
             lines.append(_times_as_fast(what, part, dense, ours))
-        for name, one in layers.items():
-            ours, dense = _product(one["seconds"].get(OURS), ""), fastest_dense(one["seconds"], "")
-            shape, size = "x".join(map(str, one["shape"])), "x".join(map(str, one["size"]))
-            left = f"{100 * one['density']:.0f} % left"
+        for name, layer in layers.items():
+            ours, dense = _product(layer["seconds"].get(OURS), ""), fastest_dense(layer["seconds"], "")
+            shape, size = "x".join(map(str, layer["shape"])), "x".join(map(str, layer["size"]))
+            left = f"{100 * layer['density']:.0f} % left"
             what = f"{model}, {name} ({shape} on {size}, {left}), three products: {THAN_DENSE}"
             lines.append(_times_as_fast(what, part, dense, ours))
         return lines
 
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
-        drawn = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
-        times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in drawn}
+        drawn = [method for method in METHODS if all(method in layer["seconds"] for layer in layers.values())]
+        times = {method: [_product(layer["seconds"][method], "") for layer in layers.values()] for method in drawn}
         return bars_figure(
             self.registered_name,
             "Time of forward, data gradient and weight gradient of pruned convolutions",
@@ -200,8 +200,8 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
     """
     slower = [
         name
-        for name, one in layers.items()
-        if (ours := _product(one["seconds"].get(OURS), "")) and ours[0] >= fastest_dense(one["seconds"], "")[0]
+        for name, layer in layers.items()
+        if (ours := _product(layer["seconds"].get(OURS), "")) and ours[0] >= fastest_dense(layer["seconds"], "")[0]
     ]
     if not slower:
         return []

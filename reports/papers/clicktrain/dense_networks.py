@@ -71,18 +71,18 @@ class Figure1(Reproduction):
     def outcome(self, data: ReproductionData) -> Outcome:
         shares = {network: network_shares(network) for network in NETWORKS}
         part, lines = self.parts[0].name, []
-        for place, count in enumerate(COUNTS):
-            backward = {network: sum(both[place][1:]) for network, both in shares.items()}
+        for index, count in enumerate(COUNTS):
+            backward = {network: sum(both[index][1:]) for network, both in shares.items()}
             largest = max(backward, key=lambda network: backward[network])
             lines.append(
                 line(f"backward, most of all networks, {count}", part, estimate([backward[largest]], ""), "counted",
                      published="clicktrain-fig1-backward/more than", among=self.published, note=f"That is {largest}.")
             )  # fmt: skip
         for network, both in shares.items():
-            for place, count in enumerate(COUNTS):
+            for index, count in enumerate(COUNTS):
                 where = f"{network}, {NETWORKS[network][0][1]}x{NETWORKS[network][0][2]}"
                 name = f"backward, {where}, {count}"
-                lines.append(line(name, part, estimate([sum(both[place][1:])], ""), "counted"))
+                lines.append(line(name, part, estimate([sum(both[index][1:])], ""), "counted"))
         trials = done(data, part, "dense")
         model = trained_model(self.parts[0], trials)
         for name, values in (
@@ -97,7 +97,7 @@ class Figure1(Reproduction):
             "Counted. If a forward bar ends left of the dashed line, the backward pass takes more than the "
             "published 70 %.",
             "Share of a step's FLOPs (%), counted",
-            {count: {network: both[place] for network, both in shares.items()} for place, count in enumerate(COUNTS)},
+            {count: {network: both[index] for network, both in shares.items()} for index, count in enumerate(COUNTS)},
             PRODUCTS,
             (30.0, "backward 70 %, published"),
         )
@@ -127,9 +127,9 @@ def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
 
     Source: PruneTrain's code; `suite.engine.cost.paper_conventions`.
     """
-    found = prunetrain(costs)
-    forward = found["inference_flops"]
-    return _percents([forward, found["train_flops"] - 2 * forward, forward])
+    counted = prunetrain(costs)
+    forward = counted["inference_flops"]
+    return _percents([forward, counted["train_flops"] - 2 * forward, forward])
 
 
 def executed_shares(trial: Trial) -> list[float]:
@@ -222,14 +222,14 @@ def large_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Kernels that are all zero are left out.
     """
-    found = {}
+    layers = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
             sizes = layer.weight.detach().abs().reshape(-1, POSITIONS)
             sizes = sizes[sizes.amax(1) > 0]
             largest = torch.zeros(sizes.shape, dtype=torch.bool)
-            found[name] = largest.scatter_(1, sizes.argsort(dim=1, descending=True, stable=True)[:, :LARGEST], True)
-    return found
+            layers[name] = largest.scatter_(1, sizes.argsort(dim=1, descending=True, stable=True)[:, :LARGEST], True)
+    return layers
 
 
 def heat(largest: Tensor) -> np.ndarray:
@@ -253,7 +253,7 @@ def statistics(layers: dict[str, Tensor]) -> dict[str, float]:
     places = heat(whole).ravel()
     codes = (whole.long() << torch.arange(POSITIONS)).sum(1)
     counts = torch.bincount(codes, minlength=1 << POSITIONS).double() / len(whole)
-    blocks = [sum(1 << place for place in block) for block in BLOCKS]
+    blocks = [sum(1 << position for position in block) for block in BLOCKS]
     values = (
         float(places[4]),
         float(places[[1, 3, 5, 7]].mean()),

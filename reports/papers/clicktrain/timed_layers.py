@@ -57,14 +57,14 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
 
     model = load_model(file)
     costs = count_layers(model, shape)
-    found = []
+    layers = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str):
             stride, padding, dilation = ((int(a), int(b)) for a, b in (layer.stride, layer.padding, layer.dilation))
             one = Layer(name, layer.weight.detach().float(), stride, padding, dilation, costs[name].input)
             if one.density <= _PRUNED:
-                found.append(one)
-    return found
+                layers.append(one)
+    return layers
 
 
 def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, d
         repetitions: Number of measurements per conversion.
         device: `cpu`.
     """
-    found = {}
+    times = {}
     for layer in pruned_layers(file, shape):
         seconds = _timed(conversions(layer), repetitions, device)
-        found[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
-    return found
+        times[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
+    return times
 
 
 def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
@@ -108,7 +108,7 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
         repetitions: Number of measurements per method and product.
         device: `cpu`.
     """
-    found = {}
+    times = {}
     for layer in pruned_layers(file, shape):
         calls = {
             (method, product): call
@@ -118,10 +118,10 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
         seconds: dict[str, dict[str, Seconds]] = {}
         for (method, product), each in _timed(calls, repetitions, device).items():
             seconds.setdefault(method, {})[product] = each
-        found[layer.name] = {
+        times[layer.name] = {
             "shape": [*layer.weight.shape], "density": layer.density, "size": [*layer.size], "seconds": seconds,
         }  # fmt: skip
-    return found
+    return times
 
 
 def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
@@ -135,21 +135,21 @@ def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], 
     images = torch.randn(batch, channels, *layer.size, generator=generator)
     made = torch.nn.functional.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
     grad = torch.randn(made.shape, generator=generator)
-    found = {
+    by_method = {
         DENSE[0]: _dense(layer, images, grad, torch.contiguous_format),
         DENSE[1]: _dense(layer, images, grad, torch.channels_last),
         MASKED: _dense(layer, images, grad, torch.channels_last, mask=(layer.weight != 0).float()),
         OURS: _skipping(layer, images, grad),
         CSR: _csr(layer, images, grad),
     }
-    return {method: several for method, several in found.items() if several}
+    return {method: several for method, several in by_method.items() if several}
 
 
 def _dense(
     layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
 ) -> tuple[Callable[[], Tensor], ...]:
     """Return oneDNN's products in one memory format. A mask multiplies the weight in the forward, and its gradient."""
-    images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
+    images, grad = (tensor.contiguous(memory_format=layout) for tensor in (images, grad))
     weight = layer.weight.contiguous(memory_format=layout)
     held = None if mask is None else mask.contiguous(memory_format=layout)
     geometry = (layer.stride, layer.padding, layer.dilation)
@@ -159,11 +159,11 @@ def _dense(
         return torch.nn.functional.conv2d(images, masked, None, *geometry)
 
     def gradient(which: int) -> Tensor:
-        wanted = [which == place for place in range(3)]
-        found = torch.ops.aten.convolution_backward(
+        wanted = [which == index for index in range(3)]
+        result = torch.ops.aten.convolution_backward(
             grad, images, weight, None, *geometry, False, [0, 0], 1, wanted
         )[which]  # fmt: skip
-        return found if held is None or which == 0 else found * held  # type: ignore[no-any-return]
+        return result if held is None or which == 0 else result * held  # type: ignore[no-any-return]
 
     return forward, lambda: gradient(0), lambda: gradient(1)
 
@@ -174,7 +174,7 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
     if library() is None:
         return ()
     layout = torch.channels_last
-    images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
+    images, grad, weight = (tensor.contiguous(memory_format=layout) for tensor in (images, grad, layer.weight))
     taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
     # As in training, both gradients share one conversion into blocks. Its time is part of the data gradient.
     blocks = [taps.blocks_of_grad(grad, images)]
@@ -210,8 +210,8 @@ def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tenso
         return (sparse @ as_columns()).view(channels, batch, rows, columns).transpose(0, 1)
 
     def data_gradient() -> Tensor:
-        found = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
-        return F.fold(found, layer.size, **unfold)
+        columns_of_gradient = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
+        return F.fold(columns_of_gradient, layer.size, **unfold)
 
     def weight_gradient() -> Tensor:
         return torch.sparse.sampled_addmm(sparse, grad_matrix(), as_columns().t(), beta=0.0)

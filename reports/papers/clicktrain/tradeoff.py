@@ -214,13 +214,13 @@ class Figure17(Reproduction):
         """Compare as declared, with the name of the trained network. Parts with the same trials appear once."""
         own = {part.name: trials for part, trials in with_own_trials(self, data)}
         lines = []
-        for one in super().compare(data):
-            part = next((part for part in self.parts if part.name == one.part), None)
+        for line in super().compare(data):
+            part = next((part for part in self.parts if part.name == line.part), None)
             if part is None:
-                lines.append(one)
+                lines.append(line)
             elif part.name in own:
                 trained = [trial.text("model") for several in own[part.name].values() for trial in several]
-                lines.append(replace(one, quantity=one.quantity.replace(part.model, (trained or [part.model])[0], 1)))
+                lines.append(replace(line, quantity=line.quantity.replace(part.model, (trained or [part.model])[0], 1)))
         return tuple(lines)
 
     def outcome(self, data: ReproductionData) -> Outcome:

@@ -78,18 +78,18 @@ def step_times(trial: Trial) -> dict[str, list[float]]:
     The times leave out reconfigurations. They also leave out the first epoch, which has one-time work, if its stage has
     more epochs.
     """
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     before: Mapping[str, float] = {}
     for record in trial.epochs:
         spent = [float(record[name]) - before.get(name, 0.0) for name in ("train_time_s", "reconfigure_time_s")]
         before = {name: float(record[name]) for name in ("train_time_s", "reconfigure_time_s")}
         stage = record.get("method", {}).get("stage", DENSE)
         if record["steps"]:
-            found.setdefault(stage, []).append((spent[0] - spent[1]) / float(record["steps"]))
-    first = next(iter(found), None)
-    if first is not None and len(found[first]) > 1:
-        found[first] = found[first][1:]
-    return found
+            times.setdefault(stage, []).append((spent[0] - spent[1]) / float(record["steps"]))
+    first = next(iter(times), None)
+    if first is not None and len(times[first]) > 1:
+        times[first] = times[first][1:]
+    return times
 
 
 def column(stage: str) -> str:
@@ -176,10 +176,10 @@ class Figure13(Reproduction):
 def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
     """Return the finished trials by backend, dense first."""
     dense = next((trials for name in OF_A_PART if (trials := done(data, name, DENSE))), [])
-    found = {DENSE: dense}
+    by_way = {DENSE: dense}
     for name, ways in OF_A_PART.items():
-        found |= {way: trials for way in ways if (trials := done(data, name, WAYS[way]))}
-    return found
+        by_way |= {way: trials for way in ways if (trials := done(data, name, WAYS[way]))}
+    return by_way
 
 
 def _milliseconds(way: str, stage: str, trials: list[Trial]) -> Comparison:
@@ -281,9 +281,9 @@ class Figure14(Reproduction):
         """Compare as declared. Both parts have the quantities of dense, which appear only in the first part."""
         lines: list[Comparison] = []
         for part in self.parts:
-            found = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
+            compared = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
             known = {one.quantity for one in lines}
-            lines += [one for one in found if one.quantity not in known]
+            lines += [one for one in compared if one.quantity not in known]
         return tuple(lines)
 
 

@@ -41,9 +41,9 @@ def lines(where: str, methods: Mapping[str, str], compared: str) -> tuple[Compar
         methods: Labels of the methods by their names for readers.
         compared: Name of the method to compare with the published number.
     """
-    found: list[Compared] = []
+    compared_lines: list[Compared] = []
     for name, method in methods.items():
-        found += [
+        compared_lines += [
             Compared(f"{where}, {name}: communication of gradients saved", method, column="communication_saved",
                      kind="modelled", published=PUBLISHED if name == compared else "",
                      note=ON_IMAGENET if name == compared else ""),
@@ -52,7 +52,7 @@ def lines(where: str, methods: Mapping[str, str], compared: str) -> tuple[Compar
             Compared(f"{where}, {name}: gradients of a step in the last epoch, of those in the first", method,
                      column="last_gradients", kind="counted"),
         ]  # fmt: skip
-    return tuple(found)
+    return tuple(compared_lines)
 
 
 GROWS = {ratio: f"ratio {ratio}, growing batch" for ratio in RATIOS[:2]}

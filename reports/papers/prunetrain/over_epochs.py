@@ -201,12 +201,12 @@ class Figure4(Reproduction):
 
 def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
     """Return the largest |w| of each output channel by layer and epoch, from a trial with `watch=true`."""
-    found: dict[str, list[list[float]]] = {}
+    peaks: dict[str, list[list[float]]] = {}
     for record in trial.epochs:
         layers: Mapping[str, Any] = record.get("method", {}).get("peaks", {})
         for layer, held in layers.items():
-            found.setdefault(layer, []).append(held["peaks"])
-    return found
+            peaks.setdefault(layer, []).append(held["peaks"])
+    return peaks
 
 
 NAIVE = "prunetrain"
@@ -267,7 +267,7 @@ class Figure9(Reproduction):
         return NAIVE, GROWING
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        memory = [one for _, one in step_memory(trial)]
+        memory = [taken for _, taken in step_memory(trial)]
         if not memory:
             return {}
         batches = [float(record["batch_size"]) for record in trial.epochs]

@@ -49,11 +49,11 @@ def images_per_second(
         device: `cpu`, `cuda` or `cuda:N`.
     """
 
-    place = torch.device(device)
-    images = _images(shape, batch, place)
-    models = [_on(place, load_model(file)) for file in files]
+    torch_device = torch.device(device)
+    images = _images(shape, batch, torch_device)
+    models = [_on(torch_device, load_model(file)) for file in files]
     calls = [lambda model=model: _infer(model, images, dtype) for model in models]  # type: ignore[misc]
-    return [batch / seconds for seconds in _median_seconds(calls, place)]
+    return [batch / seconds for seconds in _median_seconds(calls, torch_device)]
 
 
 def layer_times(
@@ -69,17 +69,17 @@ def layer_times(
         Seconds with channel union and with gating, without removed branches.
     """
 
-    place = torch.device(device)
+    torch_device = torch.device(device)
     names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
-    images = _images(shape, batch, place)
-    networks = [_on(place, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
+    images = _images(shape, batch, torch_device)
+    networks = [_on(torch_device, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
     calls = [_layer_calls(network, names, images, dtype) for network in networks]
-    found = {}
+    times = {}
     for name in names:
         if all(name in several for several in calls):
-            union, gated = _median_seconds([several[name] for several in calls], place)
-            found[name] = (union, gated)
-    return found
+            union, gated = _median_seconds([several[name] for several in calls], torch_device)
+            times[name] = (union, gated)
+    return times
 
 
 def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

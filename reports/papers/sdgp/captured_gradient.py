@@ -122,8 +122,8 @@ def channel_ratios(dense: Tensor, pruned: Tensor) -> Tensor:
 
 def cosine(dense: Tensor, pruned: Tensor) -> float:
     """Return the cosine of the angle between two gradients, each flattened to a vector."""
-    one, other = dense.double().flatten(), pruned.double().flatten()
-    return float(one @ other / (one.norm() * other.norm()))
+    before, after = dense.double().flatten(), pruned.double().flatten()
+    return float(before @ after / (before.norm() * after.norm()))
 
 
 def data_gradient_error(captured: Captured, pruned: Tensor) -> float:

@@ -37,26 +37,26 @@ def product_seconds(
         Seconds by layer and part: `forward`, `dgrad`, `wgrad` and `pruning`.
     """
 
-    place = torch.device(device)
+    torch_device = torch.device(device)
     torch.manual_seed(0)
-    network: nn.Module = build_model(model, shape, classes).to(place).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network: nn.Module = build_model(model, shape, classes).to(torch_device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     context = Context(network, input_shape=shape, num_classes=classes, epochs=1, batch_size=batch)
     hooks = MethodRunner(MethodChoice.read(method).build(), context)
-    images = torch.randn(batch, *shape, device=place).contiguous(memory_format=torch.channels_last)
-    labels = torch.arange(batch, device=place) % classes
-    clock = StepClock(place)
+    images = torch.randn(batch, *shape, device=torch_device).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(batch, device=torch_device) % classes
+    clock = StepClock(torch_device)
     hooks.planned_layers[0].step_state.clock = clock  # all layers share it
     passes: list[dict[Any, float]] = []
     for _ in range(WARM_UPS + ROUNDS):
         clock.begin()
-        with torch.autocast(place.type, getattr(torch, dtype), enabled=dtype != "float32"):
+        with torch.autocast(torch_device.type, getattr(torch, dtype), enabled=dtype != "float32"):
             logits = network(images)
         F.cross_entropy(logits.float(), labels).backward()
         passes.append(clock.end())
         network.zero_grad(set_to_none=True)
     fastest = sorted(passes[WARM_UPS:], key=lambda one: sum(one.values()))[: ROUNDS // 2]
-    found: dict[str, dict[str, float]] = {}
+    by_layer: dict[str, dict[str, float]] = {}
     for part, layer in dict.fromkeys(key for one in fastest for key in one if key[1]):
         seconds = sum(one.get((part, layer), 0.0) for one in fastest) / len(fastest)
-        found.setdefault(layer, {})[part] = seconds
-    return found
+        by_layer.setdefault(layer, {})[part] = seconds
+    return by_layer

@@ -149,13 +149,13 @@ class Figure8(Reproduction):
     )
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        by_name = {one.quantity: one for one in comparisons}
+        by_name = {line.quantity: line for line in comparisons}
         cells = {}
         for ratio in RATIOS:
             for m in SIZES:
                 name = f"rescaled {m // ratio}:{m}"
-                found = (by_name[f"accuracy, {name}"], by_name[f"{name} minus dense"]) if m >= ratio else None
-                cells[str(ratio), str(m)] = found
+                pair = (by_name[f"accuracy, {name}"], by_name[f"{name} minus dense"]) if m >= ratio else None
+                cells[str(ratio), str(m)] = pair
         return grid_figure(
             self.registered_name,
             "Accuracy of rescaled n:m, published and ours",

@@ -69,26 +69,26 @@ class Figure9(Reproduction):
             "classes": task.num_classes,
             "batch": spec.recipe["batch_size"],
         }
-        found = [
+        timed = [
             call_in_subprocess(
                 "reports.papers.sdgp.layer_times:product_seconds", {**shared, **network}, data.device, spec.plugins
             )
             for network in (large, small)
         ]
-        lines = self.lines(found[0].value, "ResNet-18 at 224 pixels", SHARE)
-        lines += self.saved(found[0].value)
-        lines += self.lines(found[1].value, f"{spec.model} on {spec.task}", SMALL_SHARE)
+        lines = self.lines(timed[0].value, "ResNet-18 at 224 pixels", SHARE)
+        lines += self.saved(timed[0].value)
+        lines += self.lines(timed[1].value, f"{spec.model} on {spec.task}", SMALL_SHARE)
         lines.append(self._line("data gradient's share of FLOPs, ResNet-18 at 224 pixels", counted_share(), "counted"))
         return Outcome(
             tuple(lines),
-            self._figure(found[0].value, BATCH[kind]),
+            self._figure(timed[0].value, BATCH[kind]),
             (
                 "Times are those of new networks with random images, in forward and backward passes with clocks around "
                 "each product; a product takes as long with other weights.",
                 f"The batch has {BATCH[kind]} images at 224 pixels here and 256 in the paper.",
                 "The first convolution has no data gradient, so that its share of FLOPs is below a third.",
             ),
-            (f"Timed: {found[0].where}, {spec.dtype}; {METHOD}",),
+            (f"Timed: {timed[0].where}, {spec.dtype}; {METHOD}",),
         )
 
     def lines(self, seconds: Seconds, network: str, published: str) -> list[Comparison]:

@@ -142,24 +142,24 @@ def reached(trials: Sequence[Trial], target: float, value: Callable[[Mapping[str
     if not trials:
         return Missing("not run")
     records = [first_reached(trial.epochs, target) for trial in trials]
-    found = median([NOT_REACHED if record is None else value(record) for record in records])
-    if found is None:
+    middle = median([NOT_REACHED if record is None else value(record) for record in records])
+    if middle is None:
         return Missing("not measured")
-    if found == NOT_REACHED:
+    if middle == NOT_REACHED:
         count = sum(record is not None for record in records)
         return Missing(f"not reached within {len(trials[0].epochs)} epochs ({count} of {len(trials)} seeds)")
-    return Estimate(found, None, len(trials))
+    return Estimate(middle, None, len(trials))
 
 
 def speedup(faster: Quantity, slower: Quantity) -> Quantity:
     """Return the slower time over the faster one, minus 1, in percent."""
-    for one in (faster, slower):
-        if isinstance(one, Missing):
-            return one
+    for quantity in (faster, slower):
+        if isinstance(quantity, Missing):
+            return quantity
     fast, slow = number(faster), number(slower)
     assert fast is not None
     assert slow is not None
-    seeds = min(one.count for one in (faster, slower) if isinstance(one, Estimate))
+    seeds = min(quantity.count for quantity in (faster, slower) if isinstance(quantity, Estimate))
     return Estimate(100 * (slow / fast - 1), None, seeds) if fast > 0 else Missing("the time is 0")
 
 

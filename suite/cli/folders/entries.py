@@ -27,11 +27,11 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
             for label, time in group.methods.items():
                 methods.setdefault(label, []).append((folder, time))
     notes = []
-    found = []
+    combined_groups = []
     for key, methods in merged.items():
         _refuse_several_threads([one for entries in methods.values() for one in entries])
         combined = {label: _combined(entries) for label, entries in methods.items()}
-        found.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
+        combined_groups.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
         for label, entries in methods.items():
             total = combined[label]
             if any(time != total for _, time in entries):
@@ -40,7 +40,7 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
                     f"time.json: {label} was measured in {places}; its {len(total.passes)} passes together give "
                     f"{total.ratio:.3f}"
                 )
-    return found, notes
+    return combined_groups, notes
 
 
 def latest_profiles(

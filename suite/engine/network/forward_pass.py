@@ -77,7 +77,7 @@ class Product:
     @property
     def has_grad(self) -> bool:
         """Whether an operand needs a gradient."""
-        return any(one.has_grad for one in self.operands)
+        return any(operand.has_grad for operand in self.operands)
 
 
 class ForwardPass:
@@ -286,7 +286,7 @@ def probing(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     named_buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     attributes, state = [(module, _own_attributes(module)) for module in model.modules()], random.getstate()
-    kept = {id(value): value for _, own in attributes for value in own.values()}.values()
+    kept = {id(value): value for _, before_context in attributes for value in before_context.values()}.values()
     entries = [(value, [*value]) for value in kept if isinstance(value, (list, deque, set))]
     items = [(value, dict(value)) for value in kept if isinstance(value, dict)]
     devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
@@ -295,10 +295,10 @@ def probing(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
-        for module, own in attributes:
-            for name in _own_attributes(module).keys() - own.keys():
+        for module, before_context in attributes:
+            for name in _own_attributes(module).keys() - before_context.keys():
                 del vars(module)[name]
-            vars(module).update(own)
+            vars(module).update(before_context)
         for value, held in entries:
             value.clear()
             value.update(held) if isinstance(value, set) else value.extend(held)

@@ -242,15 +242,15 @@ def _planned_class(planned: type[PlannedLayer], own: type[nn.Module]) -> type[Pl
     """Return a planned class that keeps the methods of a subclass of torch's layer."""
     if own in _PLANNED or (planned, own) in _DERIVED:
         return _DERIVED.get((planned, own), planned)
-    found: type[PlannedLayer] = types.new_class(planned.__name__, (planned, own))
-    found.__module__ = planned.__module__
+    derived: type[PlannedLayer] = types.new_class(planned.__name__, (planned, own))
+    derived.__module__ = planned.__module__
 
     def reduced(layer: PlannedLayer) -> tuple[Any, ...]:
         return (_empty, (planned, own), *layer.__reduce_ex__(2)[2:])  # pickle cannot import a class made here
 
-    copyreg.pickle(found, reduced)  # type: ignore[arg-type]
-    _DERIVED[planned, own] = found
-    return found
+    copyreg.pickle(derived, reduced)  # type: ignore[arg-type]
+    _DERIVED[planned, own] = derived
+    return derived
 
 
 def _empty(planned: type[PlannedLayer], own: type[nn.Module]) -> PlannedLayer:
@@ -309,8 +309,8 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
             raise UsageError(
                 f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
             )
-        if isinstance(found := _planned_or_reason(layer), str):
-            others[name] = found
+        if isinstance(reason := _planned_or_reason(layer), str):
+            others[name] = reason
         elif called is not None and name not in called:
             others[name] = "the model never calls it"
         else:

@@ -413,8 +413,8 @@ def _backward_in_graph(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor
     activation, weight = ctx.saved_tensors
     if activation is None:
         activation = _empty_like(ctx.activation_like)
-    found = iter(_backward_op(grad, activation, weight, ctx.handle, ctx.needs))
-    gradients = [next(found) if needed else None for needed in ctx.needs]
+    computed = iter(_backward_op(grad, activation, weight, ctx.handle, ctx.needs))
+    gradients = [next(computed) if needed else None for needed in ctx.needs]
     return (*_in_types_of(ctx, gradients), None, None)
 
 

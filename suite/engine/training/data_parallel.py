@@ -255,10 +255,10 @@ class DataParallel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's part of what rank 0 returned as `state_dict`."""
         self.ranks.traffic.load_state_dict(state["traffic"])
-        own = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
-        torch.set_rng_state(own["random"].cpu())
-        if own["random_cuda"] is not None:
-            torch.cuda.set_rng_state(own["random_cuda"].cpu(), self._runner.ctx.device)
+        ours = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
+        torch.set_rng_state(ours["random"].cpu())
+        if ours["random_cuda"] is not None:
+            torch.cuda.set_rng_state(ours["random_cuda"].cpu(), self._runner.ctx.device)
 
     def _random_state(self) -> dict[str, Tensor | None]:
         device = self._runner.ctx.device
@@ -293,10 +293,10 @@ def digests(state: Any, name: str = "") -> dict[str, str]:
         content = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {name: hashlib.blake2b(content, digest_size=8).hexdigest() + str(tuple(state.shape))}
     if isinstance(state, dict):
-        found: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         for key, value in state.items():
-            found |= digests(value, f"{name}, {key}" if name else str(key))
-        return found
+            by_name |= digests(value, f"{name}, {key}" if name else str(key))
+        return by_name
     if isinstance(state, (list, tuple)):
         return digests(dict(enumerate(state)), name)
     return {name: repr(state)}

@@ -40,15 +40,15 @@ class Evaluation:
             splits: The splits.
             is_last: Whether this is the last evaluation, which averages six views if the recipe says so.
         """
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         logits = self.logits_of(is_last)
         if splits.test is not None:
-            found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test, logits)
+            results["test_accuracy"], results["test_loss"] = self.accuracy_and_loss(splits.test, logits)
             if is_last and self.recipe.six_views:
-                found["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
+                results["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
         if splits.validation is not None:
-            found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
-        return found
+            results["val_accuracy"], results["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
+        return results
 
     def logits_of(self, is_last: bool = False) -> Callable[[Tensor], Tensor]:
         """Return the function that returns logits (n, classes) of images (n, C, H, W), over the recipe's views."""
@@ -108,6 +108,6 @@ class Evaluation:
         height, width = images.shape[2:]
         padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
         logits = self._of_two_views(images) / 2
-        for place in (2, 0):
-            logits += self._of_two_views(padded[:, :, place : place + height, place : place + width]) / 4
+        for corner in (2, 0):
+            logits += self._of_two_views(padded[:, :, corner : corner + height, corner : corner + width]) / 4
         return logits

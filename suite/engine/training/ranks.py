@@ -218,7 +218,7 @@ class WrapperGuard:
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is not None and any(one() is wrapper for one in self._old):
+        if wrapper is not None and any(reference() is wrapper for reference in self._old):
             raise UsageError(
                 "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
                 "old shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap, and "

@@ -285,8 +285,8 @@ class Trainer:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         values = [value.double() for value in (task_loss, norm, term) if value is not None]
-        found = torch.stack(values).tolist()
-        return found[0], found[2] if term is not None else 0.0, norm if math.isfinite(found[1]) else None
+        numbers = torch.stack(values).tolist()
+        return numbers[0], numbers[2] if term is not None else 0.0, norm if math.isfinite(numbers[1]) else None
 
     def _scale_still_falls(self, before: float | None) -> bool:
         """Return whether gradients may still become finite. The loss scale starts high and halves until they are."""

@@ -76,13 +76,13 @@ class WeightAverage:
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Give the model the averaged weights inside the context. Before the first update, the model keeps its own."""
-        own = [(tensor, tensor.data) for _, tensor, _ in self._tensors()]
+        kept = [(tensor, tensor.data) for _, tensor, _ in self._tensors()]
         for tensor, value in self._values():
             tensor.data = value
         try:
             yield
         finally:
-            for tensor, value in own:
+            for tensor, value in kept:
                 tensor.data = value
 
     def _replace_weights(self) -> None:
@@ -102,8 +102,8 @@ class WeightAverage:
     def _tensors(self) -> list[tuple[str, Tensor, Tensor]]:
         """Return the name, the model's tensor and its average of each parameter and floating-point buffer."""
         averages = {**dict(self._averaged.module.named_parameters()), **dict(self._averaged.module.named_buffers())}
-        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        return [(name, own[name], average) for name, average in averages.items() if average.is_floating_point()]
+        of_model = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        return [(name, of_model[name], average) for name, average in averages.items() if average.is_floating_point()]
 
     def _values(self) -> list[tuple[Tensor, Tensor]]:
         """Return the model's tensors with the values that they have where the average is used."""

@@ -46,9 +46,9 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
                 )
             close = difflib.get_close_matches(pattern, names, NAMED, cutoff=0.0)
             raise UsageError(f"ignore={pattern} names no layer; the nearest names are {', '.join(close)}")
-        for name, own in names.items():
+        for name, first_name in names.items():
             if any(name == one or name.startswith(f"{one}.") for one in outer):
-                found.setdefault(own, f"ignore={pattern} leaves '{own}' out")
+                found.setdefault(first_name, f"ignore={pattern} leaves '{first_name}' out")
     # A weight that two layers share belongs to both.
     tensors_of = {
         name: {id(one) for one in model.get_submodule(name)._parameters.values()} - {id(None)} for name in modules
@@ -69,15 +69,15 @@ def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
     Returns:
         The names of the spaces that nothing else froze.
     """
-    found = {}
+    frozen = {}
     for name, space in spaces.items():
-        if not space.frozen and (reason := _first(ignored, (one.module for one in space.slices))):
-            space.frozen_because = found[name] = reason
+        if not space.frozen and (reason := _first(ignored, (part.module for part in space.slices))):
+            space.frozen_because = frozen[name] = reason
     for name, branch in list(spaces.removable_branches.items()):
         inside = [module for module in ignored if module.startswith(f"{name}.")]
-        if reason := _first(ignored, inside) or _first(found, branch.spaces):
+        if reason := _first(ignored, inside) or _first(frozen, branch.spaces):
             spaces.fix_branch(name, reason)
-    return set(found)
+    return set(frozen)
 
 
 def _first(reasons: Mapping[str, str], names: Iterable[str]) -> str:

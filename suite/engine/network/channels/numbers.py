@@ -47,17 +47,17 @@ def recording_reads(model: nn.Module, types: tuple[type[nn.Module], ...]) -> Ite
     watched: list[tuple[nn.Module, type[nn.Module]]] = []
     watching: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
-        own = type(module)
+        kind = type(module)
         if isinstance(module, types):
-            watching.setdefault(own, _watching(own, reads))
-            watched.append((module, own))
+            watching.setdefault(kind, _watching(kind, reads))
+            watched.append((module, kind))
     try:
-        for module, own in watched:
-            module.__class__ = watching[own]
+        for module, kind in watched:
+            module.__class__ = watching[kind]
         yield reads
     finally:
-        for module, own in watched:
-            module.__class__ = own
+        for module, kind in watched:
+            module.__class__ = kind
 
 
 class _Unannounced(nn.Module):

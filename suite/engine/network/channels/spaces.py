@@ -89,20 +89,20 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
 def _place(error: Exception) -> str:
     """Return the last line of a model's own code that an error passed through, ` (FILE:LINE)`; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    of_model = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
+    return f" ({Path(of_model[-1].filename).name}:{of_model[-1].lineno})" if of_model else ""
 
 
 def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
     """Return one frozen space for each layer's output."""
-    found = {}
+    by_name = {}
     for name, layer in model.named_modules():
         weight = layer._parameters.get("weight")
         if isinstance(layer, (nn.Conv2d, nn.Linear)) and weight is not None:
             channels = torch.arange(weight.shape[0])
             slices = [Slice(f"{name}.weight", 0, channels[:, None])]
-            found[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
-    spaces = IndexSpaces(found)
+            by_name[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
+    spaces = IndexSpaces(by_name)
     spaces.not_followed = (reason,)
     spaces.grouped = frozenset(name for name, layer in model.named_modules() if getattr(layer, "groups", 1) != 1)
     return spaces
@@ -115,26 +115,26 @@ def _gathered(labels: ChannelLabels) -> IndexSpaces:
     signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (_, _, label) in enumerate(labels.uses):
         used, counts = np.unique(channel[label], return_counts=True)
-        for one, count in zip(used.tolist(), counts.tolist(), strict=True):
-            signatures[one].append((number, count))
+        for number_of_channel, count in zip(used.tolist(), counts.tolist(), strict=True):
+            signatures[number_of_channel].append((number, count))
     for number, (_, label) in enumerate(labels.reasons):
-        for one in np.unique(channel[label]).tolist():
-            signatures[one].append((-1 - number, 1))
+        for number_of_channel in np.unique(channel[label]).tolist():
+            signatures[number_of_channel].append((-1 - number, 1))
     members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    for one in sorted(signatures):
-        members[tuple(signatures[one])].append(one)
+    for number_of_channel in sorted(signatures):
+        members[tuple(signatures[number_of_channel])].append(number_of_channel)
 
     space_of = np.full(labels.count, -1)  # by channel
-    place = np.zeros(labels.count, dtype=np.int64)  # position within its space
+    position = np.zeros(labels.count, dtype=np.int64)  # position within its space
     spaces: list[IndexSpace] = []
     for channels in members.values():
-        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
+        space_of[channels], position[channels] = len(spaces), np.arange(len(channels))
         spaces.append(IndexSpace("", list(range(len(channels)))))
     for name, axis, label in labels.uses:
         where = space_of[channel[label]]
         for number in np.unique(where).tolist():
             entries = np.flatnonzero(where == number)
-            owners = place[channel[label[entries]]]
+            owners = position[channel[label[entries]]]
             by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
             if axis < 0:
                 module, _, attribute = name.rpartition(".")
@@ -166,21 +166,21 @@ def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np
         elif number in inputs:
             name = "input"
         elif space.slices:
-            one = space.slices[0]
-            owner = labels.module.get_submodule(one.module)
-            name = one.module if isinstance(owner, nn.ConvTranspose2d) else f"{one.module or one.tensor}:input"
+            part = space.slices[0]
+            owner = labels.module.get_submodule(part.module)
+            name = part.module if isinstance(owner, nn.ConvTranspose2d) else f"{part.module or part.tensor}:input"
         else:
             continue
         # Parts of one layer's output with different uses get numbered names.
-        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
+        parts = sum(known == name or known.startswith(f"{name}#") for known in named)
         space.name = f"{name}#{parts + 1}" if parts else name
         named[space.name] = space
-    found = IndexSpaces(named)
-    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
-    found.grouped = frozenset(labels.grouped)
-    found.heads = frozenset(labels.heads)
+    result = IndexSpaces(named)
+    result.not_followed = tuple(dict.fromkeys(labels.not_followed))
+    result.grouped = frozenset(labels.grouped)
+    result.heads = frozenset(labels.heads)
     first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
-    found.model_input = first or None
+    result.model_input = first or None
     outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
-    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
-    return found
+    result.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
+    return result

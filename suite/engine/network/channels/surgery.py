@@ -341,9 +341,9 @@ def _cuts(spaces: IndexSpaces, remaining: Mapping[str, Tensor], tensors: Mapping
     """Return the remaining positions of each tensor's axes. An axis may have channels of several spaces."""
     masks: dict[tuple[str, int], Tensor] = {}
     for name, channels in remaining.items():
-        for one in spaces[name].slices:
-            whole = torch.ones(tensors[one.tensor].shape[one.axis], dtype=torch.bool)
-            masks.setdefault((one.tensor, one.axis), whole)[one.entries[~channels].flatten()] = False
+        for part in spaces[name].slices:
+            whole = torch.ones(tensors[part.tensor].shape[part.axis], dtype=torch.bool)
+            masks.setdefault((part.tensor, part.axis), whole)[part.entries[~channels].flatten()] = False
     cuts: Cuts = {}
     for (tensor, axis), mask in masks.items():
         cuts.setdefault(tensor, {})[axis] = mask.nonzero().flatten()
@@ -353,11 +353,11 @@ def _cuts(spaces: IndexSpaces, remaining: Mapping[str, Tensor], tensors: Mapping
 def _update_entries(spaces: IndexSpaces, remaining: Mapping[str, Tensor], cuts: Cuts) -> None:
     """Update the entries of every space: a space that lost no channel may share an axis with one that did."""
     for name, space in spaces.items():
-        for index, one in enumerate(space.slices):
-            positions = cuts.get(one.tensor, {}).get(one.axis)
+        for index, part in enumerate(space.slices):
+            positions = cuts.get(part.tensor, {}).get(part.axis)
             if positions is not None:
-                entries = one.entries[remaining[name]] if name in remaining else one.entries
-                space.slices[index] = Slice(one.tensor, one.axis, torch.searchsorted(positions, entries))
+                entries = part.entries[remaining[name]] if name in remaining else part.entries
+                space.slices[index] = Slice(part.tensor, part.axis, torch.searchsorted(positions, entries))
 
 
 def _parts_by_gating(name: str, model: nn.Module, spaces: IndexSpaces) -> list[IndexSpace]:
@@ -380,7 +380,7 @@ def _validate(plan: ReconfigPlan, spaces: IndexSpaces, parts: Mapping[str, Seque
         raise ValueError("a branch is removed twice")
     inside = {space for name in plan.removed_branches for space in spaces.removable_branches[name].spaces}
     known = {name: space for name, space in spaces.items() if name not in parts}
-    known |= {own.name: own for several in parts.values() for own in several}
+    known |= {part.name: part for several in parts.values() for part in several}
     for name, kept in plan.kept.items():
         if name not in known:
             raise ValueError(f"there is no index space '{name}'{nearest(name, known)}")

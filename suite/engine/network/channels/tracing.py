@@ -212,29 +212,29 @@ def reshaped(
         start, begin = before, after
         if after == len(shape):
             return None
-        entries, found = given[before], shape[after]
+        entries, entries_after = given[before], shape[after]
         before, after = before + 1, after + 1
-        while entries != found or (before == len(given) and after < len(shape)):
-            if found < entries or before == len(given):
+        while entries != entries_after or (before == len(given) and after < len(shape)):
+            if entries_after < entries or before == len(given):
                 if after == len(shape):
                     return None
-                found *= shape[after]
+                entries_after *= shape[after]
                 after += 1
             else:
                 entries *= given[before]
                 before += 1
         if start <= axis < before:
             break
-    flexible = [place for place in range(begin, after) if place in adapting]
+    flexible = [flexible_axis for flexible_axis in range(begin, after) if flexible_axis in adapting]
     if start == 0 or len(flexible) != 1:
         return None
-    own = [1] * len(given)
-    own[axis] = len(label)
-    run = np.broadcast_to(label.reshape(own[start:before]), tuple(given[start:before])).reshape(
+    label_shape = [1] * len(given)
+    label_shape[axis] = len(label)
+    run = np.broadcast_to(label.reshape(label_shape[start:before]), tuple(given[start:before])).reshape(
         tuple(shape[begin:after])
     )
-    place = flexible[0]
-    return np.moveaxis(run, place - begin, 0).reshape(shape[place], -1), place
+    flexible_axis = flexible[0]
+    return np.moveaxis(run, flexible_axis - begin, 0).reshape(shape[flexible_axis], -1), flexible_axis
 
 
 def moved_axis(name: str, args: Sequence[Any], kwargs: dict[str, Any], ndim: int, axis: int) -> int | None:
@@ -259,8 +259,8 @@ def moved_axis(name: str, args: Sequence[Any], kwargs: dict[str, Any], ndim: int
         first, second = (value % ndim for value in values)
         order[first], order[second] = second, first
     elif name == "unsqueeze":
-        place = values[0] % (ndim + 1)
-        return None if place == 0 else axis + (place <= axis)
+        added = values[0] % (ndim + 1)
+        return None if added == 0 else axis + (added <= axis)
     else:
         return None
     return order.index(axis) if order[0] == 0 else None
@@ -291,8 +291,8 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
     entries = list(index) if isinstance(index, tuple) else [index]
     taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
     if Ellipsis in [entry for entry in entries if entry is Ellipsis]:
-        place = next(n for n, entry in enumerate(entries) if entry is Ellipsis)
-        entries[place : place + 1] = [slice(None)] * (ndim - taken)
+        dots = next(n for n, entry in enumerate(entries) if entry is Ellipsis)
+        entries[dots : dots + 1] = [slice(None)] * (ndim - taken)
     else:
         entries += [slice(None)] * (ndim - taken)
     source = behind = 0
@@ -305,7 +305,7 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
         if source == axis:
             whole = isinstance(entry, slice) and entry.step in (None, 1)
             bounds = [entry.start, entry.stop] if whole else [""]
-            return (behind, entry) if all(one is None or isinstance(one, int) for one in bounds) else None
+            return (behind, entry) if all(bound is None or isinstance(bound, int) for bound in bounds) else None
         if not isinstance(entry, (int, slice)):
             return None
         behind += isinstance(entry, slice)
@@ -329,11 +329,11 @@ def parameter_axes(
         if not all(entry is None or entry == slice(None) for entry in entries):
             return None
         rest = iter(axes)
-        found = [-1 if entry is None else next(rest) for entry in entries]
-        return (*found, *rest)
+        result = [-1 if entry is None else next(rest) for entry in entries]
+        return (*result, *rest)
     if name == "unsqueeze" and args and isinstance(args[0], int):
-        place = args[0] % (len(axes) + 1)
-        return (*axes[:place], -1, *axes[place:])
+        added = args[0] % (len(axes) + 1)
+        return (*axes[:added], -1, *axes[added:])
     if name in ("view", "reshape") and len(axes) == 1:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
         if list(sizes).count(-1) == 1 and math.prod(shape) == max(shape):
@@ -386,10 +386,10 @@ class ModuleLabels(ChannelRecord):
 
     def _reshaped(self, given: Tensor, value: Tensor, followed: Followed, adapting: Collection[int]) -> Followed | None:
         """Label a view; the sizes of the `adapting` axes follow the number of channels."""
-        found = reshaped(given.shape, followed.label, followed.axis, value.shape, adapting)
-        if found is None:
+        view = reshaped(given.shape, followed.label, followed.axis, value.shape, adapting)
+        if view is None:
             return None
-        (grid, axis), rows = found, self._unite_rows(found[0])
+        (grid, axis), rows = view, self._unite_rows(view[0])
         is_mixed = not np.array_equal(grid, np.broadcast_to(rows[:, None], grid.shape))
         if is_mixed and len(np.unique(self.united_channels()[followed.label])) == 1:
             return None  # the channels could only be removed all together
@@ -477,7 +477,7 @@ class ModuleLabels(ChannelRecord):
         tensors = [*(self.env[source] for source in inputs), value]
         if last < 2 or any(self._axes[source] != last or self.env[source].ndim != value.ndim for source in inputs):
             return None
-        if any(one.shape[-1] % heads for one in tensors):
+        if any(tensor.shape[-1] % heads for tensor in tensors):
             return None
         # A head is removed as a whole from all of them.
         whole = self._new(heads)
@@ -628,9 +628,9 @@ class LeafTracer(fx.Tracer):
         """Iterate over the parts of a tensor, or over a shape."""
         value = self.value(obj.node)
         if isinstance(value, (tuple, list)):
-            return iter([obj[place] for place in range(len(value))])  # type: ignore[index]
-        found: Iterator[Any] = super().iter(obj)
-        return found
+            return iter([obj[index] for index in range(len(value))])  # type: ignore[index]
+        parts: Iterator[Any] = super().iter(obj)
+        return parts
 
     def known(self, proxy: fx.Proxy, of_shape: bool = False) -> Any:
         """Return the value of a proxy.
@@ -651,10 +651,10 @@ class LeafTracer(fx.Tracer):
         """Return whether a node depends on values of tensors; with `of_shape`, only the shape of the node matters."""
         left, seen = [(node, of_shape)], set()
         while left:
-            if (found := left.pop()) in seen:
+            if (pair := left.pop()) in seen:
                 continue
-            seen.add(found)
-            (node, of_shape), value = found, self._values[found[0]]
+            seen.add(pair)
+            (node, of_shape), value = pair, self._values[pair[0]]
             name = node.args[1] if node.target is getattr else _name(node)
             holds = isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_is_tensor, value)))
             if (holds and not of_shape) or name in _SHAPED_BY_VALUES:
@@ -667,10 +667,10 @@ class LeafTracer(fx.Tracer):
         replaced, before = (nn.Module.__call__, nn.Module.__getattr__), len(self._reads)
         nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
         try:
-            for one in self.graph.nodes:
-                if one not in self._values:
-                    self._values[one] = self._run(one)
-                if one is node:
+            for step in self.graph.nodes:
+                if step not in self._values:
+                    self._values[step] = self._run(step)
+                if step is node:
                     break
         finally:
             nn.Module.__call__, nn.Module.__getattr__ = replaced  # type: ignore[method-assign]
@@ -683,8 +683,8 @@ class LeafTracer(fx.Tracer):
             return self._blank
         if node.op == "get_attr":
             before = {**self._buffers, **{name: tensor for tensor, name in self.tensor_attrs.items()}}
-            found = before.get(str(node.target))
-            return operator.attrgetter(str(node.target))(self.root) if found is None else found
+            tensor_before = before.get(str(node.target))
+            return operator.attrgetter(str(node.target))(self.root) if tensor_before is None else tensor_before
         if node.op == "call_module":
             return self.root.get_submodule(str(node.target))(*args, **kwargs)  # type: ignore[union-attr]
         if node.op == "call_method":
@@ -753,8 +753,8 @@ class ChannelLabels(ModuleLabels):
             if not self._divided(n, value, inputs):
                 self._not_understood(n, None, inputs)
         elif isinstance(value, Tensor) and not self._is_parameter(n, value):
-            found = self._label(n, value, inputs)
-            label, axis = found or (self._not_understood(n, value, inputs), 1)
+            followed = self._label(n, value, inputs)
+            label, axis = followed or (self._not_understood(n, value, inputs), 1)
             self._labels[n], self._axes[n] = label, axis
         counted = [node for node in n.all_input_nodes if node not in self._explained]
         reason = f"'{n.name}' depends on their number"
@@ -785,10 +785,10 @@ class ChannelLabels(ModuleLabels):
             return True
         if len(sources) > 1 or node.args[0] is not sources[0]:
             return False
-        found = parameter_axes(_name(node), node.args[1:], axes, value.shape)
-        if found is not None:
-            self._parameters[node] = names, found
-        return found is not None
+        axes_after = parameter_axes(_name(node), node.args[1:], axes, value.shape)
+        if axes_after is not None:
+            self._parameters[node] = names, axes_after
+        return axes_after is not None
 
     def _is_number(self, source: fx.Node) -> bool:
         """Return whether a node is a tensor of one number without channels, such as a counter of steps."""
@@ -856,15 +856,15 @@ class ChannelLabels(ModuleLabels):
 
     def _meets(self, source: fx.Node, given: Tensor, value: Tensor, axis: int, label: Label) -> bool:
         """Record that a parameter meets the channels of a label; return whether it fits them."""
-        place = axis - value.ndim + given.ndim
-        if place < 0 or given.shape[place] == 1:
+        axis_of_given = axis - value.ndim + given.ndim
+        if axis_of_given < 0 or given.shape[axis_of_given] == 1:
             return True
         names, axes = self._parameters.get(source, ((), ()))
-        if not names or axes[place] < 0 or given.shape[place] != len(label):
+        if not names or axes[axis_of_given] < 0 or given.shape[axis_of_given] != len(label):
             return False
         parts = [name.rpartition(".") for name in names]
         return all(
-            self._claim(owner, self.module.get_submodule(owner), attribute, axes[place], label)
+            self._claim(owner, self.module.get_submodule(owner), attribute, axes[axis_of_given], label)
             for owner, _, attribute in parts
         )
 
@@ -933,12 +933,12 @@ class ChannelLabels(ModuleLabels):
         if name in ("mean", "sum", "amax", "amin", "softmax"):
             axes = args[0] if args else kwargs.get("dim", ())
             keeps = name == "softmax" or bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
-            place = reduced_axis(axes, keeps, given.ndim, axis)
+            new_axis = reduced_axis(axes, keeps, given.ndim, axis)
         elif name == "squeeze" and args and isinstance(args[0], int):
-            place = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
+            new_axis = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
         elif name == "getitem":
-            found = indexed_axis(args[0], given.ndim, axis)
-            return None if found is None else Followed(self._interval(node.name, label, found[1]), found[0])
+            indexed = indexed_axis(args[0], given.ndim, axis)
+            return None if indexed is None else Followed(self._interval(node.name, label, indexed[1]), indexed[0])
         elif name == "flatten":
             ends = [*args, *(kwargs.get(key, end) for key, end in _FLATTENED[len(args) :])]
             first, last = (end if isinstance(end, int) else None for end in ends)
@@ -956,8 +956,8 @@ class ChannelLabels(ModuleLabels):
         elif name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle") and (given.ndim, axis) == (4, 1):
             return self._shuffled(name, args, label)
         else:
-            place = moved_axis(name, args, kwargs, given.ndim, axis)
-        return None if place is None else Followed(label, place)
+            new_axis = moved_axis(name, args, kwargs, given.ndim, axis)
+        return None if new_axis is None else Followed(label, new_axis)
 
     def _interval(self, name: str, label: Label, taken: slice) -> Label:
         """Return the channels in an interval, and freeze those on which its place and its size depend.
@@ -981,11 +981,11 @@ class ChannelLabels(ModuleLabels):
         if not (isinstance(sizes[0], fx.Node) or sizes[0] == -1) or value.shape[0] != given.shape[0]:
             return None
         shares = [size for size in sizes if isinstance(size, fx.Node) and self._is_share(size, followed.label)]
-        adapting = {place for place, size in enumerate(sizes) if size in shares or size == -1}
-        found = self._reshaped(given, value, followed, adapting)
-        if found is not None:
+        adapting = {index for index, size in enumerate(sizes) if size in shares or size == -1}
+        viewed = self._reshaped(given, value, followed, adapting)
+        if viewed is not None:
             self._explained.update(shares)
-        return found
+        return viewed
 
     def _shuffled(self, name: str, args: Sequence[Any], label: Label) -> Followed | None:
         """Label a function that exchanges channels and positions, or that shuffles channels."""

@@ -134,7 +134,7 @@ def removes_channels(method: Method) -> bool:
 def counted_reasons(reasons: Iterable[str]) -> list[str]:
     """Return the most frequent kinds of reasons with their counts. Reasons of one kind differ in quoted names only."""
     kinds: dict[str, list[str]] = {}
-    for reason in (one for several in reasons for one in several.split("; ")):
+    for reason in (reason_text for several in reasons for reason_text in several.split("; ")):
         kinds.setdefault(re.sub(r"'[^']*'", "''", reason), []).append(reason)
     first = sorted(kinds.values(), key=lambda alike: -len(alike))[:MOST_WARNINGS]
     named = [f"{alike[0]} ({len(alike)} times, {_names(alike)})" if len(alike) > 1 else alike[0] for alike in first]
@@ -183,7 +183,7 @@ def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images:
     kept = {}
     for name in names:
         order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
-        kept[name] = [spaces[name].original[place] for place in sorted(order)]
+        kept[name] = [spaces[name].original[index] for index in sorted(order)]
     masked = copied(model)
     _mask(masked, spaces, kept)
     cut = copied(masked)
@@ -216,11 +216,11 @@ def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> 
     """Set to zero all weights of convolution and linear layers that read or produce the removed channels."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     for name, channels in kept.items():
-        removed = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
-        for one in spaces[name].slices:
-            if isinstance(model.get_submodule(one.module), (nn.Conv2d, nn.Linear)):
-                entries = one.entries[removed].flatten().to(tensors[one.tensor].device)
-                tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
+        removed = [index for index, number in enumerate(spaces[name].original) if number not in set(channels)]
+        for part in spaces[name].slices:
+            if isinstance(model.get_submodule(part.module), (nn.Conv2d, nn.Linear)):
+                entries = part.entries[removed].flatten().to(tensors[part.tensor].device)
+                tensors[part.tensor].index_fill_(part.axis, entries, 0.0)
 
 
 def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
@@ -256,12 +256,12 @@ def _real_numbers(tensor: Tensor) -> Tensor:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Return the tensors of a model's output: of a tensor, a list, a mapping, or an object with attributes."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     left, seen = [output], set()
     while left:
         part = left.pop()
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
         elif id(part) not in seen and not isinstance(part, (nn.Module, type)):
             seen.add(id(part))
             if isinstance(part, Mapping):
@@ -271,7 +271,7 @@ def tensors_of(output: Any) -> list[Tensor]:
             else:
                 left += getattr(part, "__dict__", {}).values()
                 left += [getattr(part, slot) for slot in _slots(type(part)) if hasattr(part, slot)]
-    return found
+    return tensors
 
 
 def _slots(kind: type) -> list[str]:

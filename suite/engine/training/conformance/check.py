@@ -77,8 +77,8 @@ def _examine(contract: Callable[[Subject], str], subject: Subject) -> Result:
     try:
         return Result(contract.__name__, True, contract(subject))
     except Broken as broken:
-        place = place_of(broken.code or getattr(method, broken.hook, None), method)
-        return Result(contract.__name__, False, str(broken), place)
+        where = place_of(broken.code or getattr(method, broken.hook, None), method)
+        return Result(contract.__name__, False, str(broken), where)
     except Exception as error:  # an error in the method's own code is a result of the check
         message = f"{type(error).__name__}: {error}"
         return Result(contract.__name__, False, message, place_of_error(error, method))
@@ -89,8 +89,8 @@ def place_of_error(error: BaseException, method: type[Method]) -> str:
     files = {inspect.getfile(kind) for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method}
     folders = {Path(file).parent for file in files}
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename in files]
-    near = own or [frame for frame in frames if Path(frame.filename).parent in folders]
+    of_method = [frame for frame in frames if frame.filename in files]
+    near = of_method or [frame for frame in frames if Path(frame.filename).parent in folders]
     return f"{near[-1].filename}:{near[-1].lineno}, in {near[-1].name}" if near else ""
 
 

@@ -36,12 +36,12 @@ def trains(subject: Subject) -> str:
     if not last < first:
         raise Broken(f"the training loss rises from {first:.3f} to {last:.3f}")
     accuracy = records[-1]["test_accuracy"]
-    found = f"training loss {first:.3f} to {last:.3f}, test accuracy {accuracy:.3f}"
+    text = f"training loss {first:.3f} to {last:.3f}, test accuracy {accuracy:.3f}"
     assert subject.splits.test is not None
     classes, images = trainer.ctx.num_classes, subject.splits.test.num_samples
     if accuracy <= guess(classes, images):
-        found += f", which is no more than guessing among {classes} classes reaches: the network has learned nothing"
-    return found
+        text += f", which is no more than guessing among {classes} classes reaches: the network has learned nothing"
+    return text
 
 
 def guess(classes: int, images: int) -> float:
@@ -214,8 +214,8 @@ def kept_gradients_suffice(subject: Subject) -> str:
         return "the method uses all gradients"
     without = subject.trainer_of(_OnlyKept)
     without.fit()
-    for (name, wanted), found in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
-        if not torch.equal(wanted, found):
+    for (name, wanted), got in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
+        if not torch.equal(wanted, got):
             raise Broken(f"'{name}' differs at the end if the gradients that are not used are zero", "kept_gradients")
     elements = sum(parameter.numel() for parameter in trainer.model.parameters())
     return f"{without.kept.left_out // 4:,} of {elements:,} gradients are not used at the end"
