@@ -108,6 +108,9 @@ def save_model(
         input_shape: (C, H, W) that the model was built for.
         reconfigurations: The plans that were carried out on it, in order; `load_model` replays them.
         plugin: Name of the file of the plugin that defines the model; empty if none does.
+
+    Raises:
+        OSError: as `save` does.
     """
     architecture: dict[str, Any] = {
         "format": MODEL_FORMAT,

@@ -91,7 +91,7 @@ class Evaluation:
     @staticmethod
     @torch.no_grad()
     def sums(images: Tensor, labels: Tensor, logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the number of right answers to a batch, and the sum of their cross entropies."""
+        """Return the number of right answers to a batch and the sum of its cross entropies, both 0-dimensional."""
         logits = logits_of(images)
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 

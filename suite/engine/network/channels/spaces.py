@@ -47,6 +47,9 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
     Args:
         model: The bare model; its mode, weights and statistics are not changed.
         input_shape: (C, H, W).
+
+    Raises:
+        UsageError: if the model has no parameters. An error of its forward for blank images is raised as it is.
     """
     with probing(model), torch.no_grad():
         spaces, shapes = _followed(model, blank_images(model, input_shape, 2))

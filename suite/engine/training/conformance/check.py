@@ -89,8 +89,8 @@ def place_of_error(error: BaseException, method: type[Method]) -> str:
     files = {inspect.getfile(kind) for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method}
     folders = {Path(file).parent for file in files}
     frames = traceback.extract_tb(error.__traceback__)
-    of_method = [frame for frame in frames if frame.filename in files]
-    near = of_method or [frame for frame in frames if Path(frame.filename).parent in folders]
+    own = [frame for frame in frames if frame.filename in files]
+    near = own or [frame for frame in frames if Path(frame.filename).parent in folders]
     return f"{near[-1].filename}:{near[-1].lineno}, in {near[-1].name}" if near else ""
 
 

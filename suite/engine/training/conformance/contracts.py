@@ -91,7 +91,7 @@ def products_are_right(subject: Subject) -> str:
 
 
 def leaves_the_rest_alone(subject: Subject) -> str:
-    """Before the first step, weights are unchanged or masked; without either, outputs have the same bits as before."""
+    """Before the first step, weights are unchanged or masked. If nothing changes a forward, outputs keep their bits."""
     bare = subject.initial_model().eval()
     trainer = subject.trainer()
     planned = trainer.model.eval()
