@@ -1,4 +1,4 @@
-"""Reports of a suite: reads the files of its folder, and writes HTML, Markdown and figures.
+"""Reports of a suite: read the files of its folder, and write HTML, Markdown and figures.
 
 The package does not import methods, tasks or the trainer. Its parts import in one direction only:
 `render > content > figures > formatting > data`.
@@ -49,14 +49,14 @@ def write_report(
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
         latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
-        place: Path that the folder will have, which commands in the report name (default: the one that it has).
+        place: Path that the folder will have, which commands in the report name (default: its present path).
         brief: Whether `brief.html`, the answer on one printed page, is written too. A file that exists is always
             updated.
 
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
     """
-    # Matplotlib takes seconds to import. Code that imports this package without drawing does not wait for it.
+    # Matplotlib takes seconds to import, which importing this package should not cost.
     from reports.writing import write
 
     return Written(*write(folder, targets, latex, place, brief))

@@ -1,4 +1,4 @@
-"""Compares two folders of trials, for example before and after a change of the code, the machine or a version."""
+"""Compare two folders of trials, for example before and after a change of the code, the machine or a version."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
-"""What trials that are compared have in common, besides the method with its parameters and the seed.
+"""What compared trials have in common, besides the method with its parameters and the seed.
 
-If a folder has trials with several recipes, data types or data copies, those with the settings of the other folder are
-compared.
+A folder may have trials with several recipes, data types or data copies. Then those count that have the settings of the
+other folder.
 """
 MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
@@ -44,14 +44,14 @@ class Difference:
     """One method on one task and model, in the second folder relative to the first.
 
     Attributes:
-        names: Texts of `SAME`.
+        names: Values of the columns in `SAME`.
         label: Method with its parameters.
         settings: Settings in which these trials differ from others of the method; empty if there are none.
         seeds: Seeds that are done in the first folder, in the second, and in both.
         accuracy: Test accuracy in the second minus that in the first, paired by seed, as a fraction.
-        time: Training time over that in the first folder, paired by seed.
+        time: Training time in the second folder over that in the first, paired by seed.
         executed: Executed training FLOPs over those in the first folder.
-        effective: The same for effective training FLOPs.
+        effective: Effective training FLOPs over those in the first folder.
         comparable: Whether both ran on the same hardware, with the same threads and version of torch.
         disturbed: Whether one of the times was disturbed.
         changes: Settings and provenance that differ, with the values in both folders.
@@ -86,12 +86,12 @@ class Comparison:
 def compare(first: Records, second: Records) -> Comparison:
     """Compare the finished trials of two folders, in the order of the first."""
     sides = [_by_method(records) for records in (first, second)]
-    found = []
+    differences = []
     compared: list[set[str]] = [set(), set()]
     for key in sides[0]:
         pairs = _same_settings(sides[0][key], sides[1].get(key, {}))
         for ours, theirs, fields in pairs:
-            found.append(_difference(key, ours, theirs, fields))
+            differences.append(_difference(key, ours, theirs, fields))
             for names, trials, others in zip(compared, (ours, theirs), (theirs, ours), strict=True):
                 names |= {trial.name for trial in trials if seed_of(trial) in set(map(seed_of, others))}
     only = [
@@ -104,17 +104,17 @@ def compare(first: Records, second: Records) -> Comparison:
         )
         for side, names in zip(sides, compared, strict=True)
     ]
-    return Comparison(tuple(found), (only[0], only[1]))
+    return Comparison(tuple(differences), (only[0], only[1]))
 
 
 def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
-    """Return the finished trials by the texts of `SAME` and the method, and then by their settings."""
-    found: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
+    """Return the finished trials by the columns in `SAME` and the method, and then by their settings."""
+    by_method: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
     for trial in records.trials:
         if trial.done:
             key = (*(column_text(trial, name) for name in SAME), label(trial))
-            found.setdefault(key, {}).setdefault(_settings(trial), []).append(trial)
-    return found
+            by_method.setdefault(key, {}).setdefault(_settings(trial), []).append(trial)
+    return by_method
 
 
 def _settings(trial: Trial) -> str:
@@ -127,10 +127,9 @@ def _settings(trial: Trial) -> str:
 def _same_settings(
     ours: Mapping[str, list[Trial]], theirs: Mapping[str, list[Trial]]
 ) -> list[tuple[list[Trial], list[Trial], str]]:
-    """Return the trials of both folders that are compared, and the settings that distinguish them from other trials.
+    """Return the trials of both folders to compare, and the settings that distinguish them from other trials.
 
-    Settings that only one folder has are compared with the only settings that only the other has, as after a change of
-    the recipe.
+    If each folder has one setting that the other lacks, as after a change of the recipe, these two are compared.
     """
     same = [text for text in ours if text in theirs]
     left, right = ([text for text in side if text not in same] for side in (ours, theirs))
@@ -138,18 +137,18 @@ def _same_settings(
     if len(left) == len(right) == 1:
         pairs.append((left[0], right[0]))
     fields = [flatten(json.loads(text)) for text, _ in pairs]
-    differing = [name for name in dict.fromkeys(name for one in fields for name in one)
-                 if len({one.get(name) for one in fields}) > 1]  # fmt: skip
+    differing = [name for name in dict.fromkeys(name for settings in fields for name in settings)
+                 if len({settings.get(name) for settings in fields}) > 1]  # fmt: skip
     return [
-        (ours[mine], theirs[other], ", ".join(f"{name}={known[name]}" for name in differing if name in known))
-        for (mine, other), known in zip(pairs, fields, strict=True)
+        (ours[mine], theirs[their], ", ".join(f"{name}={known[name]}" for name in differing if name in known))
+        for (mine, their), known in zip(pairs, fields, strict=True)
     ]
 
 
 def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial], settings: str) -> Difference:
     seeds = [{seed_of(trial) for trial in trials} for trials in (first, second)]
     common = seeds[0] & seeds[1]
-    # What differs is that of the trials that are compared.
+    # Changes count only between the compared trials.
     ours, theirs = ([one for one in several if seed_of(one) in common] for several in (first, second))
 
     def pair(column: str, combine: str) -> Quantity:
@@ -174,7 +173,7 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
 
 
 def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple[str, str]]:
-    """Return the facts whose values differ between two folders. Facts that one of them did not record are left out."""
+    """Return the facts whose values differ between two folders, if both recorded them."""
     values = [_values(trials) for trials in (first, second)]
     shared = [name for name in values[0] if name in values[1] and values[0][name] != values[1][name]]
     texts = [{name: " or ".join(sorted(side[name])) for name in shared} for side in values]
@@ -182,20 +181,20 @@ def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple
 
 
 def _values(trials: Sequence[Trial]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for trial in trials:
         facts = {name: text for name in _COLUMNS if (text := column_text(trial, name))}
         facts |= flatten({name: trial.spec[name] for name in _SETTINGS if name in trial.spec})
         facts |= flatten({name: trial.provenance[name] for name in _PROVENANCE if name in trial.provenance})
         for name, value in facts.items():
             if name not in _NOT_SETTINGS:
-                found.setdefault(name, set()).add(value)
-    return found
+                values.setdefault(name, set()).add(value)
+    return values
 
 
 def tables(found: Comparison) -> list[Table]:
     """Return the tables of a comparison: numbers, what differs, and trials that only one folder has."""
-    several = {names for one in found.differences for names in [one.names]}
+    several = {names for difference in found.differences for names in [difference.names]}
     heads = (
         Column("Method", numeric=False),
         Column("Seeds", note="In both folders; in brackets: in the first and in the second."),
@@ -208,12 +207,12 @@ def tables(found: Comparison) -> list[Table]:
         Column("Executed FLOPs", "× first", "counted"),
         Column("Effective FLOPs", "× first", "counted, assumes hardware that skips"),
     )  # fmt: skip
-    rows = tuple(_row(one, len(several) > 1) for one in found.differences)
+    rows = tuple(_row(difference, len(several) > 1) for difference in found.differences)
     result = [Table("differences", "Second folder relative to the first", heads, rows)]
     changed: dict[tuple[str, str, str], list[str]] = {}
-    for one in found.differences:
-        for name, (before, after) in one.changes.items():
-            changed.setdefault((name, before, after), []).append(_name(one, len(several) > 1))
+    for difference in found.differences:
+        for name, (before, after) in difference.changes.items():
+            changed.setdefault((name, before, after), []).append(_name(difference, len(several) > 1))
     if changed:
         texts = ("Setting or provenance", "First", "Second", "Methods")
         body = tuple(
@@ -271,7 +270,7 @@ def as_markdown(found: Sequence[Table], first: Path, second: Path) -> str:
     """Return the tables as a Markdown page about these two folders."""
     head = f"# Comparison\n\nFirst: {markdown.code(files.without_home(str(first)))}. "
     head += f"Second: {markdown.code(files.without_home(str(second)))}.\n"
-    parts = [f"## {markdown.escape(one.caption)}\n\n{markdown.table(one)}" for one in found]
+    parts = [f"## {markdown.escape(content.caption)}\n\n{markdown.table(content)}" for content in found]
     return "\n".join([head, *parts])
 
 

@@ -1,7 +1,7 @@
 """Formatting of numbers. A number never has more digits than its interval supports.
 
-The half-width of an interval is written with one significant digit, or with two if these are at most 20 (`± 0.5`,
-`± 0.14`, `± 3`). The mean has the same number of decimals. Each kind of number has a largest number of decimals.
+The half-width of an interval has one significant digit, or two if these are at most 20 (`± 0.5`, `± 0.14`, `± 3`). The
+mean has the same number of decimals. Each kind of number has a largest number of decimals.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def decimals_for(half_width: float | None, most: int) -> int:
 
 
 def decimals_for_verdict(estimate: Estimate, reference: float, most: int) -> int:
-    """As `decimals_for`, but more if the rounded numbers would contradict whether the interval covers `reference`."""
+    """Return `decimals_for`, or more if rounding would change whether the interval seems to cover `reference`."""
     decimals = decimals_for(estimate.half_width, most)
     if estimate.half_width is None:
         return decimals
     for finer in range(decimals, decimals + 6):
-        # Rounded decimals are not exact in binary, so distances that differ by less than this count as equal.
+        # Rounded decimals are inexact in binary. Distances that differ by less than this count as equal.
         inexact = 10.0 ** -(finer + 2)
         if estimate.bounds is not None:
             covered = round(estimate.low, finer) - inexact <= reference <= round(estimate.high, finer) + inexact
@@ -63,8 +63,8 @@ def interval(
         estimate: Estimate to write.
         most: Largest number of decimals.
         sign: Whether a positive mean shows its sign.
-        exact: Whether the number is counted, so that an interval of width 0 is left out.
-        reference: Value for which the rounded text must agree with the interval on whether it is covered.
+        exact: Whether the number is counted. Then an interval of width 0 is left out.
+        reference: Value that the rounded interval covers if, and only if, the interval itself covers it.
     """
     decimals = decimals_for(estimate.half_width, most)
     if reference is not None:
@@ -84,7 +84,7 @@ def percent(estimate: Estimate) -> str:
 
 
 def points(estimate: Estimate) -> str:
-    """Return a difference in points with its sign, `+0.7 ± 0.4`; its digits show whether the interval covers 0."""
+    """Return a difference in points with its sign, `+0.7 ± 0.4`. Its digits show whether the interval covers 0."""
     return interval(estimate, 2, sign=True, reference=0.0)
 
 
@@ -112,7 +112,7 @@ def duration_interval(estimate: Estimate) -> str:
     """Return a time with its interval: `6 min 12 s ± 4 s`."""
     if estimate.half_width is None:
         return duration(estimate.mean)
-    steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0)  # an interval of hours is still written in minutes
+    steps = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0)  # even an interval of hours is rounded to minutes
     supported = next((step for step in steps if step >= estimate.half_width / 20), steps[-1])
     quantum = max(supported, _natural_quantum(estimate.mean))
     return f"{duration(estimate.mean, quantum)} ± {duration(estimate.half_width, quantum)}"
@@ -126,7 +126,7 @@ def _natural_quantum(seconds: float) -> float:
 
 
 def si(value: float, unit: str) -> str:
-    """Return three significant digits with an SI prefix, `1.23 TFLOPs`. Counts below 1,000 are written in full."""
+    """Return three significant digits with an SI prefix, `1.23 TFLOPs`; a count below 1,000 is written in full."""
     divisor, prefix = si_scale(value)
     scaled_value = value / divisor
     if divisor == 1:

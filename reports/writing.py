@@ -1,4 +1,4 @@
-"""Writes the files of a report: pages, tables for a paper, and figures."""
+"""Write the files of a report: pages, tables for a paper, and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(
     folder: Path, targets: Sequence[float], latex: bool, place: Path | None, brief: bool
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write a report as `reports.write_report` does, and return the fields of `reports.Written`."""
-    # The names of a report's figures begin with the slug of a group.
+    # Each figure of a report is named after a group, whose slug begins with `g-`.
     earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
     with _kept_objects():
         records = read(folder)
@@ -36,7 +36,7 @@ def write(
     files.make_folder(folder / "figures")
     for path, text in reversed(contents.items()):
         files.write(path, text)
-    # Remove other figures of an earlier report: their methods may now have other colours.
+    # Remove other figures of an earlier report, because their methods may now have other colours.
     for name in earlier - drawn.keys() - set(report.retained_figures):
         (folder / "figures" / name).unlink()
     return [*contents], damage(records)
@@ -44,7 +44,7 @@ def write(
 
 @contextmanager
 def _kept_objects() -> Iterator[None]:
-    """Do not search the objects that are created here for garbage: records of 1,000 trials are millions of them."""
+    """Exempt the objects that are created here from garbage collection: 1,000 trials have millions of them."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Builds the content of a report from the records of a folder."""
+"""Build the content of a report from the records of a folder."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
 
     Args:
         records: Records of the folder.
-        earlier_figures: File names of the figures of an earlier report. Those that cannot be drawn again because trials
-            no longer have an epochs.jsonl are retained and named in the omissions.
+        earlier_figures: File names of the figures of an earlier report. The new report keeps a figure that it cannot
+            draw again because trials have lost their epochs.jsonl, and names it in the omissions.
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
@@ -60,18 +60,18 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
     rows = [method_rows(group, drawn_as) for group in groups]
-    # All groups of a page are corrected for the number of its methods together.
-    page = [place for place, group in enumerate(groups) if group.key["preset"] != SMOKE]
-    answers = dict(zip(page, answer([(groups[place], rows[place]) for place in page], declared[-1]), strict=True))
+    # The correction for the number of methods covers all groups of a page together.
+    page = [index for index, group in enumerate(groups) if group.key["preset"] != SMOKE]
+    answers = dict(zip(page, answer([(groups[index], rows[index]) for index in page], declared[-1]), strict=True))
     sections = tuple(
-        _group(group, groups, slug, rows[place], answers.get(place), declared, targets, records)
-        for place, (group, slug) in enumerate(zip(groups, slugs, strict=True))
+        _group(group, groups, slug, rows[index], answers.get(index), declared, targets, records)
+        for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
-    # Keep figures that need files which have been removed since.
+    # The files that a figure needs may have been removed since.
     retained: tuple[str, ...] = ()
     if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        drawn = {f"{figure.name}.svg" for one in sections for figure in one.figures}
+        drawn = {f"{figure.name}.svg" for section in sections for figure in section.figures}
         retained = tuple(sorted(set(earlier_figures) - drawn))
     names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
@@ -91,7 +91,7 @@ def _summary(
 ) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
-    shorter = sum(len(one.trials) for group in groups for one in group.budgets)
+    shorter = sum(len(budget.trials) for group in groups for budget in group.budgets)
     controls = sum(len(row.trials) for several in rows for row in several if row.is_control)
     for count, what in ((shorter, "dense training for fewer epochs"), (controls, "controls of methods")):
         if count:
@@ -181,10 +181,10 @@ def _title(group: TrialGroup, groups: Sequence[TrialGroup]) -> str:
     key = group.key
     task = f"{key['task'] or 'unnamed task'} ({_copy_kind(key['data_copy'])})"
     parts = [task, key["model"] or "unnamed model", *(key[name] for name in ("preset", "dtype") if key[name])]
-    execution = group.trials[0].text("execution")  # part of the recipe, which all trials of a group share
+    execution = group.trials[0].text("execution")  # a field of the recipe, so that the whole group has it
     if execution not in ("", "eager"):
         parts.append(execution)
-    # Name whatever else distinguishes this group from others with the same title.
+    # Name what else distinguishes this group from others with the same title.
     twins = [other for other in groups if other is not group and all(other.key[k] == key[k] for k in _IN_TITLE)]
     for name, words in _MACHINE.items():
         if any(other.key[name] != key[name] for other in twins):
@@ -202,13 +202,13 @@ def _copy_kind(data_copy: str) -> str:
 def _subtitle(group: TrialGroup, device: str) -> str:
     done = [trial for trial in group.trials if trial.done]
     parts = []
-    for column, one, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
+    for column, singular, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
         values = sorted({value for trial in done if (value := trial.number(column)) is not None})
         texts = [f"{value:g}" for value in values]
         if column == "epochs" and texts:
-            parts.append(f"{' or '.join(texts)} {one if texts == ['1'] else several}")
+            parts.append(f"{' or '.join(texts)} {singular if texts == ['1'] else several}")
         elif texts:
-            parts.append(f"{one if len(texts) == 1 else several} {' or '.join(texts)}")
+            parts.append(f"{singular if len(texts) == 1 else several} {' or '.join(texts)}")
     parts += _image_sizes(group)
     hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
     if group.key["threads"]:
@@ -227,7 +227,7 @@ def _subtitle(group: TrialGroup, device: str) -> str:
 
 
 def _image_sizes(group: TrialGroup) -> list[str]:
-    """Return the sides of images that task or recipe of a group name; empty if they are those of every trial."""
+    """Return the image sizes that task or recipe of a group name; empty if every trial has the same."""
     recipe = json.loads(group.key["recipe"] or "{}")
     growing = recipe.get("train_sizes")
     parameters = group.trials[0].spec.get("task_parameters")
@@ -261,7 +261,7 @@ def _slugs(groups: Sequence[TrialGroup]) -> list[str]:
         names = [*(group.key[name] for name in ("task", "model", "preset", "dtype")), group.key["hardware_id"][:8]]
         parts = (re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") for name in names)
         text = "-".join(filter(None, parts))
-        # An id starts with a letter, since one that starts with a digit needs escapes in style sheets.
+        # Style sheets would need escapes for an id that starts with a digit.
         slug = base = f"g-{text or 'group'}"
         number = 2
         while slug in slugs:

@@ -1,4 +1,4 @@
-"""The caution of a group: dense training that cannot be told from a guess, so that accuracies compare nothing."""
+"""The caution of a group: if dense training cannot be told from a guess, accuracies compare nothing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from reports.sentences import say
 from suite.trials.estimates import chance, facts
 
 LEVEL = 0.025
-"""A guess that reaches dense's accuracy with a larger probability cannot be told from it."""
+"""Dense training cannot be told from a guess that reaches its accuracy with a larger probability than this."""
 
 
 def chance_caution(rows: Sequence[MethodRow]) -> str:
     """Return one line if the accuracy of dense training cannot be told from that of a guess; otherwise nothing.
 
-    The mean over the seeds of dense counts as one evaluation, since all seeds share their test images.
+    The mean over the seeds of dense counts as one evaluation, because all seeds share their test images.
 
     Args:
         rows: Rows of one group.
     """
     dense = next((row for row in rows if row.is_baseline), None)
-    trials = [] if dense is None else [one for one in dense.done if one.number("test_accuracy") is not None]
+    trials = [] if dense is None else [trial for trial in dense.done if trial.number("test_accuracy") is not None]
     if not trials:
         return ""
-    accuracy = fmean(one.number("test_accuracy") or 0.0 for one in trials)
+    accuracy = fmean(trial.number("test_accuracy") or 0.0 for trial in trials)
     if chance(accuracy, trials[0]) <= LEVEL:
         return ""
     classes, images, largest = facts(trials[0])

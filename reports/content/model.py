@@ -20,10 +20,10 @@ class Cell:
 
     Attributes:
         text: Displayed text.
-        note: Remark on the value, for example why it is missing. It is shown on hover and below the table.
+        note: Remark on the value, for example why it is missing. The page shows it on hover and below the table.
         value: Number by which the cell is sorted; `None` sorts last.
-        code: Whether the text is a name that is set in a fixed-width font.
-        colour: Index of the method's colour, for the name of a method.
+        code: Whether the text is a name, which gets a fixed-width font.
+        colour: Index of the method's colour, if the text is the name of a method.
     """
 
     text: str
@@ -56,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. The first `pinned` rows stay at the top when a reader sorts it, and those in `under` below their row."""
+    """A table. When a reader sorts it, the first `pinned` rows stay at the top, and rows of `under` below their row."""
 
     name: str
     caption: str
@@ -79,7 +79,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence about a method. The name is set as code and followed by the text."""
+    """A sentence about a method. The text follows the method's name, which is set as code."""
 
     name: str
     text: str
@@ -91,11 +91,11 @@ class Verdict:
     """What the methods of a group are worth. Names and commands in its texts are between backticks.
 
     Attributes:
-        purposes: A sentence for each purpose: most accurate, fastest, smallest; or one that says why there is none.
-        warnings: What a reader must know before any number, a sentence each.
+        purposes: A sentence for each purpose (most accurate, fastest, smallest), or one that says why there is none.
+        warnings: Sentences that a reader must know before any number.
         basis: Seeds, threads and minutes, and what these seeds and passes could have shown; may be empty.
-        advice: What would give a verdict where there is none, and what could change it; may be empty.
-        certainty: What the tests cover; empty where nothing was tested.
+        advice: What would give a missing verdict, and what could change a verdict; may be empty.
+        certainty: What the tests cover; empty if nothing was tested.
     """
 
     purposes: tuple[str, ...]
@@ -140,7 +140,7 @@ class Group:
         tradeoff_figures: Accuracy against cost.
         curve_figures: Curves and shapes over epochs.
         missing_figures: One line for each figure that cannot be drawn.
-        summary: The table of the first screen, with the verdicts at equal time, or at equal FLOPs without a time pass;
+        summary: The table of the first screen, with the verdicts at equal time; at equal FLOPs without a time pass;
             `None` if no trial is done.
         sections: Further sections, after the curves.
         caution: Why the accuracies of the group say nothing about the methods; empty if they do.
@@ -206,7 +206,7 @@ class Report:
         left_out: One line for each method that a command left out, because a network does not fit it.
         problems: Failed trials and damaged files; `None` if there are none.
         provenance: The last section.
-        retained_figures: Files of figures that an earlier report drew and that cannot be drawn again. They are kept.
+        retained_figures: Files to keep: figures that an earlier report drew and that cannot be drawn again.
     """
 
     title: str
@@ -225,7 +225,7 @@ class Report:
 
 
 def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
-    """Return a cell for a number, or a dash with the reason. A note tells if fewer seeds than `expected` have it."""
+    """Return a cell for a number, or a dash with the reason. A note says if fewer seeds than `expected` have it."""
     if isinstance(quantity, Missing):
         return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""

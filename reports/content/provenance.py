@@ -1,4 +1,4 @@
-"""Where the numbers of a report come from and what they mean: its last section, and that about failed trials."""
+"""The last section of a report, on where its numbers come from and what they mean, and that about failed trials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def problem_section(records: Records) -> Problems | None:
     for line in records.damage:
         rows.append((Cell("suite.json", code=True), Cell("damaged"), no_message, Cell(line)))
     columns = tuple(Column(title, numeric=False) for title in ("Trial", "Status", "Message", "Damage"))
-    # Leave the last column out if nothing is damaged.
     if not records.damage and not any(trial.damage for trial in bad):
         columns, rows = columns[:3], [row[:3] for row in rows]
     subject = "One trial or file has" if len(rows) == 1 else f"{len(rows)} trials or files have"
@@ -97,12 +96,11 @@ def rerun_command(line: str, folder: Path) -> str:
         words = shlex.split(line)
     except ValueError:
         return f"{line} --out {_shell_path(str(folder))} --only failed"
-    # Cut off the interpreter and the program.
     for position, word in enumerate(words[:3]):
         if word.endswith(".py") or word.rpartition("/")[2] == "pdt":
             words = words[position + 1 :]
             break
-    # Drop the old values of the options that are set below.
+    # The options that are set below must not appear twice.
     remaining: list[str] = []
     skip = False
     for word in words:
@@ -121,8 +119,8 @@ def _shell_path(word: str) -> str:
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
 
 
-# Entries of a record that the table of the environment leaves out: they name the trial, are shown elsewhere, or differ
-# in most trials.
+# The table of the environment leaves these entries of a record out: they name the trial, appear elsewhere, or differ in
+# most trials.
 _LEFT_OUT = (
     *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
     *("initial_weights", "products"),
@@ -155,16 +153,14 @@ def provenance_section(records: Records) -> Provenance:
     if records.tuned is not None:
         tables.append(_tuned_table(records.tuned, records.trials))
     heads = (Column("Name", numeric=False), Column("Value", numeric=False))
-    # Facts that all trials share.
     if equal:
         caption = "Settings, hardware, software and data that are the same in all trials that recorded them"
         tables.append(Table("environment", caption, heads, _fact_rows(equal)))
-    # Facts in which trials differ.
     if differing:
         body = tuple(_differing_rows(differing, len(records.trials)))
         columns = (*heads, Column("Trials", numeric=False))
         tables.append(Table("differences", "Differences between trials", columns, body))
-    # Facts that only the suite's own record has.
+    # The suite's own record may have facts that no trial has.
     known = set(equal.items())
     more = {key: value for key, value in _facts(records.suite).items() if (key.partition(".")[2], value) not in known}
     if more:
@@ -182,13 +178,13 @@ def _fact_rows(facts: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
 
 def _not_counted(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each network with operations that no FLOPs include."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for trial in trials:
         named = trial.provenance.get("not_counted")
         if isinstance(named, list) and named:
             operations = "; ".join(clean(_text(operation)) for operation in named)
-            found[trial.text("model") or trial.name] = f"{operations}."
-    return [f"Not included in any FLOPs of {clean(model)}: {operations}" for model, operations in found.items()]
+            lines[trial.text("model") or trial.name] = f"{operations}."
+    return [f"Not included in any FLOPs of {clean(model)}: {operations}" for model, operations in lines.items()]
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:
@@ -276,7 +272,7 @@ def _differing_rows(differing: Mapping[str, Mapping[str, list[str]]], count: int
 
 
 def _method_table(trials: Sequence[Trial]) -> Table:
-    """List each method with all its parameters, its source, and how its defaults were chosen, as far as recorded."""
+    """List each method with its parameters, its source, and how its defaults were chosen, if this was recorded."""
     columns = tuple(Column(title, numeric=False) for title in ("Method", "All parameters", "Source", "Defaults chosen"))
     rows: dict[tuple[str, str], tuple[Cell, ...]] = {}
     for trial in trials:
@@ -295,7 +291,7 @@ def _method_table(trials: Sequence[Trial]) -> Table:
 
 
 def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
-    """List what each method was tuned with, and whether the trials of this report use the choice."""
+    """List how each method was tuned, and whether the trials of this report use the chosen setting."""
     columns = (
         Column("Method", numeric=False),
         Column("Settings tried"),
@@ -306,20 +302,20 @@ def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
     )
     caption = f"Tuning on {tuned.validation_images:,} validation images: every method had a budget of {tuned.budget}"
     rows = []
-    for one in tuned.methods:
-        chosen = None if one.chosen is None else one.settings[one.chosen]
+    for method in tuned.methods:
+        chosen = None if method.chosen is None else method.settings[method.chosen]
         accuracy = None if chosen is None else chosen.val_accuracy
-        names = ", ".join(str(dimension.get("name", "")) for dimension in one.space)
+        names = ", ".join(str(dimension.get("name", "")) for dimension in method.space)
         rows.append(
             (
-                Cell(clean(one.label or one.method), code=True),
-                Cell(f"{len(one.settings)}", value=len(one.settings)),
+                Cell(clean(method.label or method.method), code=True),
+                Cell(f"{len(method.settings)}", value=len(method.settings)),
                 Cell(f"{len(tuned.seeds)}", value=len(tuned.seeds)),
                 Cell(clean(names)),
                 missing_cell("No setting could be chosen.")
                 if accuracy is None
                 else Cell(f"{100 * accuracy:.2f}", value=accuracy),
-                Cell("yes" if any(_uses(trial, one) for trial in trials) else "no"),
+                Cell("yes" if any(_uses(trial, method) for trial in trials) else "no"),
             )
         )
     return Table("tuning", caption, columns, tuple(rows))
@@ -338,7 +334,7 @@ def _parameters(text: str) -> str:
     try:
         return ", ".join(f"{key}={value}" for key, value in flatten(json.loads(text)).items())
     except json.JSONDecodeError:
-        return text  # text that this suite did not write is shown unchanged
+        return text  # another program wrote this text, which is shown unchanged
 
 
 def _tuning(trial: Trial) -> str:

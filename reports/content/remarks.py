@@ -1,18 +1,19 @@
-"""Sentences about a method, made from its numbers by fixed rules, and remarks of a group.
+"""Sentences about a method, which follow from its numbers by fixed rules, and remarks of a group.
 
 The sentences of a method are in `reports/sentences/methods.j2`:
 
-1. Trials that are not done are named before any number.
-2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense";
-   otherwise it is so many points "above" or "below". What is claimed about a method, as one of many, is in its outcome.
-3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials.
-   A time of trials that is shorter than the effective FLOPs explain, and a disturbed time, are marked as such.
-4. Multiply-adds that could have been skipped but were not are stated in the conditional.
+1. Unfinished and failed trials come before any number.
+2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense".
+   Otherwise it is so many points "above" or "below". The outcome of the rule, which corrects for the number of methods,
+   comes separately.
+3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials. A mark tells that a
+   time of trials is shorter than the effective FLOPs explain, or that a time is disturbed.
+4. Multiply-adds that could have been skipped and were executed are in the conditional.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
-6. A share below half a percent of dense is not mentioned.
+6. Shares below half a percent of dense are left out.
 
-Remarks are about times that cannot be relied on, machines, backends, and what missing files leave out; their sentences
-are in `reports/sentences/remarks.j2`.
+Remarks are about unreliable times, machines, backends, and what missing files leave out. Their sentences are in
+`reports/sentences/remarks.j2`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 
 _NEGLIGIBLE = 0.005
-# A training may be shorter than its effective FLOPs by this share before the sentence points to other causes.
+# The sentence points to other causes if a time is shorter than the effective FLOPs explain by more than this share.
 _EXPLAINED = 0.05
 
 
@@ -51,8 +52,8 @@ def headlines(
 
     Args:
         rows: Rows of one group.
-        outcomes: What the rule says, by method; it comes first.
-        profiles: Where the time of a step goes, by method, for those that have a profile.
+        outcomes: What the rule says, by method; this comes first.
+        profiles: Profiles of a training step, by method, for methods that have one.
         epochs: Number of epochs of the trials; 0 if it is not known.
     """
     lines = []
@@ -79,7 +80,7 @@ def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
     first, *others = [*clauses, *why]
-    return " ".join([f"{head}: {first}.", *(f"{one[:1].upper()}{one[1:]}." for one in others)])
+    return " ".join([f"{head}: {first}.", *(f"{text[:1].upper()}{text[1:]}." for text in others)])
 
 
 def _known(quantity: Quantity) -> Estimate | None:
@@ -132,7 +133,7 @@ def _training_flops(row: MethodRow) -> list[str]:
     saved = executed.complement()
     clauses = [say("methods.executed", saved=saved)] if abs(saved.mean) >= _NEGLIGIBLE else []
     if isinstance(effective, Estimate) and executed.mean - effective.mean >= _NEGLIGIBLE:
-        # The kernels used some of the sparsity if they executed less than the current shapes need.
+        # If kernels executed less than the current shapes need, they used some of the sparsity.
         used = isinstance(current, Estimate) and current.mean - executed.mean >= _NEGLIGIBLE
         skipped = "some" if used else "few" if skips(row) else "none"
         percent = 100 * (executed.mean - effective.mean)
@@ -171,16 +172,16 @@ def time_remarks(trials: Sequence[Trial]) -> list[str]:
 def _worst(
     name: str, done: Sequence[Trial], of: Callable[[Trial], float], is_bad: Callable[[float], bool], **more: float
 ) -> list[str]:
-    """Return a line with the number of trials that a measure marks, and the worst of them."""
-    found = {trial.name: value for trial in done if is_bad(value := of(trial))}
-    if not found:
+    """Return a line with the number of trials that a measure finds bad, and the worst of them."""
+    bad = {trial.name: value for trial in done if is_bad(value := of(trial))}
+    if not bad:
         return []
-    worst = max(found, key=lambda trial: found[trial])
-    return [say(f"remarks.{name}", trials=len(found), done=len(done), most=found[worst], worst=worst, **more)]
+    worst = max(bad, key=lambda trial: bad[trial])
+    return [say(f"remarks.{name}", trials=len(bad), done=len(done), most=bad[worst], worst=worst, **more)]
 
 
 def _slow_products(done: Sequence[Trial]) -> list[str]:
-    """Name the layers of which oneDNN computed a product with a reference implementation."""
+    """Name the layers with a product that oneDNN computed by a reference implementation."""
     slow: dict[str, list[str]] = {}
     for trial in done:
         found = trial.provenance.get("onednn_fallbacks")
@@ -190,7 +191,7 @@ def _slow_products(done: Sequence[Trial]) -> list[str]:
 
 
 def _emulated(done: Sequence[Trial]) -> list[str]:
-    """Name a data type that the processor has no arithmetic for."""
+    """Name a data type for which the processor has no arithmetic."""
     found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
     return [say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0])] if found else []
 
@@ -203,18 +204,18 @@ def _unflushed(done: Sequence[Trial]) -> list[str]:
 
 def _resumed(done: Sequence[Trial]) -> list[str]:
     """Name trials whose times are sums over several attempts, and what changed in between."""
-    found = []
+    resumed = []
     for trial in done:
         ends = [clean(str(attempt.get("until_epoch"))) for attempt in attempts(trial)]
         changes = trial.provenance.get("resumed_elsewhere")
         if ends:
             texts = [clean(str(change)) for change in changes] if isinstance(changes, list) else []
-            found.append((trial.name, ends, texts))
-    return [say("remarks.resumed", trials=found)] if found else []
+            resumed.append((trial.name, ends, texts))
+    return [say("remarks.resumed", trials=resumed)] if resumed else []
 
 
 class _Backend(NamedTuple):
-    """Layers that a backend computed; of the dense backend, those whose sparsity it did not use are `sparse`."""
+    """Layers that a backend computed. `sparse` are those of the dense backend whose sparsity it did not use."""
 
     backend: str
     layers: list[str]
@@ -223,12 +224,12 @@ class _Backend(NamedTuple):
 
 
 def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return one line for each method of which some layer used another backend than `torch` in the last epoch."""
+    """Return one line for each method with a layer that used another backend than `torch` in the last epoch."""
     lines = []
     for row in rows:
-        # The first seed with another backend represents the method; other seeds are compared with it.
-        own = [trial for trial in row.done if not trial.elsewhere]
-        by_seed = [(trial, _last_backends(trial)) for trial in sorted(own, key=seed_of)]
+        # The line is about the first seed with another backend, and says whether other seeds differ from it.
+        trials = [trial for trial in row.done if not trial.elsewhere]
+        by_seed = [(trial, _last_backends(trial)) for trial in sorted(trials, key=seed_of)]
         trial, first = next(((trial, found) for trial, found in by_seed if set(found.values()) - {_DENSE}), (None, {}))
         if trial is None:
             continue
@@ -252,7 +253,7 @@ def _last_backends(trial: Trial) -> dict[str, str]:
 
 
 def _sparse_layers(trial: Trial) -> set[str]:
-    """Return the layers of which a product could skip multiply-adds in the last epoch, whatever the backend."""
+    """Return the layers with a product that could skip multiply-adds in the last epoch, whatever the backend."""
     layers = trial.epochs[-1].get("layers") if trial.epochs else None
     found = layers.items() if isinstance(layers, Mapping) else ()
     return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
@@ -264,10 +265,10 @@ def machine_remarks(group: TrialGroup) -> list[str]:
     key = tuple(group.key[name] for name in MACHINE)
     if group.trained not in ((), key):
         lines.append(say("remarks.two_machines", timed=_parts_of(key), trained=_parts_of(group.trained)))
-    for one in group.elsewhere:
-        differences = {clean(name): there.scaled(100) for name, there in one.differences.items()}
-        of, refused = _parts_of(one.machine), clean(one.refused)
-        lines.append(say("remarks.elsewhere", done=one.done, of=of, refused=refused, differences=differences))
+    for elsewhere in group.elsewhere:
+        differences = {clean(name): there.scaled(100) for name, there in elsewhere.differences.items()}
+        of, refused = _parts_of(elsewhere.machine), clean(elsewhere.refused)
+        lines.append(say("remarks.elsewhere", done=elsewhere.done, of=of, refused=refused, differences=differences))
     return lines
 
 
@@ -286,7 +287,7 @@ def repeated_seeds(group: TrialGroup) -> list[str]:
 
 
 def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line that names the methods of which several seeds began with the same weights."""
+    """Return a line that names the methods with seeds that began with the same weights."""
     names = []
     for row in rows:
         starts = {(seed_of(trial), start) for trial in row.done if (start := trial.provenance.get("initial_weights"))}
@@ -296,12 +297,12 @@ def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line with the gradients that data-parallel trials communicated; none if each trial had one process."""
-    found = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
-    if not found:
+    """Return a line with the gradients that data-parallel trials communicated; nothing without such trials."""
+    communicated = [(row, gradients) for row in rows if (gradients := [*filter(None, map(_gradients, row.done))])]
+    if not communicated:
         return []
-    means = {row.label: fmean(measured for measured, _ in several) for row, several in found}
-    other = [row.label for row, several in found if any(measured != counted for measured, counted in several)]
+    means = {row.label: fmean(measured for measured, _ in several) for row, several in communicated}
+    other = [row.label for row, several in communicated if any(measured != counted for measured, counted in several)]
     return [clean(say("remarks.communication", gradients=means, dense=means.get(BASELINE, 0.0), other=other))]
 
 
@@ -309,14 +310,14 @@ def _gradients(trial: Trial) -> tuple[int, int] | None:
     """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
     record = trial.epochs[-1] if trial.epochs else {}
     sums = [record.get(key) for key in ("communication", "train_communication")]
-    measured, counted = (one.get("gradients") if isinstance(one, Mapping) else None for one in sums)
+    measured, counted = (counts.get("gradients") if isinstance(counts, Mapping) else None for counts in sums)
     if not (isinstance(measured, int) and isinstance(counted, int)):
         return None
     return measured, counted
 
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line with the training times of the time passes, next to dense timed against itself."""
+    """Return a line with the training times of the time passes, and dense timed against itself."""
     timed = [(row.label, row.timed) for row in rows if row.timed is not None]
     if not timed:
         return []
@@ -341,7 +342,7 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def _commit(provenance: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the commit that measured, empty if it is not known, and whether its files were changed."""
+    """Return the commit that measured (empty if it is not known), and whether its files were changed."""
     git = provenance.get("git")
     commit = git.get("commit") if isinstance(git, Mapping) else None
     return (str(commit)[:10], bool(git.get("dirty"))) if commit and isinstance(git, Mapping) else ("", False)

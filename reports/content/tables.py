@@ -1,4 +1,4 @@
-"""Tables of a group: the first screen, results and time, cost relative to dense, absolute counts; a row per method."""
+"""Tables of a group with a row per method: first screen, results and time, cost relative to dense, absolute counts."""
 
 from __future__ import annotations
 
@@ -147,12 +147,12 @@ def _cost_cell(row: MethodRow, cost: Cost) -> Cell:
 
 
 def _passes_cell(row: MethodRow) -> Cell:
-    """Return the ratio of the passes, with its interval if there are enough that are not disturbed."""
+    """Return the ratio of the passes, with its interval if enough of them are undisturbed."""
     ratio, count, disturbed = mean_of(row.time.share), len(row.time.passes), row.time.is_disturbed
     assert ratio is not None
     if row.cost is not None:
-        one = row.cost
-        return Cell(f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]", value=one.share)
+        cost = row.cost
+        return Cell(f"{cost.share:.3f} [{cost.low:.3f}, {cost.high:.3f}]", value=cost.share)
     if row.is_control and not disturbed:
         return Cell(f"{ratio:.3f}", value=ratio)
     passes = f"{count} {'pass' if count == 1 else 'passes'}: an interval needs three undisturbed ones."
@@ -272,7 +272,7 @@ def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
     ratios = (
         row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
     )  # fmt: skip
-    return (*(_cell(one, row.seeds, _exact_ratio) for one in ratios), _peak_memory(row))
+    return (*(_cell(ratio, row.seeds, _exact_ratio) for ratio in ratios), _peak_memory(row))
 
 
 def _exact_ratio(value: Estimate) -> str:

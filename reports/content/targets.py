@@ -1,4 +1,4 @@
-"""The section of target accuracies: a table for each target of what it takes to reach it."""
+"""The section of target accuracies: for each target, a table of what it takes to reach it."""
 
 from __future__ import annotations
 
@@ -63,17 +63,16 @@ def target_sections(
         margin: The declared margin, as a fraction.
         slug: Prefix of the tables' names.
         default: Whether there is a target without a declaration.
-        learned: Whether dense training has learned the task; if not, one sentence takes the place of a target without a
-            declaration.
+        learned: Whether dense training has learned the task. If it has not, a sentence replaces the default target.
     """
     tables = []
     targets, origin = targets_of(request.suite, request.asked, rows, margin, default)
     if not learned and targets != targets_of(request.suite, request.asked, rows, margin, False)[0]:
         return (Section(_TITLE, "targets", (_NOT_LEARNED,)),)
     for number, target in enumerate(targets, 1):
-        found = target_rows(group, rows, target)
-        if found:
-            tables.append(_table(found, target, origin, f"{slug}-target-{number}"))
+        body = target_rows(group, rows, target)
+        if body:
+            tables.append(_table(body, target, origin, f"{slug}-target-{number}"))
     return (Section(_TITLE, "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
 
 

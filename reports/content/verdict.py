@@ -1,7 +1,7 @@
-"""The verdict of a group: a sentence for each purpose, what it rests on, and what would change it.
+"""The verdict of a group: a sentence for each purpose, what it is based on, and what would change it.
 
-All of it follows from the rule's answers (`reports.data.verdict`); no name of a method decides anything. The sentences
-are in `reports/sentences/verdict.j2`. Dense trainings for fewer epochs, on which much of it rests, have a table.
+The verdict follows from the rule's answers (`reports.data.verdict`) alone, and never from the name of a method. The
+sentences are in `reports/sentences/verdict.j2`. Dense trainings for fewer epochs, which the answers need, have a table.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
         slug: Prefix of the table's name.
     """
     known = zip((*group.budgets, group), evidence(group, (), "flops").budgets, strict=False)
-    found = [(epochs(one), budget) for one, budget in known if budget.accuracies]
-    budgets = [budget for _, budget in found]
+    points = [(epochs(one), budget) for one, budget in known if budget.accuracies]
+    budgets = [budget for _, budget in points]
     if len(budgets) < 2 or budgets[-1].share != 1:
         return ()
     spread = pooled(one.accuracies for one in budgets)
@@ -60,7 +60,7 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
         Column("Difference to all epochs", "points", "measured"),
     )
     rows = []
-    for (count, budget), mean in zip(found, means, strict=True):
+    for (count, budget), mean in zip(points, means, strict=True):
         seeds = len(budget.accuracies)
         difference = Mean(mean.value - means[-1].value, (*mean.parts, *means[-1].parts))
         rows.append(
@@ -94,7 +94,7 @@ class Setting:
         margins: Margins that the commands of the folder declared, as fractions, in order; the last one applies.
         test_images: Number of test images; 0 if it is not known.
         learned: Whether dense training is better than a guess.
-        is_ieee: Whether the trials computed with subnormal numbers, as those of earlier versions.
+        is_ieee: Whether the trials computed with subnormal numbers, as earlier versions did.
         out: The option with which a command continues in the folder of the report.
     """
 
@@ -155,19 +155,19 @@ def smoke_verdict() -> Verdict:
 
 
 def pruned_nothing(row: MethodRow) -> bool:
-    """Return whether a method ended with dense's network, and no multiply-add of its training could be skipped."""
+    """Return whether a method ended with dense's network, and its training had no multiply-add to skip."""
     shares = (row.flops_ratio.get("effective"), row.params_ratio, row.inference_effective_ratio)
-    return all(isinstance(one, Estimate) and abs(one.mean - 1) < _NOTHING for one in shares)
+    return all(isinstance(share, Estimate) and abs(share.mean - 1) < _NOTHING for share in shares)
 
 
 def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
-    """Return what a reader must know before any number: methods that did nothing, and data that cannot decide."""
+    """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in methods if pruned_nothing(row)]
     lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
-    for one in answer.judged:
-        if lost := one.candidate.diverged:
-            seeds = lost + len(one.candidate.accuracies)
-            lines.append(say("verdict.lost_seeds", method=one.candidate.label, lost=lost, seeds=seeds))
+    for judged in answer.judged:
+        if lost := judged.candidate.diverged:
+            seeds = lost + len(judged.candidate.accuracies)
+            lines.append(say("verdict.lost_seeds", method=judged.candidate.label, lost=lost, seeds=seeds))
     if answer.curve is not None and (whole := answer.curve.at(0.0).value) > 100 - setting.margin:
         lines.append(say("verdict.no_room", accuracy=whole, margin=setting.margin))
     if setting.is_coarse:
@@ -218,25 +218,25 @@ def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
     name = min(sizes, key=lambda name: sizes[name], default=None)
     if name is None or sizes[name] > 1 - _CHEAPER:
         return say("verdict.smallest", name="", share=1.0, loss=None)
-    loss = next((one.loss for one in answer.judged if one.candidate.label == name), None)
+    loss = next((judged.loss for judged in answer.judged if judged.candidate.label == name), None)
     lost = None if loss is None else Estimate(loss.value, loss.half_width(), 0)
     return say("verdict.smallest", name=name, share=sizes[name], loss=lost)
 
 
 def inference_share(row: MethodRow) -> Quantity:
-    """Return the inference FLOPs over those of dense: without zero weights if the method's kernels skip them."""
+    """Return the inference FLOPs over those of dense, without zero weights if the method's kernels skip them."""
     return row.inference_effective_ratio if skips(row) else row.inference_ratio
 
 
 def skips(row: MethodRow) -> bool:
-    """Return whether layers of a finished trial had another backend than torch at the end, which may skip zeros."""
+    """Return whether layers of a finished trial ended with another backend than torch, which may skip zeros."""
     backends = [trial.epochs[-1].get("backends") for trial in row.done if trial.epochs]
     return any(isinstance(one, Mapping) and any(name != "torch" for name in one.values()) for one in backends)
 
 
 def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setting) -> str:
     """Return seeds, epochs, minutes, threads, the smallest gain that would have been shown, and the clock's error."""
-    seeds = [len(one.candidate.accuracies) for one in answer.judged]
+    seeds = [len(judged.candidate.accuracies) for judged in answer.judged]
     dense = next((row for row in rows if row.is_baseline and isinstance(row.train_time, Estimate)), None)
     threads = (trial.number("threads") for row in rows for trial in row.done)
     return say(
@@ -253,10 +253,7 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
 
 
 def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
-    """Return what would give a verdict where there is none, and what could change it.
-
-    Its commands are between backticks.
-    """
+    """Return what would give a missing verdict, and what could change a verdict, with commands between backticks."""
     if not setting.learned:
         return [say("verdict.train_longer")]
     if setting.is_ieee:
@@ -264,13 +261,13 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if setting.is_coarse:
         return [say("verdict.wider_margin", images=setting.test_images)]
     without = answer.without_curve
-    needs = [*([without.need] if without else []), *(one.need for one in answer.judged)]
+    needs = [*([without.need] if without else []), *(judged.need for judged in answer.judged)]
     if "controls" in needs and setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
         return [say("verdict.too_few_epochs", epochs=setting.epochs, lengths=FEWEST_BUDGETS)]
     advice, options = [], []
     if "seeds" in needs:
         tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
-        failed = [len(one) - row.seeds for one, row in zip(tried, methods.values(), strict=True)]
+        failed = [len(seeds) - row.seeds for seeds, row in zip(tried, methods.values(), strict=True)]
         options.append(f"--seeds {FEWEST_SEEDS + max([0, *failed])}")
     if "controls" in needs:
         options.append("--controls")
@@ -280,26 +277,26 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if cost == "flops":
         advice.append(say("verdict.no_times", folder=folder))
     elif "passes" in needs:
-        hidden = (len(one.candidate.ratios) for one in answer.judged if one.need == "passes" and one.gain)
-        if any(one.is_disturbed for row in methods.values() if row.timed for one in row.timed.passes):
+        hidden = (len(judged.candidate.ratios) for judged in answer.judged if judged.need == "passes" and judged.gain)
+        if any(timed_pass.is_disturbed for row in methods.values() if row.timed for timed_pass in row.timed.passes):
             advice.append(say("verdict.disturbed_passes"))
         else:
             passes = max([FEWEST_PASSES, *(count + FEWEST_PASSES for count in hidden)])
             advice.append(say("verdict.more_passes", folder=folder, passes=passes))
     seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
-    pruned = [one for one in answer.judged if not pruned_nothing(methods[one.candidate.label])]
+    pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
     if shorter := _shorter_lengths(pruned, answer, setting):
         advice.append(say("verdict.shorter_dense", epochs=shorter, seeds=seeds, out=setting.out))
-    dearer = {one.candidate.label: one.cost.share for one in pruned if one.need == "longer" and one.cost}
+    dearer = {judged.candidate.label: judged.cost.share for judged in pruned if judged.need == "longer" and judged.cost}
     if dearer and setting.epochs:
         epochs = math.ceil(max(dearer.values()) * setting.epochs)
         advice.append(say("verdict.longer_dense", names=[*dearer], epochs=epochs, seeds=seeds, out=setting.out))
-    more = [one.seeds_needed - len(one.candidate.accuracies) for one in answer.judged if one.seeds_needed]
+    more = [judged.seeds_needed - len(judged.candidate.accuracies) for judged in answer.judged if judged.seeds_needed]
     if more:
         advice.append(say("verdict.more_seeds", most=max(more)))
     if faster := _with_faster_kernels(pruned, methods, answer):
         advice.append(say("verdict.faster_kernels", gains=faster))
-    if len(setting.margins) > 1:  # by a later command, which may have known results
+    if len(setting.margins) > 1:  # the author of a later command may have known the results
         advice.append(say("verdict.margin_changed", first=100 * setting.margins[0]))
     return advice
 
@@ -310,7 +307,7 @@ def _shorter_lengths(pruned: Sequence[Judged], answer: Answer, setting: Setting)
     if gap is not None:
         low, high = (round(share * setting.epochs) for share in gap)
         return _between(low, high, setting)
-    shorter = [one.cost.share for one in pruned if one.need == "shorter" and one.cost]
+    shorter = [judged.cost.share for judged in pruned if judged.need == "shorter" and judged.cost]
     if not shorter or answer.curve is None:
         return []
     low, high = math.floor(min(shorter) * setting.epochs), round(answer.curve.budgets[0].share * setting.epochs)
@@ -318,7 +315,7 @@ def _shorter_lengths(pruned: Sequence[Judged], answer: Answer, setting: Setting)
 
 
 def _between(low: int, high: int, setting: Setting) -> list[int]:
-    """Return numbers of epochs that leave no gap between two lengths of dense training that the rule refuses."""
+    """Return numbers of epochs that fill a gap between two lengths of dense training which the rule refuses."""
     return list(range(high, low, -max(1, math.floor(WIDEST_GAP * setting.epochs))))[:0:-1]
 
 
@@ -329,8 +326,8 @@ class _Faster(NamedTuple):
 
 
 def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodRow], answer: Answer) -> list[_Faster]:
-    """Return what methods would be worth if all that can be skipped took no time: at their effective FLOPs."""
-    found = []
+    """Return what methods would be worth at their effective FLOPs, if all that can be skipped took no time."""
+    faster = []
     for one in judged:
         effective = methods[one.candidate.label].flops_ratio["effective"]
         if answer.curve is None or one.cost is None or one.accuracy is None or isinstance(effective, Missing):
@@ -338,8 +335,8 @@ def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodR
         shortest = answer.curve.budgets[0].share
         if one.at_equal_cost != "better" and shortest <= effective.mean < one.cost.share - _CHEAPER:
             gain = one.accuracy.value - answer.curve.at(math.log(effective.mean)).value
-            found.append(_Faster(one.candidate.label, gain, effective.mean))
-    return found
+            faster.append(_Faster(one.candidate.label, gain, effective.mean))
+    return faster
 
 
 def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
@@ -350,20 +347,20 @@ def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
 
 def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
     """Return the answers to both questions about a method, at equal FLOPs and at the main cost, in words."""
-    found = []
+    texts = []
     for of, answer in answers.items():
         judged = next((one for one in answer.judged if one.candidate.label == label), None)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
-            continue  # the reason is said once, for all methods
+            continue  # the report gives the reason once, for all methods
         decide = judged.seeds_needed and not setting.is_coarse
         more = (judged.seeds_needed or 0) - len(judged.candidate.accuracies) if decide else 0
-        found.append(
+        texts.append(
             say(
                 "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin),
                 gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
-    return ". ".join(found)
+    return ". ".join(texts)
 
 
 def word(judged: Judged, margin: float) -> str:

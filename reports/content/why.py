@@ -1,7 +1,7 @@
-"""The sections "Why" of a report, from the file of the profile pass: where the time of a step goes.
+"""The sections "Why" of a report: where the time of a step goes, from the file of the profile pass.
 
-In order: shares of the step and of the three products, modelled and measured savings, the causes of a method's time,
-the tables of parts, savings and layers, and the sections.
+The file has, in this order: shares of the step and of the three products, modelled and measured savings, the causes of
+a method's time, the tables of parts, savings and layers, and the sections.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Flops = Literal["dense", "current", "effective", "executed"]
 
 @dataclass(frozen=True)
 class Saving:
-    """A saving relative to dense, as a fraction; negative if more time is taken.
+    """A saving relative to dense, as a fraction; negative if the method takes longer.
 
     Attributes:
-        products: Of the time of the three products of all planned layers; `None` if it does not refer to them.
-        step: Of the time of the step.
+        products: Saving in the time of the three products of all planned layers; `None` if it is not about them.
+        step: Saving in the time of the step.
     """
 
     products: float | None
@@ -51,11 +51,11 @@ class Savings:
     """Savings of a method in one stage.
 
     Attributes:
-        skipped: Modelled: a product takes its dense time, times the FLOPs that remain if everything is skipped that can
-            be. Pruning takes no time. For a method that prunes the data gradient to n:m, this is the share of the data
-            gradient times 1 - n/m, which is the model of SDGP's Sec. IV-C.
-        with_pruning: The same, less the measured time of pruning.
-        measured: The measured times of products; of the step without clocks.
+        skipped: Modelled: a product takes its dense time, times the share of FLOPs that remain if all that can be
+            skipped is skipped. Pruning takes no time. For a method that prunes the data gradient to n:m, this is the
+            share of the data gradient times 1 - n/m, as in the model of SDGP's Sec. IV-C.
+        with_pruning: `skipped` less the measured time of pruning.
+        measured: Saving in the measured times: of products with clocks, and of the step without clocks.
     """
 
     skipped: Saving
@@ -87,15 +87,15 @@ def share_of_products(step: StepProfile, product: Product) -> float:
 def flops(step: StepProfile, column: Flops, product: Product | None = None) -> float:
     """Return the FLOPs of a step: of one product, or of all."""
     return math.fsum(
-        getattr(found, column)
+        getattr(counted, column)
         for layer in step.layers
-        for name, found in layer.products.items()
+        for name, counted in layer.products.items()
         if product in (None, name)
     )
 
 
 def savings(stage: StageProfile) -> Savings | None:
-    """Return the savings of a stage; `None` for dense training itself, and if no layer is planned."""
+    """Return the savings of a stage; `None` for dense training itself or without planned layers."""
     if stage.dense is None or stage.ratio is None or not products_seconds(stage.dense):
         return None
     products, step = products_seconds(stage.dense), total(stage.dense)
@@ -126,28 +126,28 @@ class SlowedProduct:
 
 
 def changes(stage: StageProfile) -> dict[Part, float]:
-    """Return how much longer each part takes than in a dense step, as a share of the dense step, largest change first.
+    """Return how much longer each part takes than in a dense step, as a share of that step, largest change first.
 
     The result is empty for dense training itself.
     """
     dense, method = stage.dense, stage.method
     if dense is None:
         return {}
-    found = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
-    return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+    longer = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
+    return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
 
 
 def most_slowed_product(stage: StageProfile) -> SlowedProduct | None:
-    """Return the product of one layer of which the time rose most over dense's; `None` if none rose."""
+    """Return the product of a layer whose time exceeds dense's by most; `None` if none does."""
     theirs = {layer.name: layer for layer in stage.dense.layers} if stage.dense is not None else {}
-    found = [
+    slowed = [
         SlowedProduct(layer.name, name, before.seconds, after.seconds)
         for layer in stage.method.layers
         for name, after in layer.products.items()
         if layer.name in theirs and (before := theirs[layer.name].products.get(name)) is not None
         if before.seconds is not None and after.seconds is not None and after.seconds > before.seconds
     ]
-    return max(found, key=lambda one: one.method_s - one.dense_s, default=None)
+    return max(slowed, key=lambda one: one.method_s - one.dense_s, default=None)
 
 
 def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
@@ -155,22 +155,22 @@ def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
     theirs = {layer.name: layer for layer in method.layers}
     saved = []
     for layer in dense.layers:
-        for product, found in layer.products.items():
-            if not found.seconds or not found.effective:
+        for product, cost in layer.products.items():
+            if not cost.seconds or not cost.effective:
                 continue
             other = theirs[layer.name].products.get(product) if layer.name in theirs else None
             left = other.effective / method.batch_size if other else 0.0
-            saved.append(found.seconds * (1 - left / (found.effective / dense.batch_size)))
+            saved.append(cost.seconds * (1 - left / (cost.effective / dense.batch_size)))
     return math.fsum(saved)
 
 
 _MILLI = 1e3
 _NEGLIGIBLE = 0.01  # of a dense step
-_REMARKABLE = 0.1  # of a dense step, by which one product of one layer is slower
+_REMARKABLE = 0.1  # of a dense step; a layer's product that is slower by more is named
 
 
 class _Change(NamedTuple):
-    """How a part of a step changed: for a product, its executed FLOPs and its time relative to dense."""
+    """The change of a part of a step; for a product also its executed FLOPs and its time relative to dense."""
 
     title: str
     percent: float
@@ -179,7 +179,7 @@ class _Change(NamedTuple):
 
 
 def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
-    """Return which parts of a step became faster or slower than dense's in the last stage; empty without a profile.
+    """Return which parts of a step are faster or slower than dense's in the last stage; empty without a profile.
 
     Args:
         profile: Profile of a method.
@@ -189,7 +189,7 @@ def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
         return []
     stage = profile.stages[-1]
     if not (dense.adds_up and stage.method.adds_up):
-        return []  # the clocks, or another program, took part of the step
+        return []  # the clocks or another program took some of the time
     parts = [_change(stage, part, share) for part, share in changes(stage).items() if abs(share) >= _NEGLIGIBLE]
     of_several = stage.epoch if profile.stages_of_trial > 1 else None
     lines = [say("methods.changed_parts", stage=of_several, epochs=epochs, parts=parts)]
@@ -288,15 +288,15 @@ def _time_row(
 def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | None:
     """Return the table of modelled and measured savings in the last stage; `None` for dense training."""
     stage = profile.stages[-1]
-    found = savings(stage)
-    if found is None or stage.dense is None:
+    saved = savings(stage)
+    if saved is None or stage.dense is None:
         return None
-    faster_half = Saving(found.measured.products, 1 - stage.method.step_s / stage.dense.step_s)
+    faster_half = Saving(saved.measured.products, 1 - stage.method.step_s / stage.dense.step_s)
     rows = [
-        _saving_row("what can be skipped takes no time, and pruning takes no time", "modelled", found.skipped, _MODEL),
-        _saving_row("the same, less the measured time of pruning", "modelled", found.with_pruning),
+        _saving_row("what can be skipped takes no time, and pruning takes no time", "modelled", saved.skipped, _MODEL),
+        _saving_row("the same, less the measured time of pruning", "modelled", saved.with_pruning),
         _saving_row("steps of this profile, faster half", "measured", faster_half),
-        _saving_row("steps of this profile, median", "measured", Saving(None, found.measured.step), _PAIRS),
+        _saving_row("steps of this profile, median", "measured", Saving(None, saved.measured.step), _PAIRS),
     ]
     share, count = mean_of(row.time.share), len(row.time.passes)
     if count and share is not None:
@@ -407,7 +407,7 @@ _PUBLISHED = (
 
 
 def why_sections(rows: Sequence[MethodRow], profiles: Mapping[str, MethodProfile], slug: str) -> tuple[Section, ...]:
-    """Return the sections about the profiles of a group: parts of a step, and layers. None without profiles.
+    """Return the sections about the profiles of a group: parts of a step, and layers; empty without profiles.
 
     Args:
         rows: Methods of a group, in the order of the report.
@@ -442,7 +442,7 @@ def _step_figure(found: Sequence[tuple[MethodRow, MethodProfile]], slug: str) ->
 
 
 def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
-    """Return the parts of a step as the figure shows them, for as many images as a dense step has."""
+    """Return the milliseconds of each part of a step in the figure, for as many images as a dense step has."""
     scale = 1e3 * batch_size / step.batch_size
     shown = {PART_TITLES[part]: scale * part_seconds(step, part) for part in (*PRODUCTS, PRUNING)}
     return shown | {"rest": scale * total(step) - sum(shown.values())}
@@ -451,7 +451,7 @@ def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
 def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:
     """Return how the profile was measured, and the share of the data gradient."""
     first = found[0][1]
-    steps = [step for _, one in found for stage in one.stages for step in (stage.method, stage.dense) if step]
+    steps = [step for _, profile in found for stage in profile.stages for step in (stage.method, stage.dense) if step]
     clocks = [step.clocks.ratio for step in steps]
     sums = [step.sum_over_step for step in steps]
     dense = first.stages[0].dense or first.stages[0].method
@@ -464,12 +464,12 @@ def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:
         f"In a dense step, the data gradient takes {_percent(share_of_products(dense, 'dgrad'))} % of the time of the "
         f"three products and {_percent(part_seconds(dense, 'dgrad') / total(dense))} % of the step. {_PUBLISHED}",
     ]
-    if apart := [row.label for row, one in found if not all(_adds_up(stage) for stage in one.stages)]:
+    if apart := [row.label for row, profile in found if not all(_adds_up(stage) for stage in profile.stages)]:
         lines.append(
             f"The parts are more than 10 % away from a step without clocks for {', '.join(apart)}: other programs "
             "disturbed the measurement. Repeat it on an idle machine."
         )
-    busy = max(one.load for _, one in found)
+    busy = max(profile.load for _, profile in found)
     if busy >= 0.5 * first.threads:
         lines.append(f"Other programs used {busy:.1f} cores when a measurement began; compare shares, not times.")
     if first.execution != "eager":

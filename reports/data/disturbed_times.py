@@ -1,4 +1,4 @@
-"""Signs in the records that the measured times of a trial cannot be relied on; read without pandas, by `run` too."""
+"""Find signs in the records that the measured times of a trial are unreliable. `run` uses this without pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.trials.folder.times import BUSY
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 UNSTEADY = 1.5
 
-# The tables and figures of a report ask for the same trials again and again.
+# A cache, because the tables and figures of a report ask for the same trials many times.
 _SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
 
 DISTURBED = "disturbed"
@@ -21,7 +21,7 @@ DISTURBED_NOTE = "Disturbed: something other than the method affected this time 
 
 
 def is_disturbed(trial: Trial) -> bool:
-    """Return whether the records show that a trial's times were disturbed. They cannot prove the opposite."""
+    """Return whether the records show that a trial's times were disturbed. Records cannot prove the opposite."""
     return trial.done and (spread(trial) > UNSTEADY or busy_share(trial) >= BUSY or shared_with(trial) > 0)
 
 
@@ -33,7 +33,7 @@ def mark_disturbed(text: str, disturbed: bool) -> str:
 def attempts(trial: Trial) -> list[Mapping[str, Any]]:
     """Return the attempts before the one that finished the trial."""
     known = trial.provenance.get("attempts")
-    return [one for one in known if isinstance(one, Mapping)] if isinstance(known, list) else []
+    return [attempt for attempt in known if isinstance(attempt, Mapping)] if isinstance(known, list) else []
 
 
 def busy_share(trial: Trial) -> float:
@@ -52,7 +52,7 @@ def shared_with(trial: Trial) -> float:
 
 
 def spread(trial: Trial) -> float:
-    """Return the longest over the shortest time per step among epochs of equal work; 1 if none can be compared."""
+    """Return the longest over the shortest time per step among epochs of equal work; 1 if no two can be compared."""
     if trial not in _SPREADS:
         _SPREADS[trial] = _spread_of(trial.epochs)
     return _SPREADS[trial]
@@ -64,7 +64,7 @@ def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
         times = (before.get("train_time_s"), record.get("train_time_s"), record.get("steps", 1))
         if all(isinstance(value, (int, float)) and value > 0 for value in times):
             began, ended, steps = times
-            # Shapes before and after the epoch, so that an epoch with a reconfiguration equals none without.
+            # The shapes before and after an epoch tell one with a reconfiguration from one without.
             shapes = tuple((end.get("step_flops") or {}).get("current") for end in (before, record))
             work = (shapes, record.get("batch_size"))
             epochs.append((work, (ended - began) / steps))  # type: ignore[operator]

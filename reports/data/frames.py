@@ -22,16 +22,15 @@ _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool:
 class Results:
     """The results of a suite's folder.
 
-    Texts have the dtype `string`, integers `Int64`, floating-point numbers `float64` and truth values `boolean`. What
-    was not measured is missing (`pandas.NA` or NaN), never 0. `frame.attrs["units"]` and `frame.attrs["kinds"]` of each
-    frame give the unit and the kind of its columns.
+    Texts have the dtype `string`, integers `Int64`, floating-point numbers `float64` and truth values `boolean`. A
+    number that was not measured is missing (`pandas.NA` or NaN), and never 0. `frame.attrs["units"]` and
+    `frame.attrs["kinds"]` of each frame give the unit and the kind of its columns.
 
     Attributes:
         folder: The folder.
-        trials: One row per trial with the columns of `results.csv`, in the order of the table; those of fields of the
-            recipe in which trials differ, such as `recipe.cutout`, come last. The values are those
-            that the report uses: an invalid cell is missing and named in `damage`. The numbers of a trial count only if
-            its `status` is `done`.
+        trials: One row per trial with the columns of `results.csv`, in the order of the table. Fields of the recipe in
+            which trials differ, such as `recipe.cutout`, come last. The report uses the same values: an invalid cell is
+            missing and named in `damage`. The numbers of a trial count only if its `status` is `done`.
         epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`,
             and communicated bytes `step_communication_KIND`, `train_communication_KIND` and `communication_KIND`; the
             objects `layers`, `backends` and `method` are left out.
@@ -51,7 +50,7 @@ class Results:
 
 
 def load_current(folder: Path) -> Results:
-    """Return the results of a suite's folder as they are now, with trials that its table does not have yet."""
+    """Return the present results of a suite's folder, with trials that its table does not have yet."""
     return load(folder, current_rows(folder))
 
 
@@ -79,7 +78,7 @@ def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
 
 
 def _frame(schema: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a frame with the columns of a schema; other values of the rows are left out."""
+    """Return a frame with the columns of a schema, without other values of the rows."""
     content = list(rows)
     frame = pd.DataFrame(
         {

@@ -12,7 +12,7 @@ from suite.trials.groups import BASELINE
 COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls
 SHADES = 3  # of each colour
-# With this prefix, the methods of this repository have different colours, in the order of the palette.
+# A colour follows from a hash. With this prefix, the methods of this repository get different colours.
 _COLOUR_PREFIX = "8869:"
 
 
@@ -21,9 +21,8 @@ class Look:
     """How a method is drawn.
 
     Attributes:
-        colour: Number of the colour: 0 is dense, `CONTROL` all controls. The others follow from the method's name
-            alone, except for the shade, which distinguishes variants of a method and methods of one colour in this
-            report.
+        colour: Number of the colour: 0 for dense, `CONTROL` for all controls. Other colours follow from the method's
+            name alone. Only the shade depends on the report: it distinguishes methods and variants of one colour.
         marker: Number of the marker, different for all variants of a report.
         dash: Number of the dashes, different for all variants of a report that have the same colour.
     """
@@ -34,7 +33,7 @@ class Look:
 
 
 def looks(labels: Iterable[str], controls: Collection[str] = ()) -> dict[str, Look]:
-    """Return how each method is drawn: in one colour in every report, with shades, markers and dashes that differ here.
+    """Return how each method is drawn. A method has the same colour in every report.
 
     Args:
         labels: Methods with their parameters, in the order of the table.

@@ -1,4 +1,4 @@
-"""Methods of a group: the estimates over their seeds, in the order of the report."""
+"""Methods of a group, with estimates over their seeds, in the order of the report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NOT_MEASURED = Missing("not measured")
 
 
 class TimeOfDense(NamedTuple):
-    """Training time of a method over that of dense, and where it is from.
+    """Training time of a method over that of dense, and its origin.
 
     Attributes:
-        share: The ratio. Of passes it has no interval, which is the rule's (`MethodRow.cost`).
-        passes: Time passes that it is the mean of: the undisturbed ones, or all; empty if it is that of the trials.
+        share: The ratio. If it comes from passes, it has no interval; the rule's interval is in `MethodRow.cost`.
+        passes: Time passes whose mean it is: the undisturbed ones, or else all; empty if it comes from the trials.
         is_disturbed: Whether other programs disturbed it.
     """
 
@@ -41,28 +41,28 @@ class TimeOfDense(NamedTuple):
 class MethodRow:
     """A method with its parameters in one group, with estimates over its seeds.
 
-    Times are compared with the dense trials of the same seeds. Counted numbers are compared with the dense network of
-    the same trial (`train_flops_dense`, `params_dense`, ...), which is known even if no dense trial was run.
+    The reference of a time is the dense trial of the same seed. The reference of a counted number is the dense network
+    of the same trial (`train_flops_dense`, `params_dense`, ...), which is known even without a dense trial.
 
     Attributes:
         label: Method with its parameters, as a user writes it.
         look: Colour, marker and dashes in figures.
         is_baseline: Whether this is dense training without parameters.
         trials: All trials of the method, including failed ones.
-        means: Numbers of the finished trials, with a row a seed (`seed_means`).
+        means: Numbers of the finished trials, with a row for each seed (`seed_means`).
         accuracy: Test accuracy as a fraction; its interval has the pooled spread (`pooled_accuracies`).
-        accuracy_difference: Test accuracy minus that of dense, likewise. Seeds are not paired.
+        accuracy_difference: Test accuracy minus that of dense, also with the pooled spread. Seeds are not paired.
         train_time: Training time in seconds.
-        time_ratio: Training time over that of dense, paired by seed; like all ratios here, a geometric mean.
+        time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
-        flops_ratio: The same over the FLOPs of the dense network.
+        flops_ratio: `flops` over the FLOPs of the dense network.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
-        inference_effective_ratio: The same without multiply-adds of zero weights.
+        inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
-        timed: Training time over that of dense from the time pass; `None` if it was not run.
-        cost: The same with its interval between passes, of which it needs three; `None` for controls.
+        timed: Training time over that of dense from the time pass; `None` without a time pass.
+        cost: `timed` with its interval between passes, which needs three passes; `None` for controls.
         time_is_disturbed: Whether the time of one of the trials is disturbed.
-        ratio_is_disturbed: Whether that holds for one of the trials or one of dense's.
+        ratio_is_disturbed: Whether the time of one of the trials, or of one of dense's, is disturbed.
     """
 
     label: str
@@ -157,8 +157,8 @@ def all_timed(rows: Sequence[MethodRow]) -> bool:
 def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
     """Give accuracies, and their differences to dense, intervals with the spread of all methods together.
 
-    Three seeds of a method may agree by chance. The spread is that of the rule (`reports.data.rule`): pooled over the
-    dense trainings for dense, and over the methods for a method, whose own spread counts where it is larger.
+    Three seeds of a method may agree by chance. The spread is therefore that of the rule (`reports.data.rule`): pooled
+    over the dense trainings for dense, and over the methods for a method. A method keeps its own spread if larger.
 
     Args:
         rows: Rows of one group.
@@ -177,20 +177,20 @@ def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[floa
     def changed(row: MethodRow) -> MethodRow:
         if row.label not in means:
             return row
-        own = means[row.label]
-        found = replace(row, accuracy=with_interval(own, len(cells[row.label])))
+        mean = means[row.label]
+        pooled_row = replace(row, accuracy=with_interval(mean, len(cells[row.label])))
         if row.is_baseline or baseline not in means:
-            return found
+            return pooled_row
         dense = means[baseline]
-        difference = Mean(own.value - dense.value, (*own.parts, *dense.parts))
+        difference = Mean(mean.value - dense.value, (*mean.parts, *dense.parts))
         count = min(len(cells[row.label]), len(cells[baseline]))
-        return replace(found, accuracy_difference=with_interval(difference, count))
+        return replace(pooled_row, accuracy_difference=with_interval(difference, count))
 
     return [changed(row) for row in rows]
 
 
 def with_interval(mean: Mean, count: int) -> Estimate:
-    """Return a mean of so many seeds with its 95 % interval; without one where no spread is known."""
+    """Return a mean of `count` seeds with its 95 % interval, or without one if no spread is known."""
     known = all(freedom for _, freedom in mean.parts) and mean.error > 0
     return Estimate(mean.value, mean.half_width() if known else None, count)
 
@@ -235,9 +235,9 @@ NONE_DONE = "no trial of this method is done"
 
 
 def seed_means(trials: Iterable[Trial]) -> pd.DataFrame:
-    """Return the numbers of finished trials, with a row a method and seed, and the numeric columns of `results.csv`.
+    """Return the numeric columns of `results.csv` for finished trials, with a row for each method and seed.
 
-    A seed that was run twice counts once, with the mean: it is one sample.
+    A seed that was run twice is one sample, and counts with its mean.
     """
     done = [trial for trial in trials if trial.done]
     index = pd.MultiIndex.from_arrays([[*map(label, done)], [*map(seed_of, done)]], names=["method", "seed"])
@@ -255,7 +255,7 @@ def _known(values: pd.Series) -> dict[int, float]:
 
 
 def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
-    """Return one value per seed of trials of one method; a seed that was run twice counts with the mean."""
+    """Return one value per seed of trials of one method. A seed that was run twice counts with its mean."""
     values = [(seed_of(trial), trial.number(column)) for trial in trials]
     return _known(pd.DataFrame(values, columns=["seed", "value"]).groupby("seed", sort=False)["value"].mean())
 
@@ -283,11 +283,11 @@ def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
     """Sort rows: dense first, then methods by the measured trade-off of test accuracy and training time, then controls.
 
-    Rows are sorted by Pareto front: first those that no other row beats in one number without losing in the other, then
-    those that only rows of the first front beat, and so on. Within a front the more accurate row comes first. Compared
-    are the means of the differences and ratios if dense was run, otherwise the means themselves. Rows without
-    both numbers come last, sorted by name. Counted, modelled and published numbers have no influence, and times have
-    none if one of them is disturbed.
+    Rows are sorted by Pareto front. The first front has the rows that no other row beats in one number without losing
+    in the other, the second front those that only rows of the first front beat, and so on. Within a front, the more
+    accurate row comes first. The numbers are means of differences and ratios to dense, or the means themselves without
+    dense. Rows that lack a number come last, sorted by name. Counted, modelled and published numbers have no influence.
+    Times have none if one of them is disturbed.
     """
     points: dict[str, tuple[float, float]] = {}
     compared, by_time = _with_dense(rows), times_rank(rows)
@@ -314,13 +314,13 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def times_rank(rows: Sequence[MethodRow]) -> bool:
-    """Return whether times have a part in the order of rows: none of those that are compared is disturbed."""
+    """Return whether times influence the order of rows, because none of the compared times is disturbed."""
     compared = _with_dense(rows)
     return not any(row.time.is_disturbed if compared else row.time_is_disturbed for row in rows if row.done)
 
 
 def _with_dense(rows: Sequence[MethodRow]) -> bool:
-    """Return whether rows are compared with dense."""
+    """Return whether rows can be compared with dense."""
     return any(row.is_baseline and row.done for row in rows)
 
 

@@ -1,14 +1,14 @@
-"""Trials of one setting on several machines: their accuracies are one group, and each machine has costs of its own.
+"""Trials of one setting on several machines: their accuracies are one group, and each machine has its own costs.
 
 The rules:
 
 1. The accuracy of a setting (`ACCURACY`) differs from machine to machine only as it does from seed to seed, so that all
-   seeds count. This is checked: where a method, or dense training of one length, has three seeds on both of two
-   machines, the difference of their means has an interval. The intervals of two machines hold together at 95 %. If one
-   of them excludes 0, the two are not pooled. Diverged trainings and guesses are left out.
-2. Times, memory and energy belong to a machine (`MACHINE`), and so do executed FLOPs, since backends are chosen by
-   measurement. A group has those of the machine with most of its trials. A machine on which the time pass measured has
-   a group of its own, with the costs of its own trials if it has any.
+   seeds count. This module checks that: if a method, or dense training of one length, has three seeds on each of two
+   machines, the difference of their means has an interval. All intervals of two machines hold together at 95 %. If one
+   of them excludes 0, the two machines are not pooled. Diverged trainings and guesses are left out.
+2. Times, memory and energy belong to a machine (`MACHINE`). So do executed FLOPs, because a measurement chooses the
+   backends. A group has the costs of the machine with most of its trials. A machine on which the time pass measured has
+   its own group, with the costs of its own trials if it has any.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_ONE_MACHINE = (
     *(name for name, one in COLUMNS.items() if one.kind in ("measured", "machine") and name not in _OF_ANY_MACHINE),
     *("train_flops_executed", "flops_to_target"),
 )
-# The time of reconfigurations only says which part of it has passed.
+# The time of reconfigurations stays, because reports use only the share of it that has passed by an epoch.
 _EPOCH_OF_ONE_MACHINE = {*_OF_ONE_MACHINE, "step_memory_bytes", "backends", "communication"} - {"reconfigure_time_s"}
 _EQUAL = 1e-9  # accuracies are fractions of images
 
@@ -52,12 +52,12 @@ def pool_machines(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> 
     families: dict[str, list[TrialGroup]] = {}
     for number, group in enumerate(groups):
         families.setdefault(_family(group) or str(number), []).append(group)
-    found = chain(*(_of_family(several, times) for several in families.values()))
-    return [replace(group, elsewhere=(*group.elsewhere, *_refused(group, groups))) for group in found]
+    pooled = chain(*(_of_family(several, times) for several in families.values()))
+    return [replace(group, elsewhere=(*group.elsewhere, *_refused(group, groups))) for group in pooled]
 
 
 def _family(group: TrialGroup) -> str | None:
-    """Return all but the machine and the epochs; `None` if the machine or the recipe is not known."""
+    """Return the key of a group without machine and epochs; `None` if machine or recipe is not known."""
     recipe = without_epochs(group)
     if recipe is None or not group.key["hardware_id"]:
         return None
@@ -96,7 +96,7 @@ def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> lis
                 for one in sorted(members, key=lambda group: -_done([group]))
                 if _setting(one.key) == setting
             }
-            # A machine that has only measured times belongs to the largest pool.
+            # A machine with measured times and no trials belongs to the largest pool.
             timed = {
                 _machine(one.key): one.methods
                 for one in times
@@ -112,7 +112,7 @@ def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> lis
 
 
 def _pools(machines: Mapping[Machine, Sequence[TrialGroup]]) -> list[list[Machine]]:
-    """Return the machines that are pooled, those with most trials first; all of a pool agree with each other."""
+    """Return pools of machines that agree with each other, those with most trials first."""
     pools: list[list[Machine]] = []
     for machine in sorted(machines, key=lambda one: -_done(machines[one])):
         for pool in pools:
@@ -130,15 +130,15 @@ def _group(
     trials: Mapping[Machine, Sequence[Trial]],
     methods: Mapping[str, MethodTime],
 ) -> TrialGroup:
-    """Return the group of a machine, with the costs of its own trials, or else of the most similar machine."""
+    """Return the group of a machine, with the costs of its own trials or else of the most similar machine's."""
 
     def likeness(one: Machine) -> tuple[bool, bool]:
         return one == machine, one[0] == machine[0]
 
-    own = max(trials, key=likeness)  # the first of equals, which has most trials
-    others = [of_any_machine(trial) for one, several in trials.items() if one != own for trial in several]
+    similar = max(trials, key=likeness)  # the first of equals, which has most trials
+    others = [of_any_machine(trial) for one, several in trials.items() if one != similar for trial in several]
     key = {**setting, **dict(zip(MACHINE, machine, strict=True))}
-    return TrialGroup({name: key[name] for name in KEY}, (*trials[own], *others), times=methods, trained=own)
+    return TrialGroup({name: key[name] for name in KEY}, (*trials[similar], *others), times=methods, trained=similar)
 
 
 def _elsewhere(
@@ -148,7 +148,7 @@ def _elsewhere(
     machines: Mapping[Machine, Sequence[TrialGroup]],
     trials: Mapping[Machine, Sequence[Trial]],
 ) -> Elsewhere:
-    """Return what another machine of the family has, and why its trials do not count in a group if they do not."""
+    """Return what another machine of the family has, and the reason if its trials do not count in a group."""
     differences = _differences(machines[machine], machines[group.trained])
     if machine in pool:
         return Elsewhere(machine, sum(trial.done for trial in trials.get(machine, ())), differences)
@@ -175,12 +175,12 @@ def _differences(there: Sequence[TrialGroup], here: Sequence[TrialGroup]) -> dic
 
 
 def _accuracies(groups: Iterable[TrialGroup]) -> dict[tuple[str, str], list[float]]:
-    found = {}
+    accuracies = {}
     for group in groups:
         for name in dict.fromkeys(map(label, group.trials)):
-            sound = [one for one in group.trials if one.done and label(one) == name and not is_guess(one)]
-            found[name, group.key["epochs"]] = [*by_seed(sound, "test_accuracy").values()]
-    return found
+            sound = [trial for trial in group.trials if trial.done and label(trial) == name and not is_guess(trial)]
+            accuracies[name, group.key["epochs"]] = [*by_seed(sound, "test_accuracy").values()]
+    return accuracies
 
 
 def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Estimate:
@@ -193,16 +193,16 @@ def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Es
 
 
 def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]:
-    """Return the machines whose trials of the same task and model have another setting, with its name."""
-    found: dict[Machine, Elsewhere] = {}
+    """Return the machines whose trials of the same task and model have another setting, with that setting."""
+    refused: dict[Machine, Elsewhere] = {}
     for other in groups:
         machine, count = _machine(other.key), _done([other])
         is_here = other.key["hardware_id"] in ("", group.key["hardware_id"], group.trained[0])
         if is_here or not count or machine in group.pool or any(one.machine == machine for one in group.elsewhere):
             continue
         if all(other.key[name] == group.key[name] for name in ("task", "model")) and _family(other) != _family(group):
-            found.setdefault(machine, Elsewhere(machine, count, {}, _reason(group, other)))
-    return [*found.values()]
+            refused.setdefault(machine, Elsewhere(machine, count, {}, _reason(group, other)))
+    return [*refused.values()]
 
 
 def _reason(group: TrialGroup, other: TrialGroup) -> str:
@@ -227,8 +227,8 @@ def of_any_machine(trial: Trial) -> Trial:
 
 
 def _epoch(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in record.items() if name not in _EPOCH_OF_ONE_MACHINE}
+    kept = {name: value for name, value in record.items() if name not in _EPOCH_OF_ONE_MACHINE}
     for name in ("step_flops", "train_flops"):
-        if isinstance(found.get(name), Mapping):
-            found[name] = {kind: value for kind, value in found[name].items() if kind != "executed"}
-    return found
+        if isinstance(kept.get(name), Mapping):
+            kept[name] = {kind: value for kind, value in kept[name].items() if kind != "executed"}
+    return kept

@@ -1,23 +1,24 @@
 """The rule that says what a method is worth: accuracy at equal cost, and whether it is as good as dense in less time.
 
-The rule knows only numbers: accuracies of seeds in points, and costs relative to the whole dense training. It asks two
+The rule uses only numbers: accuracies of seeds in points, and costs relative to the whole dense training. It asks two
 questions about a method, with accuracies m of its seeds, a cost c and a margin δ of accuracy:
 
 1. *At equal cost*: the gain G is the mean of m minus the accuracy d(c) of dense training for the cost c. The method is
-   `better` if G > 0 is shown, `worse` if G < 0 is, `same` if -δ < G < δ is, and otherwise `undecided`.
-2. *As good as dense in less time*: `yes` if both m - d(1) > -δ and c < 1 are shown, `no` if m - d(1) < -δ or c > 1 is,
-   and otherwise `undecided`.
+   `better` if the data show G > 0, `worse` if they show G < 0, `same` if they show -δ < G < δ, and otherwise
+   `undecided`.
+2. *As good as dense in less time*: `yes` if the data show m - d(1) > -δ and c < 1, `no` if they show m - d(1) < -δ or
+   c > 1, and otherwise `undecided`.
 
 **Dense for a cost.** d(c) is a parabola in ln c through dense trainings of several lengths, fitted by least squares.
-No accuracy is extrapolated to less than the shortest of them.
+The rule does not extrapolate to costs below the shortest of them.
 
-**Spread.** Seeds are not paired: accuracies of a method and of dense with the same seed are not correlated. The spread
-of dense is pooled over its lengths, and that of the methods over the methods; a method with a larger spread keeps its
-own. The error of a cost enters by the slope of d. Degrees of freedom are combined by Satterthwaite's formula.
+**Spread.** Seeds are not paired, because accuracies of a method and of dense with the same seed are not correlated. The
+spread of dense is pooled over its lengths, and that of the methods over the methods. A method with a larger spread
+keeps its own. The error of a cost enters by the slope of d. Satterthwaite's formula combines degrees of freedom.
 
-**Many claims.** Each kind of claim is corrected by Holm's method over all methods of a page, at `LEVEL`.
+**Many claims.** Holm's method corrects each kind of claim over all methods of a page, at `LEVEL`.
 
-**Diverged seeds** are no missing values: a method that has one can be `worse` or `unstable`, and never `better`.
+**Diverged seeds** are not missing values: a method that has one can be `worse` or `unstable`, and never `better`.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP
 
 LEVEL = 0.025
-"""Probability of a false claim of each kind on a page, at most."""
+"""Largest probability of a false claim of each kind on a page."""
 FEWEST_SEEDS = 3
-"""Of a method, and of a dense training of one length; cells with fewer enter nothing."""
+"""Fewest seeds of a method, or of dense training of one length, with which it enters a test."""
 FEWEST_PASSES = 3
 NOT_SMOOTH = 0.01
-"""Smallest p-value of the lack of fit of a parabola."""
+"""Smallest p-value of the lack of fit with which a parabola counts."""
 MOST_SEEDS = 100
 POWER = 0.8
 CLAIMS = ("better", "worse", "above", "below", "yes", "lossy", "slower")
-"""Each is a family of its own: gain > 0, gain < 0, gain > -δ, gain < δ; as good in less time, loss < -δ, cost > 1."""
+"""Each is a separate family: gain > 0, gain < 0, gain > -δ, gain < δ; as good in less time, loss < -δ, cost > 1."""
 _ROUNDING = 1e-9
 
 AtEqualCost = Literal["better", "worse", "same", "undecided", "unstable", "not measured"]
 AsGood = Literal["yes", "no", "undecided", "not measured"]
 Need = Literal["seeds", "controls", "between", "shorter", "longer", "passes", "none"]
-"""What would give an outcome where there is none; `between`, `shorter` and `longer` are dense trainings."""
+"""What would give a missing outcome; `between`, `shorter` and `longer` are dense trainings."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Budget:
 
     Attributes:
         share: Its cost, relative to the whole dense training.
-        accuracies: Of its finished seeds, in points.
+        accuracies: Accuracies of its finished seeds, in points.
         diverged: Number of seeds that diverged or learned nothing.
     """
 
@@ -75,8 +76,8 @@ class Candidate:
 
     Attributes:
         label: Its name.
-        accuracies: Of its finished seeds, in points.
-        ratios: Its cost relative to the whole dense training: of each time pass, or of each seed for FLOPs.
+        accuracies: Accuracies of its finished seeds, in points.
+        ratios: Its cost relative to the whole dense training, for each time pass, or for each seed for FLOPs.
         diverged: Number of seeds that diverged or learned nothing.
     """
 
@@ -94,8 +95,8 @@ class Evidence:
         budgets: Dense trainings.
         candidates: Methods.
         twice: Ratios of dense training to itself, one for each time pass.
-        measured: Whether the costs are times: `ratios` are then those of passes, whose error is pooled. Otherwise they
-            are counted FLOPs, one for each seed.
+        measured: Whether the costs are times. Then `ratios` has a value for each pass, and their error is pooled.
+            Otherwise the costs are counted FLOPs, one for each seed.
     """
 
     budgets: tuple[Budget, ...]
@@ -142,7 +143,7 @@ class CostShare:
 
     @property
     def of_dense(self) -> float:
-        """Cost of the dense training that it is compared with: 1 if the two cannot be told apart, and at most 1."""
+        """Cost of the dense training to compare with: this cost, or 1 if it is above 1 or cannot be told from 1."""
         return 1.0 if self.is_same else min(self.share, 1.0)
 
 
@@ -174,7 +175,7 @@ class Mean:
         return _p_above((self.value - bound) / self.error, self.freedom)
 
     def half_width(self, claims: int = 1) -> float:
-        """Return half of its interval, which all `claims` intervals of a table cover together with 95 %."""
+        """Return the half-width of its interval; all `claims` such intervals hold together with 95 %."""
         return _quantile(1 - LEVEL / claims, self.freedom) * self.error
 
 
@@ -190,10 +191,10 @@ class Judged:
         dense: Accuracy of the dense training that it is compared with at equal cost; `None` if not known.
         gain: Accuracy minus that of dense at equal cost.
         loss: Accuracy minus that of the whole dense training.
-        p_value: Of the claim at equal cost, corrected for the page; `None` without a claim.
+        p_value: p-value of the claim at equal cost, corrected for the page; `None` without a claim.
         reason: Why there is no outcome.
-        need: What would give one.
-        seeds_needed: For `undecided`, the number of seeds that would show a gain or a loss if it stayed as it is.
+        need: What would give an outcome.
+        seeds_needed: For `undecided`, the number of seeds that would show the present gain or loss.
     """
 
     candidate: Candidate
@@ -216,8 +217,8 @@ class DenseCurve:
 
     Attributes:
         budgets: The trainings that it goes through, ascending.
-        coefficients: (3,), of 1, x and x², with x = ln c.
-        weights: (3, J), with which the means of the J trainings give the coefficients.
+        coefficients: (3,): coefficients of 1, x and x², with x = ln c.
+        weights: (3, J): weights with which the means of the J trainings give the coefficients.
         spread: Variance of an accuracy over seeds, pooled over the trainings, with its degrees of freedom.
         lack_of_fit: p-value of the hypothesis that the means lie on a parabola.
     """
@@ -243,7 +244,7 @@ class DenseCurve:
 
     def _mean(self, powers: NDArray[np.float64]) -> Mean:
         shares = powers @ self.weights
-        counts = [len(one.accuracies) for one in self.budgets]
+        counts = [len(budget.accuracies) for budget in self.budgets]
         variance, freedom = self.spread
         return Mean(float(powers @ self.coefficients), ((variance * float((shares * shares / counts).sum()), freedom),))
 
@@ -253,9 +254,9 @@ class NoCurve:
     """Why the accuracy of dense training by cost is not known.
 
     Attributes:
-        reason: In words.
-        need: What would give one.
-        gap: Costs of two neighbouring lengths between which one is missing.
+        reason: The reason, in words.
+        need: What would give the accuracy.
+        gap: Costs of two neighbouring lengths between which a length is missing.
     """
 
     reason: str
@@ -272,7 +273,7 @@ class Answer:
         curve: Dense training by cost; `None` if there are too few dense trainings.
         shortest: Cost of the shortest dense training that is as good as the whole one.
         pass_error: Standard deviation of ln of a time ratio between passes; `None` for FLOPs and without passes.
-        without_curve: Why there is no curve, and what would give one.
+        without_curve: Why there is no curve, and what would give a curve.
         claims: Number of methods on the page for which something was tested.
     """
 
@@ -340,13 +341,13 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
     for several, which, need in needs:
         if several is used and len(whole.accuracies) < FEWEST_SEEDS:
             return NoCurve(f"dense has {len(whole.accuracies)} of at least {FEWEST_SEEDS} seeds", "seeds")
-        count = len({round(one.share, 9) for one in several})  # a parabola needs different costs
+        count = len({round(one.share, 9) for one in several})  # only different costs determine a parabola
         if count < FEWEST_BUDGETS:
             lengths = "1 length" if count == 1 else f"{count} lengths"
             return NoCurve(f"dense was trained for {lengths}{which}, and at least {FEWEST_BUDGETS} are needed", need)
     shares = np.array([one.share for one in used])
-    place = int(np.diff(shares).argmax())
-    low, high = used[place].share, used[place + 1].share
+    widest = int(np.diff(shares).argmax())
+    low, high = used[widest].share, used[widest + 1].share
     if high - low > WIDEST_GAP + _ROUNDING:
         reason = f"two lengths of dense training differ by {high - low:.2f} of the whole, more than {WIDEST_GAP}"
         return NoCurve(reason, "between", (low, high))
@@ -370,7 +371,7 @@ def dense_curve(budgets: Iterable[Budget]) -> DenseCurve | NoCurve:
 def shortest_dense(curve: DenseCurve, margin: float) -> float:
     """Return the cost of the shortest dense training that is shown to lose less than the margin.
 
-    Lengths are tried from the longest down; the first that is not shown ends the search.
+    The search begins with the longest training, and ends at the first for which this is not shown.
     """
     shortest = 1.0
     for budget in reversed(curve.budgets):
@@ -383,7 +384,7 @@ def shortest_dense(curve: DenseCurve, margin: float) -> float:
 
 
 def pooled(cells: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Return the variance within cells, pooled over them, and its degrees of freedom; (0, 0) without a cell of two."""
+    """Return the pooled variance within cells, and its degrees of freedom; (0, 0) if no cell has two values."""
     total, freedom = 0.0, 0
     for cell in cells:
         mean = math.fsum(cell) / len(cell) if cell else 0.0
@@ -393,21 +394,21 @@ def pooled(cells: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values after Holm's correction, in the same order: compare them with the level of all together.
+    """Return the p-values after Holm's correction, in the same order, to compare with the level of all claims together.
 
     Source: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 1979.
     """
     corrected = [1.0] * len(p_values)
     largest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = largest
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
     return corrected
 
 
 def cost_shares(evidence: Evidence) -> tuple[dict[str, CostShare], float | None]:
     """Return the cost of each method that has one, and for times the standard deviation between passes."""
-    logs = {one.label: [math.log(ratio) for ratio in one.ratios] for one in evidence.candidates}
+    logs = {candidate.label: [math.log(ratio) for ratio in candidate.ratios] for candidate in evidence.candidates}
     if not evidence.measured:
         return {label: _counted(values) for label, values in logs.items() if values}, None
     enough = {label: values for label, values in logs.items() if len(values) >= FEWEST_PASSES}
@@ -435,7 +436,7 @@ def _answer(evidence: Evidence) -> Answer:
     """Return what is known of each method before any claim is tested."""
     costs, pass_error = cost_shares(evidence)
     curve = dense_curve(evidence.budgets)
-    # Diverged seeds have no accuracy that a spread could be computed from, and those beside them are not usual ones.
+    # The spread leaves out methods with diverged seeds, whose other seeds may not be typical either.
     sound = [one.accuracies for one in evidence.candidates if not one.diverged and len(one.accuracies) >= FEWEST_SEEDS]
     spread = pooled(sound)
     judged = tuple(_before_tests(one, costs.get(one.label), curve, spread, evidence) for one in evidence.candidates)
@@ -495,12 +496,12 @@ def mean_accuracy(accuracies: Sequence[float], spread: tuple[float, float]) -> M
     """Return the mean of a cell. Its variance is the pooled one, or its own if that is larger.
 
     Args:
-        accuracies: Of its seeds, one or more.
-        spread: The pooled variance and its degrees of freedom; without any, the cell's own are used.
+        accuracies: Accuracies of its seeds, one or more.
+        spread: The pooled variance and its degrees of freedom; with 0 degrees, the cell's own variance counts.
     """
     count = len(accuracies)
-    own = pooled([accuracies])
-    variance, freedom = (max(own[0], spread[0]), spread[1]) if spread[1] else own
+    of_cell = pooled([accuracies])
+    variance, freedom = (max(of_cell[0], spread[0]), spread[1]) if spread[1] else of_cell
     return Mean(math.fsum(accuracies) / count, ((variance / count, freedom),))
 
 
@@ -509,8 +510,8 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
     values = [_p_values(one, margin) for one in tested]
     families = {claim: holm([one[claim] for one in values]) for claim in CLAIMS}
     decided = []
-    for place, one in enumerate(tested):
-        corrected = {claim: family[place] for claim, family in families.items()}
+    for index, one in enumerate(tested):
+        corrected = {claim: family[index] for claim, family in families.items()}
         shown = {claim for claim, value in corrected.items() if value <= LEVEL}
         outcome, p_value = one.at_equal_cost, None
         if "better" in shown:
@@ -522,14 +523,14 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
         elif one.gain is not None and outcome != "unstable":
             outcome = "not measured" if costs_more(one) else "undecided"
         as_good: AsGood = "yes" if "yes" in shown else "no" if shown & {"lossy", "slower"} else "undecided"
-        found = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
+        result = replace(one, at_equal_cost=outcome, as_good=as_good, p_value=p_value)
         if outcome == "not measured" and costs_more(one):
-            found = replace(found, reason="it costs more than dense, which was not trained for longer", need="longer")
+            result = replace(result, reason="it costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
-            found = replace(found, seeds_needed=seeds_needed(found, len(tested)))
-            if found.seeds_needed is None:
-                found = replace(found, need="passes" if _cost_hides(found, len(tested)) else "none")
-        decided.append(found)
+            result = replace(result, seeds_needed=seeds_needed(result, len(tested)))
+            if result.seeds_needed is None:
+                result = replace(result, need="passes" if _cost_hides(result, len(tested)) else "none")
+        decided.append(result)
     return decided
 
 
@@ -539,7 +540,7 @@ def _is_testable(judged: Judged) -> bool:
 
 
 def costs_more(judged: Judged) -> bool:
-    """Return whether a method is shown to cost more than dense: dense for less than its cost is then compared."""
+    """Return whether a method is shown to cost more than dense: dense for less than its cost is then the reference."""
     return judged.cost is not None and judged.cost.log > 0 and not judged.cost.is_same
 
 
@@ -550,7 +551,7 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     assert cost is not None
     faster = _p_above(-cost.log / cost.error, cost.freedom) if cost.error else float(cost.log > -_ROUNDING)
     slower = _p_above(cost.log / cost.error, cost.freedom) if cost.error else float(cost.log < _ROUNDING)
-    found = {
+    p_values = {
         "better": gain.p_above(0.0) if gain else 1.0,
         "worse": 1 - gain.p_above(0.0) if gain else 1.0,
         "above": gain.p_above(-margin) if gain else 1.0,
@@ -561,22 +562,22 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     }
     never = {"better", "above", "below"} if costs_more(judged) else set()
     never |= {"better", "above", "below", "yes"} if judged.candidate.diverged else set()
-    return {name: 1.0 if name in never else value for name, value in found.items()}
+    return {name: 1.0 if name in never else value for name, value in p_values.items()}
 
 
 def seeds_needed(judged: Judged, claims: int) -> int | None:
-    """Return with how many seeds of the method and of dense its gain would be told from 0, if it stayed as it is.
+    """Return how many seeds of the method and of dense would tell its gain from 0, if the gain stayed as it is.
 
     Args:
         judged: An undecided method.
         claims: Number of methods on the page.
 
     Returns:
-        A number of seeds; `None` if `MOST_SEEDS` would not decide.
+        A number of seeds; `None` if even `MOST_SEEDS` would not decide.
     """
     count = len(judged.candidate.accuracies)
     more = range(count + 1, MOST_SEEDS + 1)
-    # With more seeds the error is smaller, so that the first number that decides can be found by halving.
+    # The error falls with the number of seeds, so that bisection finds the first number that decides.
     place = bisect_left(
         more, True, key=lambda one: _is_told_apart(judged, claims, one / count, (one - 1) / (count - 1))
     )
@@ -589,7 +590,7 @@ def _cost_hides(judged: Judged, claims: int) -> bool:
 
 
 def _is_told_apart(judged: Judged, claims: int, more: float, freedom: float) -> bool:
-    """Return whether a gain would differ from 0 with so many times the seeds, and the same error of the cost."""
+    """Return whether a gain would differ from 0 with `more` times the seeds, and the same error of the cost."""
     gain = judged.gain
     assert gain is not None
     seeds = [(variance / more, known * freedom) for variance, known in gain.parts[:2]]

@@ -2,14 +2,14 @@
 
 The rules:
 
-1. A seed reaches a target with the first epoch whose test accuracy is at least the target. What it cost until then is
-   the cost until the end of that epoch.
+1. A seed reaches a target with the first epoch whose test accuracy is at least the target. Its cost is the cost until
+   the end of that epoch.
 2. A seed that does not reach the target within its epochs is censored: its cost is greater than all others. The median
-   is that of all seeds, so that it exists only if more than half of them reached the target. A mean over the seeds
-   that did would be too small.
+   covers all seeds, so that it exists only if more than half of them reached the target. A mean over only those seeds
+   would be too small.
 3. A trial that diverged did not reach the target. Trials that failed for another reason are left out.
-4. Without declared targets there is one: the mean final accuracy of dense minus the margin, rounded down to a tenth of
-   a percent. A report has none where dense training cannot be told from a guess.
+4. The default target is the mean final accuracy of dense minus the margin, rounded down to a tenth of a percent. A
+   report has no default target if dense training cannot be told from a guess.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class TargetRow:
         budget: Epochs within which the target could be reached; 0 if they are not known.
         seeds: Seeds that count: those whose trial is done or diverged.
         reached: Seeds that reached the target.
-        fell: Seeds that reached it, and ended below it.
+        fell: Seeds that reached the target, and ended below it.
         unknown: Seeds without a curve.
         epoch: Median epoch, `NOT_REACHED` if no more than half of the seeds reached the target, `None` if not known.
-        costs: Medians of `COLUMNS` in the same form.
-        share: Median time in units of dense's whole training, from the time pass, in the same form.
+        costs: Medians of `COLUMNS`, in the form of `epoch`.
+        share: Median time in units of dense's whole training, from the time pass, in the form of `epoch`.
         time_is_disturbed: Whether the time of a trial is disturbed.
     """
 
@@ -76,7 +76,7 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class _Seed:
-    """What one seed took to reach the target; `NOT_REACHED` if it did not, `None` if it is not known."""
+    """What one seed took to reach the target; `NOT_REACHED` if it did not reach it, `None` if that is not known."""
 
     epoch: float | None
     costs: Mapping[str, float | None]
@@ -129,13 +129,13 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
         found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, 1.0))
-    dense = next((place for place, row in enumerate(rows) if row.is_baseline), None)
+    dense = next((index for index, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
         colour, shorter = rows[dense].colour, []
-        for one in group.budgets:
-            epochs = epochs_of(one)
-            part = share_of_steps(one, group)
-            shorter.append(_row(BASELINE, epochs, colour, epochs, one.trials, target, any_timed, part))
+        for budget in group.budgets:
+            epochs = epochs_of(budget)
+            part = share_of_steps(budget, group)
+            shorter.append(_row(BASELINE, epochs, colour, epochs, budget.trials, target, any_timed, part))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
@@ -159,7 +159,7 @@ def _row(
         share_at = partial(time_share, timed=timed)
     for trial in counting:
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
-    # A seed that was run twice counts once, with the trial that took longer, of this machine if it has one.
+    # A seed that was run twice counts once: with the trial of this machine, and among several with the longest.
     seeds = [
         max(several, key=lambda one: (not one.elsewhere, -1.0 if one.epoch is None else one.epoch))
         for several in by_seed.values()
@@ -211,7 +211,7 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
 
 
 def _from_table(trial: Trial, target: float) -> _Seed:
-    """Return the columns of `results.csv`, if they are those of this target."""
+    """Return what a trial took from the columns of `results.csv`, if these are about this target."""
     declared = trial.number("target_accuracy")
     if declared is None or abs(declared - target) > 1e-9:
         return _Seed(None, {}, None)
@@ -228,7 +228,7 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
         trial: The trial, which may have fewer epochs than the whole training.
         epoch: Number of the epoch, from 1.
         part: The trial's steps over those of the whole training.
-        timed: Times of any method, which have those of dense steps by the size of their images.
+        timed: Times of any method, which include those of dense steps by the size of their images.
 
     Returns:
         The share; `None` if there are several phases, whose steps were not timed.
@@ -244,8 +244,8 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
 def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
     """Return the time until the end of an epoch in units of dense's whole training, from the time pass.
 
-    The steps of each stage count with the ratio of the stage, and the reconfigurations with the share of their recorded
-    time until then. The stages are those of a pass that measured the trial, or of the first pass.
+    The steps of each stage count with the ratio of the stage. Reconfigurations count with the share of their recorded
+    time that has passed. The stages are those of a pass that measured the trial, or else of the first pass.
 
     Args:
         trial: The trial.
@@ -273,9 +273,9 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """Return the median of values, of which some may be `NOT_REACHED`; `None` if a value is not known or none is given.
+    """Return the median of values, of which some may be `NOT_REACHED`; `None` without values or if one is not known.
 
-    With an even number of values it is the mean of the two in the middle, and `NOT_REACHED` if one of these is.
+    With an even number of values, the median is the mean of the two in the middle, and `NOT_REACHED` if one of them is.
     """
     known = [value for value in values if value is not None]
     return statistics.median(known) if known and len(known) == len(values) else None
@@ -294,7 +294,7 @@ def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | 
         return one.share if column == "share" else one.costs[column]
 
     dense = next((value(one) for one in rows if one.label == BASELINE and not one.epochs), None)
-    own = value(row)
-    if own is None or dense is None or math.inf in (own, dense) or dense <= 0:
+    ours = value(row)
+    if ours is None or dense is None or math.inf in (ours, dense) or dense <= 0:
         return None
-    return own / dense
+    return ours / dense

@@ -1,4 +1,4 @@
-"""What the records of a page say about its methods, as evidence for the rule (`reports.data.rule`), and its answers."""
+"""Turn the records of a page into evidence for the rule (`reports.data.rule`), and return the rule's answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]
 
 COSTS: tuple[Cost, ...] = ("time", "flops")
-MARGIN = 0.005  # of commands that do not record one; 0.5 points of accuracy
+MARGIN = 0.005  # the default, 0.5 points of accuracy, for commands that record no margin
 
 
 def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
@@ -30,23 +30,23 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
         suite: Content of `suite.json`, of any version.
     """
     commands = suite.get("commands")
-    found = []
+    declared = []
     for command in commands if isinstance(commands, list) else ():
         spec = command.get("spec") if isinstance(command, Mapping) else None
         margin = finite(spec.get("margin")) if isinstance(spec, Mapping) else None
-        found.append(margin if margin is not None and margin > 0 else MARGIN)
-    return tuple(margin for margin, _ in groupby(found)) or (MARGIN,)
+        declared.append(margin if margin is not None and margin > 0 else MARGIN)
+    return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
 
 
 def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
-    """Return what the rule says about each group of a page, for each cost. The groups are corrected together.
+    """Return what the rule says about each group of a page, for each cost, with one correction for all groups.
 
     Args:
         page: The groups with their rows.
         margin: Smallest difference in accuracy that matters, as a fraction.
     """
-    by_cost = {cost: judge([evidence(*one, cost) for one in page], 100 * margin) for cost in COSTS}
-    return [{cost: found[number] for cost, found in by_cost.items()} for number in range(len(page))]
+    by_cost = {cost: judge([evidence(*group, cost) for group in page], 100 * margin) for cost in COSTS}
+    return [{cost: answers[number] for cost, answers in by_cost.items()} for number in range(len(page))]
 
 
 def gain_of(judged: Judged, claims: int) -> Estimate | None:
@@ -57,7 +57,7 @@ def gain_of(judged: Judged, claims: int) -> Estimate | None:
 
 
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
-    """Return what is known about the methods of a group. Controls are no methods, and are left out."""
+    """Return what is known about the methods of a group, without controls."""
     budgets = [(one, _share(one, group, cost)) for one in (*group.budgets, group)]
     methods = [row for row in rows if not row.is_baseline and not row.is_control]
     ratios = _times if cost == "time" else _flops
@@ -86,35 +86,35 @@ def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
 
 
 def _times(row: MethodRow) -> tuple[float, ...]:
-    """Return the training time of each undisturbed pass. Times of the trials say too little: they are not paired."""
-    return () if row.timed is None else tuple(one.ratio for one in row.timed.sound)
+    """Return the relative training time of each undisturbed pass. Times of trials do not count: they are not paired."""
+    return () if row.timed is None else tuple(timed.ratio for timed in row.timed.sound)
 
 
 def _flops(row: MethodRow) -> tuple[float, ...]:
     flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
     known = flops[(flops > 0).all(axis="columns")]
-    own = {seed_of(trial) for trial in row.done if not trial.elsewhere}
-    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(own) else ()
+    here = {seed_of(trial) for trial in row.done if not trial.elsewhere}
+    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(here) else ()
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
     """Return the cost of a dense training for fewer epochs, relative to the whole one.
 
-    With one phase it is the share of the steps, since all are equal. With several, each epoch counts as the FLOPs, or
-    the measured time, of its steps.
+    With one phase, the cost is the share of the steps, because all steps are equal. With several phases, each epoch
+    counts with the FLOPs, or the measured time, of its steps.
     """
     if budget is group:
         return 1.0
     of_steps = share_of_steps(budget, group)
     if cost == "flops":
-        flops = [_dense_flops(one) for one in (budget, group)]
+        flops = [_dense_flops(training) for training in (budget, group)]
         return flops[0] / flops[1] if all(flops) else of_steps
     timed = next(iter(group.times.values()), None)
     if timed is None or len(timed.passes[0].seconds) == 1:
         return of_steps
     times = [
-        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(one))
-        for one in (budget, group)
+        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(training))
+        for training in (budget, group)
     ]
     return times[0] / times[1]
 
@@ -126,6 +126,6 @@ def _dense_flops(group: TrialGroup) -> float:
 
 
 def _phases(group: TrialGroup) -> list[tuple[Phase, float]]:
-    """Return the phase of each epoch, and the part of an epoch that it is."""
+    """Return the phase of each epoch, and how much of a whole epoch it is."""
     recipe = Recipe(**without_lists(json.loads(group.key["recipe"])))
     return [(phase, min(1.0, recipe.epochs - epoch)) for epoch, phase in enumerate(recipe.phases())]

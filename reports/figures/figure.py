@@ -1,4 +1,4 @@
-"""A drawn figure."""
+"""The class of a drawn figure."""
 
 from __future__ import annotations
 

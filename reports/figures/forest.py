@@ -25,17 +25,17 @@ _CAPTION = (
 def gain_figure(
     rows: Sequence[MethodRow], answer: Answer, words: Mapping[str, str], cost: Cost, margin: float, slug: str
 ) -> Figure | None:
-    """Draw a row a method, in the order of the table; `None` if no gain is known.
+    """Draw a row for each method, in the order of the table; return `None` if no gain is known.
 
     Args:
         rows: Ranked rows of one group.
         answer: What the rule says about their methods.
-        words: Its answer at equal cost by method, in words.
+        words: The answer at equal cost in words, by method.
         cost: The cost that is equal.
         margin: δ, in points.
         slug: Prefix of the figure's name.
     """
-    judged = {one.candidate.label: one for one in answer.judged}
+    judged = {judged_method.candidate.label: judged_method for judged_method in answer.judged}
     gains = {row.label: gain_of(judged[row.label], answer.claims) for row in rows if row.label in judged}
     if not any(gains.values()):
         return None

@@ -20,21 +20,21 @@ from suite.trials.groups import seed_of
 MOST_MAPS = 6
 # Maps with more columns do not show numbers in their cells.
 _MAX_WRITTEN_COLUMNS = 12
-# Smaller changes of density are rounding, or the few weights that are zero in any network.
+# Smaller changes of density come from rounding, or from the few weights that are zero in any network.
 _CHANGE = 0.01
-_INCHES_PER_LETTER = 0.085  # of the names of layers, which are of nine points or less
+_INCHES_PER_LETTER = 0.085  # width of a letter in the names of layers, which have nine points or less
 _COLOURS = "cividis"
-_LETTERS = 75  # of all labels of columns
+_LETTERS = 75  # in all labels of columns together
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # labels of the colour scale
 
 
 def shape_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], bool]:
-    """Return a heat map for each method: of channels if these change, otherwise of weight density if that changes.
+    """Draw a heat map for each method: of channels if these change, otherwise of weight density if that changes.
 
-    Controls have none, and at most `MOST_MAPS` methods, in the order of the report.
+    Controls get no map. The first `MOST_MAPS` methods of the report get one.
 
     Returns:
-        The figures, and whether no method was left out.
+        The figures, and whether every method that needs a map has one.
     """
     figures: list[Figure] = []
     for row in rows:
@@ -68,7 +68,7 @@ def shape_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], b
 def _channels(trial: Trial) -> tuple[dict[str, list[float]], dict[str, float]]:
     channels = _by_layer(trial, "out")
     original = {layer: max(values) for layer, values in channels.items()}
-    # The rows of layers.csv contain the shapes before the first reconfiguration, which may end the first epoch.
+    # A reconfiguration may end the first epoch; the rows of layers.csv have the shapes before it.
     usable = [row for row in trial.layers if {"layer", "interval", "out_channels"} <= set(row)]
     first: dict[str, float] = {}
     for row in sorted(usable, key=lambda row: float(row["interval"] or 0)):
@@ -110,7 +110,7 @@ def _draw(
 ) -> Figure:
     title = f"{what} by layer over epochs: {row.label}"
     values = np.array([list(layer) for layer in shares.values()])
-    # Epochs without a change have one number together.
+    # Neighbouring epochs with equal values share one number.
     starts = [0] + [
         column for column in range(1, len(epochs)) if not np.allclose(values[:, column], values[:, column - 1])
     ]
@@ -122,7 +122,7 @@ def _draw(
     texts = np.array([[layer[column] for column in starts] for layer in written.values()])
     share_of = "Share of original channels" if what == "Output channels" else "Share of nonzero weights"
     with svg.style():
-        # The margins are computed here: to measure all labels takes most of the time that a map needs.
+        # Computing the margins here is faster: measuring all labels would take most of the time of a map.
         width, height = 8.6, 1.2 + 0.22 * len(shares)
         left = 0.5 + _INCHES_PER_LETTER * max(map(len, shares))
         figure = matplotlib.figure.Figure(figsize=(width, height))
@@ -134,7 +134,7 @@ def _draw(
             cbar_kws={"label": share_of, "ticks": _SHARES}, rasterized=not few,
         )  # fmt: skip
         axes.collections[0].set_edgecolor("face")  # otherwise the page shows through between cells
-        # Seaborn would measure whether labels overlap, which takes longer than the map.
+        # Seaborn would measure whether labels overlap, which takes longer than drawing the map.
         every = max(1, math.ceil(len(starts) * max(map(len, spans)) / _LETTERS))
         axes.set_xticks(np.arange(0, len(starts), every) + 0.5, spans[::every])
         axes.set_yticks(np.arange(len(shares)) + 0.5, [*shares])

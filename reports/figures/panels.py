@@ -21,7 +21,7 @@ from suite.trials.estimates import Estimate
 WIDTH, HEIGHT = 8.6, 3.4
 _DEAD = "#d0d4d9"  # does not occur in the colour scale
 _WIDE = 1e3  # a logarithmic axis with a larger range is labelled only at powers of ten
-_LEVEL = 4  # up to this many groups, names fit next to each other
+_LEVEL = 4  # the names of this many groups fit next to each other
 _LABELS = 26  # with more layers on an axis, only some are named
 
 
@@ -50,7 +50,7 @@ class Panel:
         y: Name of the y axis, with its unit.
         lines: Lines to draw.
         whole_x: Whether the ticks of x are whole numbers.
-        from_zero: Whether y starts at 0, so that changes are seen in proportion.
+        from_zero: Whether y starts at 0, which shows changes in proportion.
     """
 
     title: str
@@ -133,7 +133,7 @@ def bars_figure(
 ) -> Figure:
     """Draw bars of several kinds side by side for each group.
 
-    On a logarithmic axis, which has no 0 where a bar could start, markers are drawn instead of bars.
+    A logarithmic axis has no 0 where a bar could start, and gets markers instead.
 
     Args:
         name: File name without suffix.
@@ -142,7 +142,7 @@ def bars_figure(
         y: Name of the y axis, with its unit.
         groups: Names along the x axis, for example layers in their order.
         bars: For each kind, one value per group.
-        spreads: For each kind, the smallest and largest single measurement per group; drawn as a vertical line.
+        spreads: For each kind, the smallest and largest single measurement per group, drawn as a vertical line.
         logarithmic: Whether the y axis is logarithmic, for values that differ by orders of magnitude.
         baseline: Kind that gets the colour of dense training.
     """

@@ -15,7 +15,7 @@ _REST = "rest"
 
 
 def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: str) -> Figure:
-    """Draw a bar for each step, of its parts.
+    """Draw a bar for each step, stacked from its parts.
 
     Args:
         steps: Milliseconds of the parts of a step by method, dense first. All have the same parts, in order; the last
@@ -37,9 +37,9 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
             for bar, (label, parts) in zip(bars, steps.items(), strict=True):
                 svg.hover(bar, [f"{label}\n{part}: {_ms(parts[part])} of {_ms(totals[label])}"])
                 ends[label] += parts[part]
-        for place, total in enumerate(totals.values()):
-            text = f" {_ms(total)}" + (f", {total / totals[first]:.2f} × {first}" if place else "")
-            axes.annotate(text, (total, place), va="center", fontsize=8.5)
+        for row, total in enumerate(totals.values()):
+            text = f" {_ms(total)}" + (f", {total / totals[first]:.2f} × {first}" if row else "")
+            axes.annotate(text, (total, row), va="center", fontsize=8.5)
         name_rows(axes, [*steps])
         axes.set(xlabel="Time of a step, measured (ms)", xlim=(0, 1.25 * max(totals.values())))
         figure.legend(loc="outside upper left", ncols=len(steps[first]), fontsize=8.5, handlelength=1.0)

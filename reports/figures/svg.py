@@ -1,12 +1,12 @@
 """Figures as SVG: their colours, their lines and points by seaborn, and the names of methods inside them.
 
-A figure is inline and follows the light or dark scheme of the page, or is a light file. Colours that change with the
-scheme are drawn in sentinel colours, which no data uses. In the text they are replaced by CSS variables of the page
-(inline) or by the colours of the light scheme (file). Equal figures give equal text.
+A figure has two forms: inline SVG that follows the light or dark scheme of the page, and a light file. Colours that
+change with the scheme are drawn in sentinel colours, which no data uses. `render` replaces them in the text by CSS
+variables of the page (inline) or by the colours of the light scheme (file). Equal figures give equal text.
 
-Lines and points are drawn from frames with a row a point, which have the columns `method` (the label), `text` (what is
-shown when the pointer is on the point) and those of both axes. Names of methods are at the ends of lines if these are
-few, otherwise in a legend.
+Lines and points are drawn from frames with a row for each point. The columns are `method` (the label), `text` (shown
+when the pointer is on the point) and those of both axes. Names of methods are at the ends of lines if there are few
+lines, otherwise in a legend.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _INLINE = {
 }
 _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", GROUND: "#ffffff"}
 
-# Palette of Okabe and Ito, without black, which is reserved for dense, and with yellow, faint on white, at the end.
+# Palette of Okabe and Ito, without black, which is reserved for dense. Yellow, faint on white, comes last.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "h", "*")
-# Shades: the grey that a dark and a light colour are mixed with, and its share. No light colour becomes lighter.
+# Each shade has the grey to mix with a dark colour and with a light one, and its share. No light colour gets lighter.
 _SHADES = (((0.0, 0.0), (0.0, 0.0)), ((1.0, 0.4), (0.0, 0.25)), ((0.0, 0.35), (0.0, 0.45)))
 _LUMINANCE, _LIGHT_COLOUR = (0.2126, 0.7152, 0.0722), 0.6
-# As seaborn takes them: empty for a solid line. Dotted lines are reserved for disturbed times.
+# Dashes in seaborn's form, which is empty for a solid line. Dotted lines are reserved for disturbed times.
 DASHES: tuple[Any, ...] = ("", (5, 2), (6, 2, 1.5, 2), (10, 2.5))
 _HOVER = "hover:"
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line
@@ -103,38 +103,38 @@ def style() -> Iterator[None]:
 def colour(index: int) -> str:
     """Return a colour by its number (`reports.data.looks.Look`); 0 is dense, -1 a control.
 
-    Beyond the palette there are two shades of each colour, which both schemes show; then the colours repeat.
+    After the palette come two shades of each colour, which both schemes show. After these, the colours repeat.
     """
     if index <= 0:
         return MUTED if index < 0 else DENSE
     shade, place = divmod(index - 1, len(PALETTE))
-    own = np.array(to_rgb(PALETTE[place]))
-    is_light = bool(own @ _LUMINANCE > _LIGHT_COLOUR)
+    plain_colour = np.array(to_rgb(PALETTE[place]))
+    is_light = bool(plain_colour @ _LUMINANCE > _LIGHT_COLOUR)
     ground, share = _SHADES[shade % len(_SHADES)][is_light]
-    red, green, blue = own + share * (ground - own)
+    red, green, blue = plain_colour + share * (ground - plain_colour)
     return to_hex((red, green, blue))
 
 
 def marker(index: int) -> str:
-    """Return a marker by its number. It distinguishes methods whose colours are equal or hard to see."""
+    """Return a marker by its number. Markers distinguish methods whose colours are equal or hard to see."""
     return MARKERS[index % len(MARKERS)]
 
 
 def dash(index: int) -> Any:
-    """Return the dashes of a line by their number. They distinguish variants of one method."""
+    """Return the dashes of a line by their number. Dashes distinguish variants of one method."""
     return DASHES[index % len(DASHES)]
 
 
 def hover(artist: Artist, texts: Iterable[str]) -> None:
-    """Give each mark of an artist a text, in the order of its points, or a single one to the artist as a whole.
+    """Give each mark of an artist a text, in the order of its points; a single text is for the artist as a whole.
 
-    Browsers show it when the pointer is on the mark. It is kept in the id of the artist until `render`.
+    Browsers show the text when the pointer is on the mark. Until `render`, the id of the artist holds the texts.
     """
     artist.set_gid(_HOVER + json.dumps(list(texts)))
 
 
 def say_where_axes_start(axes: Axes) -> None:
-    """Add to the titles of axes that do not start at 0 that they do not. Set titles and limits before."""
+    """Say in the title of an axis if it does not start at 0. Set titles and limits before."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if min(low, high) > 0:
             title = axis.get_label_text()
@@ -206,7 +206,7 @@ def _prefix_ids(root: ElementTree.Element, name: str) -> None:
             if key == "id":
                 element.set(key, f"{name}-{value}")
             elif key.endswith("}href") and value.startswith("#"):
-                # SVG 2 needs no namespace for href, and all current browsers support this.
+                # SVG 2, which all current browsers support, needs no namespace for href.
                 del element.attrib[key]
                 element.set("href", f"#{name}-{value[1:]}")
             elif key.endswith("}href"):
@@ -246,9 +246,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LETTERS = 45
-"""Of the name of a row."""
+"""Most letters in the name of a row."""
 DOTTED = (1, 1.5)
-"""Dashes of what contains disturbed times."""
+"""Dashes of lines that contain disturbed times."""
 
 
 def draw_lines(
@@ -278,7 +278,7 @@ def draw_lines(
 
 
 def draw_points(axes: Axes, frame: pd.DataFrame, x: str, y: str, looks: Mapping[str, Look], **options: Any) -> None:
-    """Draw a small marker for each point, with its text. `options` are those of `seaborn.scatterplot`."""
+    """Draw a small marker for each point, with its text. `options` are passed to `seaborn.scatterplot`."""
     markers = {name: marker(look.marker) for name, look in looks.items()}
     seaborn.scatterplot(
         frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), markers=markers, legend=False,
@@ -301,11 +301,11 @@ def _colours(looks: Mapping[str, Look]) -> dict[str, str]:
 
 
 _MAX_NAMED_LINES = 4
-_MOST_ABOVE = 12  # methods in a legend above the axes; a longer legend is to the right of them, in a wide figure
+_MOST_ABOVE = 12  # methods in a legend above the axes; a longer one is to the right of the axes, in a wide figure
 _WIDE = 8.6  # inches
 _SHORT, _LONG = 30, 60  # characters of a name to the right of the axes, and above them
 _ROW = 0.17  # inches
-_LETTERS = 74  # that fit side by side above the axes; six of them for each marker
+_LETTERS = 74  # letters that fit in a row above the axes; each marker takes the space of six
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def name_lines(axes: Axes, ends: Sequence[LineEnd], unit: str) -> str:
         names = short_names([end.label for end in ends])
         heights = spread_heights([(end.y - low) / (high - low) for end in ends], 0.085)
         for end, height in zip(ends, heights, strict=True):
-            # The name is to the right of the axes. A thin dotted line in neutral grey leads to it.
+            # A thin dotted line in neutral grey leads to the name, which is to the right of the axes.
             axes.annotate(
                 "",
                 (end.x, end.y),
@@ -358,7 +358,7 @@ def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
     placed = list(heights)
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
-    # Push down what was moved past the top.
+    # Push down heights that were moved past the top.
     overshoot = max(0.0, placed[order[-1]] - 1.0) if order else 0.0
     if overshoot:
         placed[order[-1]] -= overshoot
@@ -368,10 +368,10 @@ def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
-    """Return distinct names that fit into a figure. The tables show the full ones.
+    """Return distinct names that fit into a figure. The tables show the full names.
 
-    Parameters that all variants of a method share are left out; "[…]" replaces them if no others remain. Longer names
-    are cut at `most` characters, and names that become equal are numbered.
+    The names leave out parameters that all variants of a method share. "[…]" replaces them if no others remain. Longer
+    names are cut at `most` characters, and names that become equal get numbers.
     """
     parts: dict[str, tuple[str, list[str]]] = {}
     for label in dict.fromkeys(labels):
@@ -392,14 +392,14 @@ def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
 
 
 def _fits(names: Sequence[str], columns: int) -> bool:
-    """Return whether names fit above the axes in so many columns, which are as wide as their longest names."""
+    """Return whether names fit above the axes in this many columns, each as wide as its longest name."""
     rows = math.ceil(len(names) / columns)
     widest = [max(map(len, names[start : start + rows])) for start in range(0, len(names), rows)]
     return sum(6 + width for width in widest) <= _LETTERS and len(widest) == columns
 
 
 def is_long(methods: int) -> bool:
-    """Return whether a legend of so many methods is to the right of the axes, in a wide figure."""
+    """Return whether a legend of this many methods is to the right of the axes, in a wide figure."""
     return methods > _MOST_ABOVE
 
 
@@ -409,7 +409,7 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
     Args:
         axes: The only axes of a figure.
         methods: Label of each method, and how it is drawn.
-        lines: Whether the methods are drawn as lines, and not only as markers.
+        lines: Whether the methods are drawn as lines; otherwise they are drawn as markers only.
     """
     at_side = is_long(len(methods))
     names = short_names([label for label, _ in methods], _SHORT if at_side else _LONG)
@@ -431,7 +431,7 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
         figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, handletextpad=0.3, labelspacing=0.3)
         return
     columns = next(count for count in range(len(handles), 0, -1) if count == 1 or _fits(list(names.values()), count))
-    # Make the figure taller, so that the axes keep their height.
+    # A taller figure lets the axes keep their height.
     figure.set_figheight(figure.get_figheight() + _ROW * (math.ceil(len(handles) / columns) - 1))
     figure.legend(
         handles=handles,

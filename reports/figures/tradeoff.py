@@ -34,7 +34,7 @@ _PARETO = "Grey steps: Pareto line, the highest mean accuracy for at most this c
 _BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
 _MARGIN = 0.14  # between the data and the axes, as a share of the data's range
 _FAR = 2.0  # times the range of the other accuracies
-_LARGEST_INTERVAL = 2.0  # times the largest cost: the interval of two seeds may be a hundred times as long
+_LARGEST_INTERVAL = 2.0  # times the largest cost; the interval of two seeds may be a hundred times as long
 _BUDGET = (
     "Dashed: dense training for fewer epochs. A method above this line is more accurate than dense for the same cost."
 )
@@ -61,7 +61,7 @@ class _Axis:
         label: Name of the axis, without its unit.
         unit: Unit of the costs.
         cost: Returns the cost of a trial of a row, in this unit.
-        spread: Returns the interval of a row's mean cost, given this mean of dense.
+        spread: Returns the interval of a row's mean cost; it gets dense's mean cost.
         note: Text of the caption.
         kind: The kind of the costs.
         disturbed: Returns whether the cost of a trial of a row is a disturbed time.
@@ -94,7 +94,7 @@ def tradeoff_figures(
     figures: list[Figure] = []
     missing: list[str] = []
     for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
-        methods = [(row, found) for row in rows if (found := _points(row, axis))]
+        methods = [(row, points) for row in rows if (points := _points(row, axis))]
         if methods:
             figures.append(_scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-{axis.name}"))
         else:
@@ -165,14 +165,14 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
 
 
 def _mean_over_seeds(points: Sequence[_Point], name: str) -> Estimate:
-    """Return mean and interval of an attribute. A seed that was run several times counts once, with its mean."""
-    found = estimate(pd.DataFrame(points).groupby("seed", sort=False, dropna=False)[name].mean().to_list(), "")
-    assert isinstance(found, Estimate)
-    return found
+    """Return mean and interval of a field of points. A seed that was run several times counts once, with its mean."""
+    mean = estimate(pd.DataFrame(points).groupby("seed", sort=False, dropna=False)[name].mean().to_list(), "")
+    assert isinstance(mean, Estimate)
+    return mean
 
 
 def _accuracy(row: MethodRow, points: Sequence[_Point]) -> Estimate:
-    """Return the mean accuracy in percent, in which trials of other machines count that have no cost here."""
+    """Return the mean accuracy in percent. Trials of other machines count too, although they have no cost here."""
     if any(trial.elsewhere for trial in row.done) and isinstance(row.accuracy, Estimate):
         return row.accuracy.scaled(100)
     return _mean_over_seeds(points, "accuracy")
@@ -183,20 +183,20 @@ def _budget_line(
 ) -> list[tuple[float, float, str]]:
     """Return the points (cost, accuracy in percent, text) of dense training for fewer epochs, as means over seeds."""
     dense = next((points for row, points in methods if row.is_baseline), None)
-    known = [one for one in budgets if one.accuracies]
+    known = [budget for budget in budgets if budget.accuracies]
     if dense is None or len(known) < 2:
         return []
     whole = _mean_over_seeds(dense, "cost").mean
     found = []
-    for one in known:
-        count = len(one.accuracies)
-        text = f"{100 * one.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
-        found.append((one.share * whole, sum(one.accuracies) / count, text))
+    for budget in known:
+        count = len(budget.accuracies)
+        text = f"{100 * budget.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
+        found.append((budget.share * whole, sum(budget.accuracies) / count, text))
     return found
 
 
 def pareto_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (cost, accuracy) that no other point beats in one without losing in the other, by cost."""
+    """Return, by cost, the points (cost, accuracy) that no other point beats in one without losing in the other."""
     line: list[tuple[float, float]] = []
     for cost, accuracy in sorted(set(points), key=lambda point: (point[0], -point[1])):
         if not line or accuracy > line[-1][1]:
@@ -242,10 +242,10 @@ def _scatter(
         edge = lower_edge(lows)
         if edge is not None:
             high -= _MARGIN * (high - low) / (1 + 2 * _MARGIN)  # the highest that is drawn
-            # Below the edge there is room for the arrows.
+            # The arrows need room below the edge.
             low, high = edge - 0.3 * (high - edge), high + _MARGIN * (high - edge)
         axes.set_ylim(max(low, 0.0), min(high, 100.0))
-        below = [(row, place) for (row, _), place in zip(methods, means[len(budget) :], strict=True) if place[1] < low]
+        below = [(row, mean) for (row, _), mean in zip(methods, means[len(budget) :], strict=True) if mean[1] < low]
         _draw_below(axes, below)
         left, right = axes.get_xlim()
         most = max(cost for cost, _ in [*means, *((point.cost, 0.0) for _, points in methods for point in points)])
@@ -264,13 +264,13 @@ def _scatter(
 
 
 def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:
-    """Return where the axis of accuracies begins, if a few means are so low that the others would be one heap.
+    """Return where the axis of accuracies begins, if a few means are so low that the others would overlap.
 
     Args:
         lows: For each method, its mean and the lowest accuracy that is drawn for it.
 
     Returns:
-        The lowest accuracy of the others, which are most methods and at least three; `None` if all means fit.
+        The lowest accuracy of the others, which have to be most methods and at least three; `None` if all means fit.
     """
     ordered = sorted(lows)
     for count in range(len(ordered) // 3, 0, -1):
@@ -281,7 +281,7 @@ def lower_edge(lows: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _draw_below(axes: Axes, below: Sequence[tuple[MethodRow, tuple[float, float]]]) -> None:
-    """Draw means that are below the axis at its lower edge, with their accuracies."""
+    """Draw means below the range of the axis at its lower edge, with their accuracies."""
     for row, (cost, accuracy) in below:
         at_edge = axes.get_xaxis_transform()
         axes.plot(cost, 0.035, transform=at_edge, linestyle="none", marker=svg.marker(row.look.marker), markersize=9.5,
@@ -296,7 +296,7 @@ def _draw_references(
     front: Sequence[tuple[float, float]],
     unit: str,
 ) -> None:
-    """Draw dense training for fewer epochs, and the Pareto line, where they have several points."""
+    """Draw dense training for fewer epochs and the Pareto line, each if it has several points."""
     if budget:
         xs, ys, _ = zip(*budget, strict=True)
         axes.plot(xs, ys, color=svg.INK, linestyle="--", linewidth=1.1, zorder=2)
@@ -307,7 +307,7 @@ def _draw_references(
 
 
 def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float | None) -> tuple[Spread, Spread]:
-    """Return the intervals of a mean: those of the differences to dense, which is the reference without any."""
+    """Return the intervals of a mean: those of the differences to dense. Dense, the reference, has no interval."""
     if dense is None:
         return _both(x.half_width), _both(y.half_width)
     if row.is_baseline:
@@ -340,9 +340,9 @@ def _draw_mean(
     axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread, text: str
 ) -> None:
     colour = svg.colour(look.colour)
-    x_error, y_error = ([[one] for one in spread] if spread else None for spread in (x_spread, y_spread))
+    x_error, y_error = ([[width] for width in spread] if spread else None for spread in (x_spread, y_spread))
     axes.errorbar(*mean, xerr=x_error, yerr=y_error, color=colour, fmt="none", capsize=2.5, elinewidth=1.1, zorder=3)
-    # Hollow, so that methods with equal accuracy and cost do not hide each other.
+    # The marker is hollow, so that methods with equal accuracy and cost do not hide each other.
     (mark,) = axes.plot(*mean, linestyle="none", marker=svg.marker(look.marker), markersize=9.5, markerfacecolor="none",
                         markeredgecolor=colour, markeredgewidth=1.7, zorder=3)  # fmt: skip
     svg.hover(mark, [text])

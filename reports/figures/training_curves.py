@@ -39,7 +39,7 @@ class _Drawing:
         title: Title of the figure.
         caption: Text below the figure.
         needs: Values that a record must have to be drawn.
-        draw: Draws the records of all methods, and returns the ends of their curves as text.
+        draw: Function that draws the records of all methods, and returns the ends of their curves as text.
     """
 
     name: str
@@ -50,7 +50,7 @@ class _Drawing:
 
 
 def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], list[str]]:
-    """Return the figures, and one line for each figure that cannot be drawn."""
+    """Draw the figures; return them, and one line for each figure that cannot be drawn."""
     if not any(trial.epochs for row in rows for trial in row.done):
         return [], ["Training curves are not drawn, because no finished trial has an epochs.jsonl."]
     records = _records(rows)
@@ -76,7 +76,7 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
 
 
 def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
-    """Return a row for each epoch of each finished trial, with the values that figures need, in the order of epochs."""
+    """Return a row for each epoch of each finished trial, in order, with the values that figures need."""
     return pd.DataFrame(
         {"method": row.label, "trial": trial.name, "seed": seed_of(trial), "disturbed": is_disturbed(trial)}
         | _values(record)
@@ -90,7 +90,7 @@ def _values(record: Mapping[str, Any]) -> dict[str, float | None]:
     flops = record.get("step_flops") or {}
     values = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
     values |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
-    # A loss may be text ("NaN") or infinite; neither can be drawn.
+    # A loss may be text ("NaN") or infinite. `finite` turns both into None, which is not drawn.
     return {"epoch": float(record["epoch"]), **{name: finite(value) for name, value in values.items()}}
 
 
@@ -117,9 +117,9 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
         for row in means.to_dict("records")
     ]
     draw_lines(axes, means, "epoch", "value", looks)
-    for method, own in means[means["seeds"] > 1].groupby("method", sort=False):
+    for method, rows in means[means["seeds"] > 1].groupby("method", sort=False):
         colour = svg.colour(looks[str(method)].colour)
-        axes.fill_between(own["epoch"], own["low"], own["high"], color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(rows["epoch"], rows["low"], rows["high"], color=colour, alpha=0.18, linewidth=0)
     _mark(axes, means, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=title)
     _set_epoch_axis(axes, records)
@@ -129,14 +129,14 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
     divisor, unit = formatting.time_scale(records["train_time_s"].max())
     records = records.assign(time=records["train_time_s"] / divisor, value=100 * records["test_accuracy"])
-    # One collection draws the lines of 1,000 trials in a tenth of the time that single lines take.
+    # A collection draws the lines of 1,000 trials in a tenth of the time of single lines.
     for (method, disturbed), several in records.groupby(["method", "disturbed"], sort=False):
-        trials = [own for _, own in several.groupby("trial", sort=False)]
+        trials = [curve for _, curve in several.groupby("trial", sort=False)]
         lines = LineCollection(
-            [own[["time", "value"]].to_numpy() for own in trials], colors=svg.colour(looks[str(method)].colour),
+            [curve[["time", "value"]].to_numpy() for curve in trials], colors=svg.colour(looks[str(method)].colour),
             linewidths=0.7, alpha=0.5, linestyles=(0, DOTTED) if disturbed else "-",
         )  # fmt: skip
-        svg.hover(lines, (_end_of_trial(own, unit) for own in trials))
+        svg.hover(lines, (_end_of_trial(curve, unit) for curve in trials))
         axes.add_collection(lines)
     means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"), disturbed=("disturbed", "any"))
     means["text"] = [
@@ -183,7 +183,7 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
 
 
 def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
-    """Return aggregates over the trials of a method at each epoch, by method and epoch."""
+    """Return aggregates over the trials of each method at each epoch, indexed by method and epoch."""
     return records.groupby(["method", "epoch"], sort=False).agg(**columns).reset_index()
 
 

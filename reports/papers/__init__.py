@@ -1,1 +1,1 @@
-"""Tables and figures of papers, each a declaration of trials and of the published numbers to compare with."""
+"""Tables and figures of papers. Each is a declaration of trials and of the published numbers to compare with."""

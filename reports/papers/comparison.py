@@ -16,7 +16,7 @@ from suite.trials.groups import BASELINE, column_text, seed_of
 
 Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine
-# Columns that must be equal in trials whose times are compared; the machine comes first.
+# Two times can be compared if their trials agree in these columns, of which the machine's come first.
 SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
 _MACHINE = 3
 _INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
@@ -30,8 +30,8 @@ class Compared:
         quantity: Name for readers.
         method: Label of the method in the list of the part, for example `sdgp[n=2,m=4,mode=random]`.
         column: Column of `results.csv`.
-        against: `""` for the column itself; otherwise it is paired with dense by seed: `difference`, `ratio`, or
-            `saving`, which is 1 minus the ratio.
+        against: `""` for the column itself. Otherwise the number is paired with dense by seed: `difference`, `ratio`,
+            or `saving`, which is 1 minus the ratio.
         over: Column of the same trial to divide by (`train_flops_dense`); only without `against`.
         scale: Factor from the unit of the table to the published unit; 100 converts shares to percent.
         unit: Unit after scaling.
@@ -61,14 +61,15 @@ class Comparison:
     Attributes:
         quantity, unit: Name and unit of the quantity.
         part: Part of the reproduction; empty for a number that is only published.
-        ours: Our number, or the reason that it is missing.
+        ours: Our number, or the reason why it is missing.
         kind: Kind of our number.
         published: Published number; `None` if none was printed.
         published_kind: Kind of the published number; empty without a number.
         source: Citation with its place; empty without a number.
         rounding: Largest rounding error of the published number: half a unit of its last decimal, summed over both
             terms of a difference.
-        is_difference: Whether it is a difference to dense, which transfers between settings better than an absolute.
+        is_difference: Whether it is a difference to dense, which transfers to other settings better than an absolute
+            number.
         note: Remark for readers.
         disturbed: Whether our number is a measured time that other programs disturbed.
     """
@@ -88,14 +89,14 @@ class Comparison:
 
     @property
     def difference(self) -> float | None:
-        """Our number minus the published one, in `unit`; `None` if one is missing or theirs was projected."""
+        """Our number minus the published one, in `unit`; `None` if one is missing or the published one is modelled."""
         if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
             return None
         return self.ours.mean - self.published
 
     @property
     def covered(self) -> bool | None:
-        """Whether our interval covers the published number, allowing for its rounding.
+        """Whether our interval, widened by the rounding of the published number, covers that number.
 
         `None` without a `difference` or an interval.
         """
@@ -111,7 +112,7 @@ def accuracy(quantity: str, method: str, published: str = "", baseline: str = ""
         quantity: Name of the method for readers.
         method: Label of the method.
         published: `GROUP/KEY` of its accuracy.
-        baseline: `GROUP/KEY` of the accuracy of dense; dense itself has no difference.
+        baseline: `GROUP/KEY` of the accuracy of dense. Dense itself gets no line with a difference.
     """
     absolute = Compared(f"accuracy, {quantity}", method, published=published)
     if method == BASELINE:
@@ -141,12 +142,12 @@ def compare(
     Raises:
         UsageError: If a published number that a declaration names does not exist.
     """
-    return tuple(_comparison(one, part, trials, published) for one in compared)
+    return tuple(_comparison(quantity, part, trials, published) for quantity in compared)
 
 
 def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
-    """Return lines on why measured times of these trials are unreliable; empty if no quantity is a time."""
-    if not any(one.column.endswith(TIMES) for one in compared):
+    """Return lines on why measured times of these trials are unreliable; empty without quantities that are times."""
+    if not any(quantity.column.endswith(TIMES) for quantity in compared):
         return []
     return time_remarks(trials)
 
@@ -185,7 +186,7 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         if one.published_baseline:
             other, baseline = published.find(one.published_baseline)
             rounding += other.rounding(_key(one.published_baseline))
-            # Both numbers have few decimals; round, so that binary rounding does not show as 0.09999.
+            # Both numbers have few decimals. Without rounding, binary rounding would show, as in 0.09999.
             theirs = round(theirs - baseline, 9)
             source += f", minus {_key(one.published_baseline)} of {other.place}"
     ours = _ours(one, trials)

@@ -1,6 +1,6 @@
 """Contract of a reproduction: the trials that a table or figure of a paper needs, and the quantities to compare.
 
-A reproduction is a declaration that is registered like a method and run by `reproduce NAME`:
+A reproduction is a declaration. It is registered like a method, and `reproduce NAME` runs it:
 
     @register("reproduction", "sdgp-table1")
     class Table1(Reproduction):
@@ -37,18 +37,18 @@ class Part:
     Attributes:
         name: Name for `--parts`.
         title: One line for readers.
-        methods: Methods as in `--methods`; includes dense if anything is compared with it, unless there is a
+        methods: Methods as in `--methods`. They include dense if a quantity is compared with it and there is no
             `baseline`.
         task: Name of the task.
-        model: Model as in `--model`; empty for the default of the task. The command can replace it.
+        model: Model as in `--model`; empty for the default of the task. The command can set another one.
         small_model: Model in the presets `smoke` and `quick`, for two cores.
         seeds: Number of seeds by preset.
         presets: Presets that run the part unless `--parts` is given.
-        overrides: Recipe fields; the command can replace them.
+        overrides: Recipe fields. The command can set other values.
         recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
         paper_recipe: Recipe fields that the preset `paper` changes in that recipe.
-        baseline: Name of the part whose dense trials are the dense ones of this part, if a paper trained dense and
-            pruned networks differently; empty if this part trains dense itself.
+        baseline: Name of the part with the dense trials for this part, if a paper trained dense and pruned networks
+            differently; empty if this part trains dense itself.
         compared: Quantities to compare.
     """
 
@@ -68,7 +68,7 @@ class Part:
 
     @property
     def quick_recipe(self) -> str:
-        """Name of the recipe for the preset `quick`; on CIFAR-10, `quick` has one that only suits `airbench`."""
+        """Name of the recipe for the preset `quick`, whose default on CIFAR-10 suits only the network `airbench`."""
         return "resnet9" if self.task == "cifar10" else ""
 
 
@@ -78,7 +78,7 @@ class ReproductionData:
 
     Attributes:
         folder: Folder of the suite.
-        trials: Trials by part and label, from this command and from earlier commands in the folder.
+        trials: Trials by part and label, from this command and earlier commands in the folder.
         specs: Specs of the trials by trial id.
         device: Device for computations: `cpu`, `cuda` or `cuda:N`.
     """
@@ -100,17 +100,17 @@ class Outcome:
 
 
 class Reproduction:
-    """Base class of every reproduction; most declare only the attributes and `draw`.
+    """Base class of every reproduction. Most subclasses declare only the attributes and `draw`.
 
     Class attributes:
         title: Title of the page.
         reference: Group of published numbers whose setting is reproduced; empty if the original has no number.
         source: Name of the paper in the file of numbers, if there is no `reference`.
-        also: Groups that are shown without numbers of ours.
-        compared_with: Groups that `outcome` compares with, in addition to `reference` and those that parts name.
+        also: Groups that the page shows without numbers of ours.
+        compared_with: Groups that `outcome` compares with, in addition to `reference` and the groups that parts name.
         parts: Parts to run.
         remarks: Lines above the numbers on the page.
-        numbers: TOML file with the published numbers; a plugin can have its own.
+        numbers: TOML file with the published numbers. A plugin can have its own file.
     """
 
     registered_name: ClassVar[str] = ""
@@ -128,7 +128,7 @@ class Reproduction:
         """Published numbers of this reproduction.
 
         Raises:
-            UsageError: if their file cannot be read.
+            UsageError: The file of published numbers cannot be read.
         """
         return published.own() if self.numbers == published.OWN else published.read(self.numbers)
 
@@ -143,10 +143,10 @@ class Reproduction:
         return known.group(self.reference).source if self.reference else known.source(self.source)
 
     def check(self) -> None:
-        """Check that every published number and every part that is named here exists.
+        """Check that every published number and every part that the declaration names exists.
 
         Raises:
-            UsageError: If a number does not exist or must not be compared, or a part does not exist.
+            UsageError: A number does not exist or must not be compared, or a part does not exist.
         """
         names = {"", *(part.name for part in self.parts)}
         for part in self.parts:
@@ -156,8 +156,8 @@ class Reproduction:
         for name in (*self.also, *self.compared_with):
             self.published.group(name)
         for part in self.parts:
-            for one in part.compared:
-                for value in filter(None, (one.published, one.published_baseline)):
+            for compared in part.compared:
+                for value in filter(None, (compared.published, compared.published_baseline)):
                     self.published.find(value)
 
     def outcome(self, data: ReproductionData) -> Outcome:
@@ -166,7 +166,7 @@ class Reproduction:
         return Outcome(comparisons, self.draw(comparisons), self.remarks)
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        """Return further columns for quantities, read from the trial's files, in addition to those of `results.csv`."""
+        """Return columns for quantities from the trial's files, in addition to those of `results.csv`."""
         return {}
 
     def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:

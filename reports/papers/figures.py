@@ -18,7 +18,7 @@ from reports.papers.comparison import Comparison
 from suite.trials.estimates import Estimate
 
 WIDTH = 7.2
-# Share of the largest magnitudes that is clipped; otherwise the tail of a gradient makes all other values white.
+# Share of the largest magnitudes to clip. Otherwise the tail of a gradient would make all other values white.
 _CLIPPED = 0.02
 _ZERO = "#8c959f"
 _OURS, _THEIRS = 1, 2
@@ -93,11 +93,11 @@ def grid_figure(
     written: dict[tuple[str, int, int], str] = {}
     alts = []
     for line, row in enumerate(rows):
-        for place, column in enumerate(columns):
+        for index, column in enumerate(columns):
             cell = cells[row, column]
             if cell is None:
                 for panel in values:
-                    written[panel, line, place] = "N/A"
+                    written[panel, line, index] = "N/A"
                 continue
             absolute, difference = cell
             texts = {
@@ -106,10 +106,10 @@ def grid_figure(
             }
             gaps = {"published": difference.published, "ours": _mean(difference)}
             for panel, grid in values.items():
-                written[panel, line, place] = texts[panel]
+                written[panel, line, index] = texts[panel]
                 gap = gaps[panel]
                 if gap is not None:
-                    grid[line, place] = gap
+                    grid[line, index] = gap
             both = ", ".join(f"{panel} {' '.join(text.split())}" for panel, text in texts.items())
             alts.append(f"{axis_names[0]} {row}, {axis_names[1]} {column}: {both}")
     known = np.concatenate([panel[np.isfinite(panel)] for panel in values.values()])
@@ -156,11 +156,11 @@ def _written(value: str, gap: str) -> str:
 
 
 def _label_cells(axes: Axes, grid: np.ndarray, texts: Mapping[tuple[int, int], str], low: float, high: float) -> None:
-    for (line, place), text in texts.items():
-        value = grid[line, place]
-        # Cividis is dark below its middle. A cell without a number is transparent; its text must fit the page.
+    for (line, column), text in texts.items():
+        value = grid[line, column]
+        # Cividis is dark below its middle. A cell without a number is transparent, so that its text must suit the page.
         ink = svg.MUTED if np.isnan(value) else "#000000" if (value - low) / (high - low) > 0.55 else "#ffffff"
-        axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
+        axes.text(column + 0.5, line + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
 def matrices_figure(name: str, title: str, caption: str, matrices: Mapping[str, np.ndarray]) -> Figure:

@@ -1,4 +1,4 @@
-"""Writes the page of a reproduction: selects its trials and collects the text around the comparison."""
+"""Write the page of a reproduction: select its trials and collect the text around the comparison."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def write_outcome(
         command: Words of the command line.
 
     Returns:
-        The path of the Markdown file, as a list.
+        A list with the path of the Markdown file.
     """
     held = read(folder)
     records = {trial.name: trial for trial in held.trials}
-    found = {name: with_other_seeds(specs, folder) for name, specs in plans.items()}
-    trials = {name: _by_label(specs, records) for name, specs in found.items()}
-    specs = {spec.trial_id: spec for several in found.values() for spec in several}
+    planned = {name: with_other_seeds(specs, folder) for name, specs in plans.items()}
+    trials = {name: _by_label(specs, records) for name, specs in planned.items()}
+    specs = {spec.trial_id: spec for several in planned.values() for spec in several}
     device = base.device if base.device_index is None else f"cuda:{base.device_index}"
     outcome = reproduction.outcome(ReproductionData(folder, trials, specs, device))
     behind = [records[name] for name in specs if name in records]
@@ -53,9 +53,9 @@ def write_outcome(
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
     recipe = [f"recipe.{key}={value}" for key, value in base.overrides.items()]
-    compared = [one for part in reproduction.parts for one in part.compared]
+    compared = [quantity for part in reproduction.parts for quantity in part.compared]
     groups = {*reproduction.also, *reproduction.compared_with, reproduction.reference}
-    groups |= {one.published.partition("/")[0] for one in compared if one.published}
+    groups |= {quantity.published.partition("/")[0] for quantity in compared if quantity.published}
     published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
     written = reproduced.write(
         folder,
@@ -86,13 +86,13 @@ def write_outcome(
 
 def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
     """Return one text for each network that was trained instead of the one that a part names."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for part in parts:
         for several in trials.get(part.name, {}).values():
             for trial in several:
                 if part.model and trial.text("model") != part.model:
-                    found[f"the network {trial.text('model')} in place of {part.model}"] = None
-    return [*found]
+                    texts[f"the network {trial.text('model')} in place of {part.model}"] = None
+    return [*texts]
 
 
 def smoke_test(trials: Sequence[Any]) -> list[str]:
@@ -128,33 +128,33 @@ def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSp
     specs = [
         record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
     ]
-    found = list(planned)
+    all_specs = list(planned)
     held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec["seed"] for spec in specs}):
-        # Derived from the trials of this command, because an earlier command may have used other labels and paths.
+        # Derive these from the trials of this command, because an earlier one may have used other labels and paths.
         others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
-        found += others.values()
-    return found
+        all_specs += others.values()
+    return all_specs
 
 
 def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
-    """Return the same trials with another seed; dependencies refer to the trials of that seed."""
+    """Return the same trials with another seed, whose dependencies are the trials of that seed."""
     renamed: dict[str, str] = {}
-    found = []
-    for spec in planned:  # a trial follows those that it depends on
+    reseeded = []
+    for spec in planned:  # a trial comes after those that it depends on
         before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
-        found.append(dataclasses.replace(spec, seed=seed, depends_on=before))
-        renamed[spec.trial_id] = found[-1].trial_id
-    return found
+        reseeded.append(dataclasses.replace(spec, seed=seed, depends_on=before))
+        renamed[spec.trial_id] = reseeded[-1].trial_id
+    return reseeded
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the trials that exist, by the labels in the part's list of methods."""
-    found: dict[str, tuple[Any, ...]] = {}
+    """Return the existing trials by label, as in the part's list of methods."""
+    by_label: dict[str, tuple[Any, ...]] = {}
     for spec in specs:
         if spec.trial_id in records:
-            found[spec.label] = (*found.get(spec.label, ()), records[spec.trial_id])
-    return found
+            by_label[spec.label] = (*by_label.get(spec.label, ()), records[spec.trial_id])
+    return by_label
 
 
 def _summary(reproduction: Reproduction) -> str:

@@ -35,7 +35,7 @@ FULL_RECIPE = "paper"  # preset with the recipe of a paper
 
 @dataclass(frozen=True)
 class PartNotRun:
-    """A part that the command did not run and the folder does not hold completely, with the command that runs it."""
+    """A part that the command did not run and of which the folder lacks trials, with the command that runs it."""
 
     name: str
     title: str
@@ -49,10 +49,10 @@ class ReproductionPage:
     Attributes:
         name, title, summary: Texts of the reproduction.
         comparisons: Comparisons of the parts, then the numbers that are only published; the CSV has all of them.
-        alone: Groups that are only published.
+        alone: Groups of numbers that are only published.
         figure: Figure, or `None` if there is nothing to draw.
         reference: Group whose setting is reproduced; `None` if the original has no number.
-        trials: Trials behind the numbers, failed ones included.
+        trials: Trials that the numbers come from, failed ones included.
         networks: Lines on networks that the preset or the command replaced.
         changed: Recipe fields that the command set, `name=value`.
         unrun: Parts that were not run.
@@ -80,12 +80,12 @@ class ReproductionPage:
 def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
     """Write the files into `folder/reproduce`, each atomically, and return their paths, Markdown first.
 
-    Without a figure, an earlier figure is removed, because it would show other numbers than the table.
+    If there is no figure now, an earlier one is removed, because it would show other numbers than the table.
     """
-    place = folder / "reproduce"
-    paths = {ending: place / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
+    subfolder = folder / "reproduce"
+    paths = {ending: subfolder / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
     texts = {paths["csv"]: to_csv(reproduced.comparisons), paths["md"]: to_markdown(reproduced)}
-    files.make_folder(place)
+    files.make_folder(subfolder)
     if reproduced.figure is None:
         paths["svg"].unlink(missing_ok=True)
     else:
@@ -100,21 +100,21 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for one in comparisons:
-        known = not isinstance(one.ours, Missing)
+    for line in comparisons:
+        known = not isinstance(line.ours, Missing)
         row = {
-            "quantity": one.quantity,
-            "published": one.published,
-            "source": one.source,
-            "ours": one.ours.mean if not isinstance(one.ours, Missing) else None,
-            "interval": one.ours.half_width if not isinstance(one.ours, Missing) else None,
-            "difference": one.difference,
-            "kind": one.kind if known else one.published_kind,
-            "unit": one.unit,
-            "published_kind": one.published_kind,
-            "seeds": one.ours.count if not isinstance(one.ours, Missing) else None,
-            "part": one.part,
-            "note": "; ".join(filter(None, (_about_ours(one), one.note))),
+            "quantity": line.quantity,
+            "published": line.published,
+            "source": line.source,
+            "ours": line.ours.mean if not isinstance(line.ours, Missing) else None,
+            "interval": line.ours.half_width if not isinstance(line.ours, Missing) else None,
+            "difference": line.difference,
+            "kind": line.kind if known else line.published_kind,
+            "unit": line.unit,
+            "published_kind": line.published_kind,
+            "seeds": line.ours.count if not isinstance(line.ours, Missing) else None,
+            "part": line.part,
+            "note": "; ".join(filter(None, (_about_ours(line), line.note))),
         }
         writer.writerow({key: "" if value is None else _plain(value) for key, value in row.items()})
     return text.getvalue()
@@ -130,7 +130,7 @@ def _plain(value: object) -> object:
 
 def to_markdown(reproduced: ReproductionPage) -> str:
     """Return the page as Markdown."""
-    # A part that was not run gets one line with its command instead of a row of dashes for each number.
+    # A part that was not run gets one line with its command, and no row of dashes for each number.
     unrun = [part.name for part in reproduced.unrun]
     parts = [
         one for one in reproduced.comparisons if one.part and not (one.part in unrun and isinstance(one.ours, Missing))
@@ -190,7 +190,7 @@ def _conditions(trials: Sequence[Trial], reference: Group | None) -> Table | Non
             same = missing_cell("cannot be compared")
         elif key == "hardware":
             named = _text(theirs).casefold()
-            same = Cell("yes" if all(named in one.casefold() for one in ours) else "no")
+            same = Cell("yes" if all(named in ours_text.casefold() for ours_text in ours) else "no")
         else:
             same = Cell("yes" if ours == [_text(theirs)] else "no")
         rows.append((Cell(key.replace("_", " ")), Cell(_text(theirs)), cell, same))
@@ -202,16 +202,16 @@ def _ours(trials: Sequence[Trial], key: str) -> list[str]:
     """Return the values of a condition in our trials, as text."""
     if key == "hardware":
         facts = [trial.provenance.get("hardware") for trial in trials]
-        found = [str(fact.get("gpu") or fact.get("cpu") or "") for fact in facts if isinstance(fact, dict)]
+        texts = [str(fact.get("gpu") or fact.get("cpu") or "") for fact in facts if isinstance(fact, dict)]
     elif key == "selection":
-        found = ["final epoch"] if trials else []
+        texts = ["final epoch"] if trials else []
     elif key in ("epochs", "batch_size"):
-        found = [_text(value) for trial in trials if (value := trial.number(key)) is not None]
+        texts = [_text(value) for trial in trials if (value := trial.number(key)) is not None]
     elif key == "data_copy":
-        found = [trial.text(key).rpartition("-")[0] for trial in trials]
+        texts = [trial.text(key).rpartition("-")[0] for trial in trials]
     else:
-        found = [trial.text(key) for trial in trials]
-    return sorted({clean(one) for one in found if one})
+        texts = [trial.text(key) for trial in trials]
+    return sorted({clean(text) for text in texts if text})
 
 
 def _text(value: str | int | float) -> str:
@@ -235,7 +235,7 @@ def _table(caption: str, lines: Sequence[Comparison]) -> Table | None:
         Column("Kind of ours", numeric=False),
         Column("Kind of published", numeric=False),
     )
-    return Table("comparison", caption, columns, tuple(_row(one) for one in lines))
+    return Table("comparison", caption, columns, tuple(_row(line) for line in lines))
 
 
 def _row(one: Comparison) -> tuple[Cell, ...]:
@@ -277,7 +277,7 @@ def _ours_alone(lines: Sequence[Comparison]) -> Table | None:
     if not lines:
         return None
     columns = (Column("Quantity", numeric=False), Column("Ours"), Column("Kind", numeric=False))
-    rows = [(Cell(one.quantity, one.note), _our_cell(one), Cell(one.kind)) for one in lines]
+    rows = [(Cell(line.quantity, line.note), _our_cell(line), Cell(line.kind)) for line in lines]
     return Table("ours", "Our numbers without a published counterpart", columns, tuple(rows))
 
 

@@ -107,12 +107,12 @@ class Group:
         place: Table, figure, section or row in the source.
         quantity: Quantity of the values.
         unit: Unit of the values.
-        of: Kind of the values for their authors: `measured`, `counted` or `modelled`.
+        of: How the authors obtained the values: `measured`, `counted` or `modelled`.
         conditions: Conditions under which the values hold, by the fields of `_Conditions`; unknown ones are absent.
         values: Values by key.
         decimals: Number of printed decimals by key.
         notes: Notes for readers, known errors first.
-        doubt: Reason why the values must not be compared with; empty if there is none.
+        doubt: Reason why the values must not be compared with ours; empty if there is none.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """`published`, with the kind for its authors unless that is `measured`."""
+        """Kind of the values in our tables (`kind_of`)."""
         return kind_of(self.of)
 
     def rounding(self, key: str) -> float:
@@ -143,7 +143,7 @@ class Group:
 
 
 def kind_of(of: str) -> str:
-    """Return how the authors obtained a published number: `measured`, `counted` or `modelled`."""
+    """Return the kind of a published number: `published`, or `published, of a counted quantity` (or a modelled one)."""
     return "published" if of == MEASURED else f"published, of a {of} quantity"
 
 
@@ -159,7 +159,7 @@ class Published:
         """Return the source of a name.
 
         Raises:
-            UsageError: If no source has the name.
+            UsageError: No source has the name.
         """
         if name not in self.sources:
             raise UsageError(f"{self.path.name}: no source is called '{name}'{nearest(name, self.sources)}")
@@ -169,7 +169,7 @@ class Published:
         """Return the group of a name.
 
         Raises:
-            UsageError: If no group has the name.
+            UsageError: No group has the name.
         """
         if name not in self.groups:
             raise UsageError(f"{self.path.name}: no group is called '{name}'{nearest(name, self.groups)}")
@@ -179,7 +179,7 @@ class Published:
         """Return the group and the value of `GROUP/KEY`.
 
         Raises:
-            UsageError: If no value has the name, or the values of its group are in doubt.
+            UsageError: No value has the name, or the values of its group are in doubt.
         """
         group_name, slash, key = name.partition("/")
         if not slash:
@@ -202,7 +202,7 @@ def read(path: Path) -> Published:
     """Read and check a file of published numbers.
 
     Raises:
-        UsageError: One line for the first error, with its place and the nearest known name.
+        UsageError: The file cannot be read or is wrong; the message has the first error and its place.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)

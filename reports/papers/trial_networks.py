@@ -1,4 +1,4 @@
-"""The final networks of trials for reproductions, and what their tasks say about inputs and classes."""
+"""Load the final networks of trials for reproductions, and read inputs and classes from their tasks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def classes(data: ReproductionData, trial: Trial) -> int:
 
 
 def learned_nothing(data: ReproductionData, trials: Sequence[Trial]) -> list[str]:
-    """Return one line if a dense network among these trials is no better than chance, so that no loss is visible."""
+    """Return one line if a dense network among these trials is hardly better than chance, which hides any loss."""
     found = [accuracy for trial in trials if (accuracy := trial.number("test_accuracy")) is not None]
     if not found or min(found) * (number_of_classes := classes(data, trials[0])) > BARELY_LEARNED:
         return []
     return [
         f"A dense network learned almost nothing in this short training: it classifies {100 * min(found):.0f} % of the "
-        f"test images correctly, and {100 / number_of_classes:.0f} % is chance. A loss of accuracy by pruning "
-        "cannot be "
-        "seen here."
+        f"test images correctly, and {100 / number_of_classes:.0f} % is chance. A loss of accuracy by pruning cannot "
+        "be seen here."
     ]

@@ -13,7 +13,7 @@ from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import seed_of
 
-BUSY = 0.5  # busy cores of other programs above which times are unreliable
+BUSY = 0.5  # cores; if other programs keep more busy, times are unreliable
 
 
 def done(data: ReproductionData, part: str, label: str) -> list[Trial]:
@@ -25,25 +25,25 @@ def over_seeds(
     trials: list[Trial], value: Callable[[Trial], float | None], reason: str = "no trial is done", scale: float = 1.0
 ) -> Quantity:
     """Return the mean of a value over trials, with its interval."""
-    found = [number for trial in trials if (number := value(trial)) is not None]
-    quantity = estimate(found, reason)
+    numbers = [number for trial in trials if (number := value(trial)) is not None]
+    quantity = estimate(numbers, reason)
     return quantity if isinstance(quantity, Missing) else quantity.scaled(scale)
 
 
 def with_own_trials(reproduction: Reproduction, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
-    """Return each part with its finished trials by label; parts with the same trials as an earlier one are left out.
+    """Return each part with its finished trials by label, without parts that repeat the trials of an earlier part.
 
     With `--model`, parts that differ only in their network have the same trials.
     """
-    found: list[tuple[Part, dict[str, list[Trial]]]] = []
+    parts: list[tuple[Part, dict[str, list[Trial]]]] = []
     seen: list[set[str]] = []
     for part in reproduction.parts:
         trials = {label: done(data, part.name, label) for label in data.trials.get(part.name, {})}
         names = {trial.name for several in trials.values() for trial in several}
         if not names or names not in seen:
-            found.append((part, trials))
+            parts.append((part, trials))
             seen.append(names)
-    return found
+    return parts
 
 
 def trained_model(part: Part, trials: list[Trial]) -> str:
@@ -86,7 +86,7 @@ def line(
 
     Args:
         published: `GROUP/KEY` of the published number; empty if there is none.
-        among: Published numbers to look it up in.
+        among: Published numbers in which to look it up.
     """
     if not published or among is None:
         return Comparison(quantity, unit, part, ours, kind, note=note)
@@ -122,7 +122,7 @@ def slower_than_dense(lines: Iterable[Comparison]) -> list[str]:
 
 def doubts(timed: list[SubprocessResult]) -> list[str]:
     """Return one line if other programs kept at least half a core busy during a measurement."""
-    busy = max((found.busy_cores for found in timed), default=0.0)
+    busy = max((result.busy_cores for result in timed), default=0.0)
     if busy < BUSY:
         return []
     return [f"Other programs kept {busy:.1f} cores busy while these times were measured, so the times are unreliable."]
@@ -130,4 +130,4 @@ def doubts(timed: list[SubprocessResult]) -> list[str]:
 
 def timed_on(timed: list[SubprocessResult]) -> tuple[str, ...]:
     """Return lines on the hardware of the measurements, for the provenance of the page."""
-    return tuple(dict.fromkeys(f"Timed on {found.where}" for found in timed))
+    return tuple(dict.fromkeys(f"Timed on {result.where}" for result in timed))

@@ -1,1 +1,1 @@
-"""Rendering of a report as HTML and Markdown."""
+"""Rendering of a report as HTML, Markdown and LaTeX."""

@@ -1,4 +1,4 @@
-"""Renders a report as one HTML file that loads nothing from the network."""
+"""Render a report as one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _policy(script: str) -> str:
 
 
 def render(report: Report, *, brief: bool = False) -> str:
-    """Return the page. The template escapes all text of records, but not the style, the scripts and the figures.
+    """Return the page. The template escapes all text except the style, the scripts and the figures.
 
     Args:
         report: The content.
-        brief: Whether only the answers, the figures of accuracy against cost and what failed are shown.
+        brief: Whether the page shows only the answers, the figures of accuracy against cost, and what failed.
     """
     scripts = [_source(name) for name in ("tables.js", "figures.js")]
     return (
@@ -51,7 +51,7 @@ def render(report: Report, *, brief: bool = False) -> str:
             brief=brief,
             style=Markup(_source("style.css")),
             scripts=[Markup(source) for source in scripts],
-            # The policy allows only these scripts, by their hashes: even unescaped text could not run or load anything.
+            # The policy allows these scripts by their hashes, so that even unescaped text could run or load nothing.
             script_policy=Markup(" ".join(map(_policy, scripts))),
             figure_svg={figure.name: Markup(figure.inline) for figure in report.figures},
             css_colour=svg.css_colour,

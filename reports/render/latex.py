@@ -1,7 +1,7 @@
-"""Renders the tables of a report for a paper, with the packages `array`, `booktabs` and `graphicx`.
+"""Render the tables of a report for a paper, with the packages `array`, `booktabs` and `graphicx`.
 
-The numbers are those of the page, as text: nothing is computed or rounded here. Texts are broken into several lines, so
-that a table fits a page of 345 pt in a readable size; a table that is wider than the line all the same is scaled down.
+The numbers are the texts of the page: this module computes and rounds nothing. It breaks texts into several lines, so
+that a table fits a page of 345 pt in a readable size. A table that is still wider than the line is scaled down.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SPECIAL = {
     "\u00a0": "~",
     "\u00ad": "",
 }
-_DOUBLED = re.compile("-(?=-)|'(?=')|,(?=,)|!(?=`)|\\?(?=`)")  # LaTeX would join them to another character
+_DOUBLED = re.compile("-(?=-)|'(?=')|,(?=,)|!(?=`)|\\?(?=`)")  # LaTeX would join such a pair to another character
 _BREAKS = re.compile(r"(?<=[\[,=/_.])(?=.)")  # in names of methods, where there are no spaces
 _LONGEST_PART = 24  # characters of a part of a name that are kept on one line
-_LINE = 78  # characters of a row at \footnotesize on a line of 345 pt, without the space between columns
+_LINE = 78  # characters of a row in \footnotesize that fit on a line of 345 pt, with `_GAP` for each space
 _GAP = 2  # characters of the space between two columns
 _EM = 0.5  # width of a character, about
 _EM_CODE = 0.53
@@ -50,12 +50,12 @@ _HEAD = r"""% Tables of a report, for \input. Preamble: \usepackage{array,bookta
 
 
 def escape(text: str) -> str:
-    """Escape text, so that LaTeX shows it unchanged on one line. Characters without a shape are left out."""
+    """Escape text, so that LaTeX shows it unchanged on one line, without characters that have no shape."""
     return "".join(map(_escape, _DOUBLED.sub(lambda found: f"{found[0]}\0", _kept_together(text))))
 
 
 def _kept_together(text: str) -> str:
-    """Return a text on one line, with no-break spaces next to signs that belong to numbers or words."""
+    """Return a text on one line, with no-break spaces between signs and the numbers or words that they belong to."""
     joined = " ".join(text.split())
     return joined.replace(" ± ", "\u00a0±\u00a0").replace("× ", "×\u00a0")
 
@@ -75,7 +75,7 @@ def _escape(character: str) -> str:
 def render(report: Report) -> str:
     """Return the tables of all groups, the first table of a group first, as `table` environments.
 
-    Each group begins a new page, since LaTeX stops if more than 52 tables wait for a place.
+    Each group begins a new page, because LaTeX stops if more than 52 tables wait for a place.
     """
     groups = []
     for group in report.groups:
@@ -112,16 +112,16 @@ def table(content: Table, caption: str) -> str:
 
 
 def _columns(content: Table) -> str:
-    """Return the columns of the table: paragraphs, right-aligned for numbers, each as wide as its texts need."""
+    """Return the column types of the table: paragraphs as wide as their texts need, right-aligned for numbers."""
     texts = [
-        [_title(column), *(row[place].text for row in content.rows)] for place, column in enumerate(content.columns)
+        [_title(column), *(row[index].text for row in content.rows)] for index, column in enumerate(content.columns)
     ]
-    is_code = [any(row[place].code for row in content.rows) for place in range(len(texts))]
+    is_code = [any(row[index].code for row in content.rows) for index in range(len(texts))]
     least = [
         max(len(word) for text in several for word in _words(text, code))
         for several, code in zip(texts, is_code, strict=True)
     ]
-    # A head may always be broken between words; cells only if the table does not fit otherwise.
+    # A head may always break between words. Cells break only if the table does not fit otherwise.
     most = [
         max(fewest, *(len(text) for text in several[1:])) if several[1:] else fewest
         for fewest, several in zip(least, texts, strict=True)
@@ -163,7 +163,7 @@ def _head(content: Table, column: Column) -> str:
 
 
 def _cell(content: Table, cell: Cell) -> str:
-    # Braces keep a bracket at the start of a row from being the argument of the row before.
+    # Without braces, LaTeX would take a bracket at the start of a row for an argument of the row before.
     text = rf"\texttt{{{_breakable(cell.text)}}}" if cell.code else f"{{{escape(cell.text)}}}"
     return text + _mark(content, cell.note)
 

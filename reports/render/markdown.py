@@ -1,4 +1,4 @@
-"""Renders a report as Markdown, for a README or a paper. It refers to the figures in `figures/`."""
+"""Render a report as Markdown, for a README or a paper. It refers to the figures in `figures/`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
 
 class Markdown(str):
-    """Text that is already Markdown and is not escaped again."""
+    """Text that is already Markdown, and so needs no escape."""
 
 
 def escape(text: str) -> str:
@@ -35,14 +35,14 @@ def code(text: str) -> Markdown:
 def spans(text: str) -> Markdown:
     """Return text with a code span for each part between backticks."""
     parts = " ".join(text.split()).split("`")
-    return Markdown("".join(_code(part) if place % 2 else _escape(part) for place, part in enumerate(parts)))
+    return Markdown("".join(_code(part) if index % 2 else _escape(part) for index, part in enumerate(parts)))
 
 
 def _code(text: str) -> str:
     line = " ".join(text.split())
     if not line:
         return ""
-    # The fence is longer than any run of backticks in the text, and separated from backticks at its ends.
+    # The fence must be longer than any run of backticks in the text, and apart from backticks at the text's ends.
     fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", line)), default=0))
     blank = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{blank}{line}{blank}{fence}"

@@ -1,8 +1,8 @@
-"""The sentences of a report: templates that say findings.
+"""The sentences of a report: templates that put findings into words.
 
-A finding is a dataclass or plain values, and its sentence a macro of a template in this folder: `say("verdict.basis",
-...)` is the macro `basis` of `verdict.j2`. Names and commands in a sentence are between backticks, which a page sets as
-code.
+A finding is a dataclass or plain values, and its sentence is a macro of a template in this folder:
+`say("verdict.basis", ...)` calls the macro `basis` of `verdict.j2`. Names and commands in a sentence are between
+backticks, which a page sets as code.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ def check_method(namespace: argparse.Namespace) -> int:
     """Check the method of the options, and return the exit status of `check`.
 
     Raises:
-        UsageError: An option or a plugin can be corrected.
+        UsageError: The user can correct an option or a plugin.
     """
-    use_arithmetic(FLUSH)  # before torch starts threads, which a plugin may use
+    use_arithmetic(FLUSH)  # before a plugin can make torch start threads
     for path in namespace.plugin:
         registry.load_plugin(path)
     read_names(namespace.method, "method", "check")

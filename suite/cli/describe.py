@@ -119,19 +119,19 @@ def describe(arguments: Sequence[str]) -> int:
         raise UsageError(f"describe {name}: --data-root is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
-        found = whole(plain_name(namespace.name, kinds[0]), namespace.task)
+        description = whole(plain_name(namespace.name, kinds[0]), namespace.task)
     elif kinds[0] == "model":
         data_root = _data_root(namespace.data_root, namespace.task)
         from suite.cli.describe_models import describe_model  # imports torch
 
-        found = describe_model(namespace.name, namespace.task, data_root)
+        description = describe_model(namespace.name, namespace.task, data_root)
     else:
-        found = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
+        description = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
     if kinds[0] == "model" and not namespace.layers:
-        del found["layers"]
+        del description["layers"]
     if len(kinds) > 1:
-        found["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
-    print(json.dumps(found, indent=2) if namespace.json else as_text(found))
+        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
+    print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
 
@@ -139,7 +139,7 @@ def _data_root(typed: str | None, task: str) -> Path | None:
     """Return the folder of the user's images that a model is described for.
 
     Raises:
-        UsageError: It does not exist, or no task of the user's own images was named.
+        UsageError: The folder does not exist, or the task has no images of the user's own.
     """
     if typed is None:
         return None
@@ -167,14 +167,14 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "version": thing.version,
         "shrinks_network": thing.shrinks_network,
         "random_twin": dict(thing.random_twin),
-        "tuning": [dataclasses.asdict(one) for one in thing.tuning],
+        "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
         "parameters": _parameters(choice, presets),
         "presets_of_task": task,
     }
 
 
 def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is known of each parameter, with its values by preset."""
+    """Return a description of each parameter, with its values by preset."""
     texts = parameter_texts(choice.definition)
     return [
         {
@@ -225,7 +225,7 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
 
 
 def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line per layer with the FLOPs of its products, and the data gradient's share of the layer and of all."""
+    """Return a line per layer: FLOPs of its products, and the data gradient's share of the layer and of all layers."""
     everything = sum(sum(flops.values()) for flops in layers.values())
     width = max(map(len, layers), default=0)
     heads = ("forward", "dgrad", "wgrad", "dgrad of layer", "dgrad of all")
@@ -291,7 +291,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _block(named: dict[str, Any]) -> list[str]:
-    """Return one paragraph per item; a recipe similar to the one before it shows only the differences."""
+    """Return one paragraph per item. A recipe similar to the one before it shows only the differences."""
     lines: list[str] = []
     before = ""
     for name, value in named.items():

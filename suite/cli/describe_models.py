@@ -1,4 +1,4 @@
-"""Descriptions of models: size and cost, from the network itself."""
+"""Descriptions of models: size and cost, counted in the network itself."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not decla
 
 
 def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[str, Any]:
-    """Return size and cost of a network, for the images of a task, or of a folder of its, or for its own default."""
+    """Return size and cost of a network.
+
+    Args:
+        text: The model, written as on the command line.
+        task: Task whose images and classes the network is built for; empty for the network's own default.
+        data_root: Folder of the user's images, for a task that reads them; `None` without one.
+    """
     choice = ModelChoice.read(text)
     thing = choice.definition
-    own = {
+    defaults = {
         name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
     }
-    shape, classes = own.get("input_shape", DEFAULT_SHAPE), own.get("num_classes", DEFAULT_CLASSES)
+    shape, classes = defaults.get("input_shape", DEFAULT_SHAPE), defaults.get("num_classes", DEFAULT_CLASSES)
     if task:
         chosen = TaskChoice.read(task)
         described = chosen.build(chosen.parameters("quick"))
@@ -65,7 +71,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
 def _channels(model: nn.Module, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Return how many channels can be followed, why the others stay, and which layers no method plans.
 
-    A trial cut before a training may find that more have to stay.
+    The trial cut before a training may find more channels that have to stay.
     """
     spaces = find_index_spaces(model, shape)
     kept = {space.name: space for space in spaces.values() if space.name != spaces.model_input}

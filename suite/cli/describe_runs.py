@@ -40,7 +40,7 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
     chosen = [TaskChoice.read(task)] if task else [TaskChoice(one, {}, registry.get("task", one)) for one in names]
     for choice in chosen:
         parameters = choice.parameters(name)
-        if parameters.keys() == choice.declared.keys():  # a task may need one that only a user can type
+        if parameters.keys() == choice.declared.keys():  # a task may need a parameter that only a user can type
             thing = choice.build(parameters)
             values = {"model": thing.default_model(name), **parameters}
             recipes[str(choice)] = {**values, **dataclasses.asdict(thing.recipe(name))}
@@ -75,7 +75,7 @@ def describe_reproduction(name: str, task: str) -> dict[str, Any]:
 
 
 def _described_part(part: Part) -> dict[str, Any]:
-    """Return a part, without the fields that have their defaults."""
+    """Return the fields of a part, without optional ones that are empty."""
     optional = {
         "model": part.model,
         "small model": part.small_model,

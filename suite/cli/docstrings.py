@@ -1,4 +1,4 @@
-"""What the docstrings of methods, tasks and models say."""
+"""Read the docstrings of methods, tasks and models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def first_line(thing: Any) -> str:
 
 
 def parameter_texts(definition: Any) -> dict[str, str]:
-    """Return the description of each parameter of a class or function, from its docstring in Google style, in one line.
+    """Return the description of each parameter of a class or function, in one line, from a docstring in Google style.
 
-    The sections `Attributes:` and `Args:` count. An entry `n, m: ...` describes both parameters. A class that does not
-    describe an inherited parameter takes its parent's text.
+    The descriptions are in the sections `Attributes:` and `Args:`. An entry `n, m: ...` describes both parameters. A
+    class that does not describe an inherited parameter takes its parent's text.
     """
-    found: dict[str, str] = {}
-    for one in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
-        for entry in parse(one.__doc__ or "", style=DocstringStyle.GOOGLE).params:
+    texts: dict[str, str] = {}
+    for thing in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
+        for entry in parse(thing.__doc__ or "", style=DocstringStyle.GOOGLE).params:
             text = " ".join((entry.description or "").split())
-            found |= dict.fromkeys(entry.arg_name.split(", "), text)
-    return found
+            texts |= dict.fromkeys(entry.arg_name.split(", "), text)
+    return texts

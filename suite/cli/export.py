@@ -1,4 +1,4 @@
-"""The verb `export`: copies the files that a report is built from, to commit or share them."""
+"""The verb `export`: copy the files that a report is built from, to commit or share them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export(arguments: Sequence[str]) -> int:
     source, destination = files.read_path(namespace.folder, "export"), files.read_path(namespace.destination, "export")
     if not (source / "suite.json").is_file():
         raise UsageError(f"export {source}: not the folder of a suite: it has no suite.json")
-    place = check_destination("export", destination, [source])
+    target = check_destination("export", destination, [source])
 
     store = Store(source)
     in_use = f"export {source}: in use by another command; try again when it has ended"
@@ -46,8 +46,8 @@ def export(arguments: Sequence[str]) -> int:
         before = store.fingerprint()
         write_results(store)
         with contextlib.suppress(NotTestedError):
-            reports.write_report(source)  # the copied files are consistent then
-        with new_folder("export", place) as temporary:
+            reports.write_report(source)  # so that the copied files agree with each other
+        with new_folder("export", target) as temporary:
             for name, content in contents(source):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 files.write(temporary / name, content)
@@ -72,7 +72,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             yield Path(name), (source / name).read_bytes()
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
-            if path.is_file() and not path.name.startswith("."):  # a dot: a temporary file of a killed process
+            if path.is_file() and not path.name.startswith("."):  # temporary files of killed processes have a dot
                 files.refuse_link(path)
                 yield path.relative_to(source), path.read_bytes()
     for trial in Store(source).trial_folders():
@@ -87,14 +87,14 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
         UsageError: As `contents`.
     """
     for name in (*RECORDS, *packed.COMPRESSED):
-        found = packed.held(trial / name)
-        if found is None:
+        held = packed.held(trial / name)
+        if held is None:
             continue
-        files.refuse_link(found)
+        files.refuse_link(held)
         try:
-            content = packed.read(found)
+            content = packed.read(held)
         except OSError as error:
-            raise UsageError(f"export: {found} cannot be read: {error.strerror or error}") from error
+            raise UsageError(f"export: {held} cannot be read: {error.strerror or error}") from error
         if name in packed.COMPRESSED:
             yield Path(name + packed.SUFFIX), packed.pack(content)
         else:

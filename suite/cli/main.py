@@ -1,7 +1,7 @@
-"""Entry point of the command line: selects the verb and prints errors.
+"""Entry point of the command line: select the verb and print errors.
 
-A `UsageError`, which the user can correct, and an exception in a plugin's code become one line and exit status 2. Other
-exceptions keep their traceback.
+A `UsageError`, which the user can correct, becomes one line and exit status 2. So does an exception in a plugin's code.
+Other exceptions keep their traceback.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ VERBS = {
     "compare": "suite.cli.folders.compare:compare",
     "reproduce": "suite.cli.reproduce:reproduce",
 }
-"""The function of each verb, `MODULE:NAME`. It is imported by itself: `list` does not wait for the imports of `run`."""
+"""The function of each verb, `MODULE:NAME`, which alone is imported: `list` does not wait for the imports of `run`."""
 CONTINUED = ("run", "tune", "reproduce", "time", "profile")
 """Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
 
-LONGEST_WORD = 300  # characters; longer words of a message are shortened. File names are shorter.
+LONGEST_WORD = 300  # characters of a word in a message, which file names never exceed; longer words are shortened
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not where a program has replaced it
             stream.reconfigure(errors="backslashreplace")  # a terminal may have no "×"
-    # Both are handled like Ctrl-C: trials are stopped and listed, and half-written files are removed.
+    # Handle both signals like Ctrl-C, which stops and lists trials and removes half-written files.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -65,17 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pdt: interrupted{_kept(_verb(words))}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `pdt list | head` closed the pipe, which Python would flush once more when it exits.
+        # `pdt list | head` closed the pipe. Python would flush it once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if not (place := registry.fault_in_plugin(error)):
+        if not (raised_at := registry.fault_in_plugin(error)):
             raise
-        return _say(f"{place}: {type(error).__name__}: {error}")
+        return _say(f"{raised_at}: {type(error).__name__}: {error}")
 
 
 class _Clean(logging.Formatter):
-    """Formats messages without the control characters that names of files may have, and terminals obey."""
+    """Formats messages without control characters, which names of files may have and terminals obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         return clean(super().format(record))
@@ -114,7 +114,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _kept(verb: str) -> str:
-    """Return the end of the message of an interruption: what is kept of what the command has done."""
+    """Return the end of the message of an interruption: what remains of the command's work."""
     if verb in CONTINUED:
         return "; finished work is kept, and the same command continues"
     return "; no probe is kept, and the same command starts again" if verb == "plan" else ""

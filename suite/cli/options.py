@@ -1,6 +1,6 @@
 """Options of the verbs: the parser, the arguments with their help texts, the file of `--config`, and their checks.
 
-Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. Nothing here imports
+Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. This module imports no
 torch.
 """
 
@@ -50,38 +50,38 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
     except RecursionError:
         raise UsageError(f"--config {path}: the content is nested too deeply") from None
     known = (*names, "plugin", "set")
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in content.items():
         name, where = key.replace("_", "-"), f"--config {path}: {key}"
         if name not in known:
             raise UsageError(f"--config {path}: no option is called '{key}'{nearest(name, known)}")
-        if name in found:
+        if name in options:
             raise UsageError(f"{where} is given twice")
         if name == "set":
-            found[name] = list(_assignments(value, where))
+            options[name] = list(_assignments(value, where))
         elif name == "plugin":
-            found[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
+            options[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
         elif name in lists and isinstance(value, list):
-            # An array with one seed is a list of seeds, not a count.
-            found[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
+            # The comma makes an array with one seed a list of seeds; a number alone is a count.
+            options[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
         else:
-            found[name] = _text(value, where)
-    return found
+            options[name] = _text(value, where)
+    return options
 
 
 def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
     """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
     if not isinstance(value, dict) or prefix.count(".") > 1:
         raise UsageError(f"{where} must be a table [set.recipe] with fields of the recipe")
-    found = []
+    assignments = []
     for key, item in value.items():
         if isinstance(item, dict):
-            found += _assignments(item, where, f"{prefix}{key}.")
+            assignments += _assignments(item, where, f"{prefix}{key}.")
         elif isinstance(item, list):
-            found.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
+            assignments.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
         else:
-            found.append(f"{prefix}{key}={_text(item, where)}")
-    return found
+            assignments.append(f"{prefix}{key}={_text(item, where)}")
+    return assignments
 
 
 def _text(value: Any, where: str) -> str:
@@ -276,7 +276,7 @@ class RunOptions:
 def read_run_options(arguments: Sequence[str]) -> RunOptions:
     """Read the options of `run` and check them as far as possible without importing torch.
 
-    Plugins are imported, since the options may contain names that they register.
+    Plugins are imported, because the options may contain names that they register.
 
     Raises:
         UsageError: An option is not valid.
@@ -356,7 +356,7 @@ def check_data_root(options: RunOptions, preset: str) -> None:
         preset: Preset of the command.
 
     Raises:
-        UsageError: The default data root, which holds data sets of other tasks, would be taken for the user's folder.
+        UsageError: The task would take the default data root, which holds data sets of other tasks.
     """
     if options.data_root_typed or os.environ.get("PDT_DATA"):
         return
@@ -370,7 +370,7 @@ def _ray_address(values: Mapping[str, str]) -> str:
     """Return the address of the Ray cluster; empty with another engine.
 
     Raises:
-        UsageError: It is not an address, or it, or the device, does not fit the engine.
+        UsageError: The text is not an address, or the address or the device does not fit the engine.
     """
     address = values.get("ray-address", "")
     if values["engine"] != "ray":
@@ -393,10 +393,10 @@ def _overrides(source: dict[str, Any]) -> dict[str, Any]:
     typed = [
         (f"--{option}", f"recipe.{key}={source[option]}") for option, key in SHORTHANDS.items() if option in source
     ]
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for option, assignment in [*typed, *(("--set", text) for text in source.get("set", ()))]:
         key, value = read_override(assignment, option)
-        if key in found:
+        if key in overrides:
             raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
-        found[key] = value
-    return found
+        overrides[key] = value
+    return overrides

@@ -19,7 +19,7 @@ def program_name() -> str:
 
 
 class _StoreOnce(argparse.Action):
-    """Store an option's value and refuse a second one; argparse alone would keep the last."""
+    """Store an option's value and refuse a second one. Argparse alone would keep the last."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -56,13 +56,13 @@ class Parser(argparse.ArgumentParser):
             UsageError: An argument is unknown, or an option is given more than once.
         """
         for text in arguments:
-            # argparse would take `--` for the end of the options even here, and store an empty list.
+            # Even here, argparse would take `--` for the end of the options, and store an empty list.
             if text.startswith("--") and text.endswith("=--"):
                 raise UsageError(f"{text.removesuffix('=--')} '--': expected one argument")
         self.given.clear()
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
-            # Compared without dashes, which would make any two options similar.
+            # Names are compared without dashes, which would make any two options similar.
             options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
             typed = unknown[0].partition("=")[0]
             if typed.startswith("-"):

@@ -1,4 +1,4 @@
-"""The verb `plan`: what the trials of a command will take, from a short probe of each setting."""
+"""The verb `plan`: predict what the trials of a command will take, from a short probe of each setting."""
 
 from __future__ import annotations
 
@@ -78,25 +78,25 @@ def plan(arguments: Sequence[str]) -> int:
         for trial in trials:
             check_trial(cluster, trial, threads_of(trial, options.jobs))
     probe = in_subprocess(steps or DEFAULT_STEPS, options.jobs)
-    found = forecast(trials, folder, options.only, options.jobs, probe, lambda line: log.info("%s", line))
-    here, there = seconds_here(found, options.jobs), None
+    forecasts = forecast(trials, folder, options.only, options.jobs, probe, lambda line: log.info("%s", line))
+    here, there = seconds_here(forecasts, options.jobs), None
     if cluster:
-        found = on_cluster(found, cluster, options.jobs)
-        there = seconds_on(found, cluster, options.jobs)
+        forecasts = on_cluster(forecasts, cluster, options.jobs)
+        there = seconds_on(forecasts, cluster, options.jobs)
     if namespace.json:
         data = as_json(
-            found, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there,
+            forecasts, folder=str(folder), jobs=options.jobs, total_s=here, cluster=cluster, cluster_s=there,
             left_out=suite.left_out,
         )  # fmt: skip
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        Console(width=None if sys.stdout.isatty() else LINE_WIDTH).print(table(found, cluster))
-        for line in [*notes(found), totals(found, here, options.jobs)]:
+        Console(width=None if sys.stdout.isatty() else LINE_WIDTH).print(table(forecasts, cluster))
+        for line in [*notes(forecasts), totals(forecasts, here, options.jobs)]:
             print(line)
         if cluster and there is not None:
             threads = threads_of(trials[0], options.jobs)
-            print(cluster_line(found, there, cluster, cluster.devices(threads)))
-    return 1 if any(one.error for one in found) else 0
+            print(cluster_line(forecasts, there, cluster, cluster.devices(threads)))
+    return 1 if any(prediction.error for prediction in forecasts) else 0
 
 
 def _steps(text: str | None) -> int | None:

@@ -1,7 +1,7 @@
 """What a command does before its first trial: choose the device, plan, rehearse, and collect the provenance.
 
-Everything here needs torch. `run` and `plan` call it in a process of its own (`suite.trials.engines.forked`): the
-process that waits for the trials then does without torch's memory, and torch is imported once.
+Everything here needs torch. `run` and `plan` call it in a separate process (`suite.trials.engines.forked`), so that the
+process that waits for the trials needs no memory for torch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, 
 def without(
     unfit: Mapping[str, str], suite: SuiteSpec, trials: Sequence[TrialSpec]
 ) -> tuple[SuiteSpec, list[TrialSpec]]:
-    """Return a command without trials that cannot be trained and without those that need their results.
+    """Return a command without trials that cannot be trained and without trials that need the results of these.
 
     Args:
-        unfit: The reason by the id of the trial.
+        unfit: Reason by the id of each trial that cannot be trained.
         suite: The command, which records what was left out.
-        trials: Its trials, each behind those that it depends on.
+        trials: Its trials, each after those that it depends on.
 
     Raises:
         UsageError: No trial is left.
@@ -65,7 +65,7 @@ def without(
     reasons, left = dict(unfit), []
     out: dict[tuple[str, str, str], str] = {}
     for trial in trials:
-        needed = [text for text, other in trial.depends_on.items() if other in reasons]
+        needed = [text for text, trial_id in trial.depends_on.items() if trial_id in reasons]
         if needed:
             reasons.setdefault(trial.trial_id, f"it needs a trial of {needed[0]}, which is left out")
         if reason := reasons.get(trial.trial_id, ""):
@@ -76,11 +76,11 @@ def without(
         log.warning("left out: %s cannot train %s on task %s: %s", method, model, task, reason)
     if not left:
         raise UsageError("--skip-unfit: no method fits, so that nothing is left to train")
-    found = [
+    entries = [
         {"method": method, "model": model, "task": task, "reason": reason}
         for (method, model, task), reason in out.items()
     ]
-    return dataclasses.replace(suite, left_out=tuple(found)), left
+    return dataclasses.replace(suite, left_out=tuple(entries)), left
 
 
 def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
@@ -109,13 +109,13 @@ def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> 
     same = all(formats.get((trial.task, trial.model), trial.dtype) == trial.dtype for trial in trials)
     if same:
         return trials
-    left_out = {(one["method"], one["model"], one["task"]) for one in suite.left_out}
+    left_out = {(entry["method"], entry["model"], entry["task"]) for entry in suite.left_out}
     again = plan(suite, formats=formats)
     return [trial for trial in again if (trial.label, trial.model, trial.task) not in left_out]
 
 
 def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:
-    """Return whether `--dtype auto` is decided by a measurement: not for `smoke`, which is over sooner."""
+    """Return whether a measurement decides `--dtype auto`. It would take longer than the preset `smoke`."""
     here = trained_here and options.engine == "local" and not in_allocation()
     return options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke" and here
 
@@ -143,7 +143,7 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
     Args:
         options: Options of the command.
         trained_here: Whether this machine has to have a device for each process of a trial. With the engine `ray`, the
-            machines of the cluster have to, and the engine checks them.
+            machines of the cluster have to have them, and the engine checks this.
 
     Raises:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
@@ -180,7 +180,7 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
 
 
 def default_folder(trials: Sequence[TrialSpec], dtype: str) -> Path:
-    """Return `runs/<task>-<first 8 of the suite's hash>`, which is the same for the same command.
+    """Return `runs/<task>-<first 8 digits of the suite's hash>`, which is the same for the same command.
 
     Args:
         trials: The trials.

@@ -1,8 +1,8 @@
-"""Checks that each method can train its model and task, before the first trial starts.
+"""Check that each method can train its model and task, before the first trial starts.
 
 Each combination is set up once, on the CPU and without training: the network is built and receives one blank batch, and
-the method's `setup` runs. A method refuses a network with an error that its `setup` raises. Trainings of few steps are
-named, since they learn nothing that methods could be compared by.
+the method's `setup` runs. A method refuses a network by an error in its `setup`. The rehearsal also warns of trainings
+of few steps, which learn too little to compare methods by.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 BLANK_IMAGES = 2
 SMOKE = "smoke"  # the preset whose accuracies say nothing in any case
 FEWEST_STEPS = 200
-"""Trainings of fewer steps are named: the shortest `quick` recipe of this project, that of `digits`, has 220."""
+"""Trainings of fewer steps get a warning. The shortest `quick` recipe of this project, that of `digits`, has 220."""
 
 
 class Unfit(UsageError):
@@ -45,15 +45,15 @@ class Unfit(UsageError):
 
 
 def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: bool = False) -> dict[str, str]:
-    """Set up each combination of method, model and task once, for any seed. Nothing is written or trained.
+    """Set up each combination of method, model and task once, for any seed. The function writes and trains nothing.
 
     Args:
         trials: Trials that were never started.
-        name_short: Whether trainings of few steps are named.
-        skip_unfit: Whether methods that a network does not fit are returned; otherwise the first one is an error.
+        name_short: Whether to warn of trainings of few steps.
+        skip_unfit: Whether to return the methods that a network does not fit; otherwise the first one is an error.
 
     Returns:
-        The reason why a method cannot train the network, by the id of each of its trials.
+        The reason why a method cannot train the network, by the id of each of the method's trials.
 
     Raises:
         UsageError: A combination cannot be trained; the message names the method, the model and the task.
@@ -69,8 +69,8 @@ def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: b
         key = canonical_json([*what, trial.device])
         same.setdefault(distinct.setdefault(key, trial).trial_id, []).append(trial.trial_id)
     network: tuple[tuple[str, str, Inputs, tuple[int, ...]], nn.Module] | None = None
-    images: dict[str, Batches] = {}  # training images by task and recipe
-    longest: dict[str, TrialSpec] = {}  # the trial with the most epochs on them
+    images: dict[str, Batches] = {}  # training images by task, recipe and data copy
+    longest: dict[str, TrialSpec] = {}  # by the same key: the trial with the most epochs
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = task_of(trial)
         inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
@@ -141,8 +141,8 @@ def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str
     except UsageError:
         raise
     except Exception as error:  # a network may raise any error for images of a wrong size
-        place = registry.fault_in_plugin(error)
-        said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "") + hint
+        where_raised = registry.fault_in_plugin(error)
+        said = f"{type(error).__name__}: {error}" + (f" ({where_raised})" if where_raised else "") + hint
         raise UsageError(f"{where}: the forward pass fails on images of {_sizes(shape)}: {said}") from error
     wanted = (BLANK_IMAGES, inputs.classes)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
@@ -179,7 +179,7 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         unfit = Unfit(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}")
         unfit.reason = str(error)
         raise unfit from error
-    except UsageError as error:  # something to correct, such as a pattern of `ignore`
+    except UsageError as error:  # the user can correct it, such as a pattern of `ignore`
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}") from error
 
 
@@ -189,7 +189,7 @@ def _check_frozen(trial: TrialSpec, recipe: Recipe, model: nn.Module) -> None:
     except UsageError as error:
         task = task_of(trial)
         named = task.paper_recipes.items() if task.recipe(trial.preset).freeze == recipe.freeze else ()
-        others = [name for name, one in named if one.preset == trial.preset and not one.recipe.freeze]
+        others = [name for name, published in named if published.preset == trial.preset and not published.recipe.freeze]
         hint = f"; for other networks use --recipe {' or '.join(others)}" if others else ""
         raise UsageError(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}{hint}") from error
 

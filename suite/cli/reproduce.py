@@ -1,4 +1,4 @@
-"""The verb `reproduce`: runs the trials of a paper's table or figure and compares them with the published numbers."""
+"""The verb `reproduce`: run the trials of a paper's table or figure and compare them with the published numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     typed_parts = _read_parts(namespace.parts, reproduction)
     options = _read_options(namespace)
 
-    # Wrong options were found above, without torch and matplotlib.
+    # Torch and matplotlib take seconds to import, which wrong options should not cost.
     from reports.papers.outcome import write_outcome
     from suite.cli.preparation import provenance_of, rehearse_new, resolve
 
@@ -76,7 +76,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     rehearse_new(trials, folder)
 
     def write() -> list[Path]:
-        # Plan again: the folder may now contain all trials of parts of which it had none before.
+        # Plan again, because the folder may now contain all trials of parts of which it had none before.
         command = [*program_name().split(), "reproduce", *arguments]
         return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
 
@@ -86,16 +86,16 @@ def reproduce(arguments: Sequence[str]) -> int:
 
 def parser() -> Parser:
     """Return the parser of `reproduce`, with the options of `run` except those that the reproduction decides."""
-    found = Parser(
+    options = Parser(
         prog=f"{program_name()} reproduce",
         usage="%(prog)s NAME [OPTION ...]",
         description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
         epilog=EPILOG.format(listing=listing(), program=program_name()),
     )
-    found.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
-    found.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
-    add_run_options(found, shown=False)
-    return found
+    options.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
+    options.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
+    add_run_options(options, shown=False)
+    return options
 
 
 def listing() -> str:
@@ -113,7 +113,7 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
 
 
 def _check_place(place: Path) -> None:
-    """Check before the trials that the page can be written after them."""
+    """Check before the trials that the page can be written into this folder after them."""
     files.refuse_link(place)
     if not os.path.lexists(place):
         return
@@ -178,8 +178,8 @@ def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
 def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> dict[str, list[TrialSpec]]:
     """Return the trials of the requested parts, and of other parts whose task has trials in the folder.
 
-    An earlier command may have run another part, which then belongs in the table. If the folder has no trials of its
-    task, the part is not planned, because the data of that task may be missing.
+    An earlier command may have run another part, which then belongs in the table. A part whose task has no trials in
+    the folder is left out, because the data of that task may be missing.
     """
 
     held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}

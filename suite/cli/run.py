@@ -50,7 +50,7 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
 
     Args:
         arguments: The options.
-        functions: Functions that are called in this process (`suite.run`).
+        functions: Functions of the user's program, which this process calls (`suite.run`).
 
     Returns:
         The exit status: 0 if every trial of the command is done, or is a control of a trial that removed nothing;
@@ -85,7 +85,7 @@ def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
 
 
 def prepared(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
-    """Return the result of `suite.cli.preparation.prepare`, which imports torch, from a process of its own."""
+    """Return the result of `suite.cli.preparation.prepare` from a separate process, which imports torch."""
 
     def call() -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
         from suite.cli.preparation import prepare
@@ -157,11 +157,11 @@ def run_trials(
     one_thread = busy and suite.preset == "smoke" and options.engine == "local" and not threads_of_environment()
     if options.engine == "ray":
         of_engine = {"address": options.ray_address}
-    elif one_thread:  # the times of `smoke` are no results, and one thread waits for no other
+    elif one_thread:  # several threads would wait for each other, and the times of `smoke` are no results
         of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     with files.errors_of(folder), store.lock(IN_USE):
-        read_table(folder)  # a damaged table must be reported before hours of trials, not after
+        read_table(folder)  # so that a damaged table is reported before hours of trials
         store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
@@ -185,7 +185,7 @@ def run_trials(
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
         forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
         if forget:
-            with store.writing():  # the trials were deleted, and so are their rows
+            with store.writing():  # the rows of deleted trials have to go too
                 write_results(store, none_runs=True, forget=forget)
         try:
             with listener_for(console, [trial for trial, _ in chosen]) as progress:
@@ -246,7 +246,7 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
 
     Args:
         rows: Rows of the results table.
-        disturbed: Ids of trials whose times were disturbed; their methods' times are marked.
+        disturbed: Ids of trials whose times were disturbed. The times of their methods get a mark.
     """
     table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
     for column in ("task", "model", "method"):
@@ -287,9 +287,9 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """Return the mean; `None` if a value was not measured."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
+    numbers = list(values)
+    known = [value for value in numbers if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(numbers) else None
 
 
 def _share(rows: Sequence[dict[str, Any]], column: str) -> str:

@@ -1,4 +1,4 @@
-"""The verb `tune`: tries the same number of settings of every method on validation images, and chooses one of each."""
+"""The verb `tune`: try the same number of settings of every method on validation images, and choose one of each."""
 
 from __future__ import annotations
 
@@ -93,18 +93,18 @@ def _prepared(*given: Any) -> tuple[SuiteSpec, list[MethodSearch], Path, dict[st
 
 
 def _parser() -> Parser:
-    found = Parser(
+    parser = Parser(
         prog=f"{program_name()} tune",
         usage="%(prog)s LIST --budget N [OPTION ...]",
         description="Choose parameters on validation images, with the same number of trials for each method.",
         epilog=EPILOG.format(program=program_name()),
     )
-    found.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
-    found.add_argument("--budget", metavar="N", help="number of settings to try for each method, with the default one")
-    found.add_argument("--search", metavar="LIST", help="parameters to search (default: all that a method declares)")
-    found.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
-    add_run_options(found, shown=False)
-    return found
+    parser.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
+    parser.add_argument("--budget", metavar="N", help="number of settings to try for each method, with the default one")
+    parser.add_argument("--search", metavar="LIST", help="parameters to search (default: all that a method declares)")
+    parser.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
+    add_run_options(parser, shown=False)
+    return parser
 
 
 def _integer(text: str | None, option: str, least: int, most: int) -> int:
@@ -121,29 +121,29 @@ def _result(
     """Return the content of `tune.json` from the records of the trials."""
     methods: list[TunedMethod] = []
     shared = 0.0  # learning rate of dense training, which comes first, and of the final comparison
-    for one in searches:
+    for search in searches:
         tried, chosen = choose(
-            [_setting(values, trials, folder) for values, trials in zip(one.settings, one.trials, strict=True)]
+            [_setting(values, trials, folder) for values, trials in zip(search.settings, search.trials, strict=True)]
         )
-        label, rate = "", one.trials[chosen or 0][0].recipe["learning_rate"]
+        label, rate = "", search.trials[chosen or 0][0].recipe["learning_rate"]
         if not methods:
             shared = rate
         if chosen is not None:
-            label = one.labels[chosen]
+            label = search.labels[chosen]
             if rate != shared and f"{LEARNING_RATE}=" not in label:
-                own = f"{LEARNING_RATE}={show(rate)}"
-                label = f"{label.removesuffix(']')},{own}]" if label.endswith("]") else f"{label}[{own}]"
+                rate_text = f"{LEARNING_RATE}={show(rate)}"
+                label = f"{label.removesuffix(']')},{rate_text}]" if label.endswith("]") else f"{label}[{rate_text}]"
         methods.append(
             TunedMethod(
-                method=one.method,
-                space=tuple(dict(shown(dimension)) for dimension in one.dimensions),
+                method=search.method,
+                space=tuple(dict(shown(dimension)) for dimension in search.dimensions),
                 settings=tried,
                 chosen=chosen,
                 label=label,
             )
         )
-    complete = all(one.chosen is not None for one in methods)
-    labels = ",".join(one.label for one in methods)
+    complete = all(search.chosen is not None for search in methods)
+    labels = ",".join(search.label for search in methods)
     command = [*program_name().split(), "--methods", labels, "--set", f"{LEARNING_RATE}={show(shared)}", *final]
     trial = searches[0].trials[0][0]
     return Tuned(
@@ -181,10 +181,10 @@ def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Pat
 
 
 def _final_options(options: RunOptions, suite: SuiteSpec, folder: Path) -> list[str]:
-    """Return the options of the final comparison: those of the command, with seeds that no setting was chosen by."""
+    """Return the options of the final comparison: those of the command, with seeds that had no part in the choice."""
     first = max(suite.seeds) + 1
     device = suite.device if suite.device_index is None else f"{suite.device}:{suite.device_index}"
-    found = {
+    typed = {
         "task": suite.tasks,
         "model": suite.models,
         "preset": suite.preset,
@@ -195,7 +195,7 @@ def _final_options(options: RunOptions, suite: SuiteSpec, folder: Path) -> list[
         "data-root": files.without_home(suite.data_root),
         "out": files.without_home(str(folder)),
     }
-    words = [word for name, value in found.items() if value for word in (f"--{name}", value)]
+    words = [word for name, value in typed.items() if value for word in (f"--{name}", value)]
     kept = {name: value for name, value in options.overrides.items() if name != "validation_images"}
     words += [word for name, value in kept.items() for word in ("--set", f"{RECIPE}{name}={show(value)}")]
     return [*words, *(word for path in suite.plugins for word in ("--plugin", files.without_home(path)))]
@@ -208,11 +208,11 @@ def _as_text(content: Tuned) -> str:
         lines.append(
             f"{method.method}: {len(method.settings)} settings, chosen on {content.validation_images:,} images"
         )
-        for index, one in enumerate(method.settings):
-            values = ", ".join(f"{name}={show(value)}" for name, value in one.values.items()) or "default"
-            accuracy = "-" if one.val_accuracy is None else f"{100 * one.val_accuracy:.2f} %"
+        for index, setting in enumerate(method.settings):
+            values = ", ".join(f"{name}={show(value)}" for name, value in setting.values.items()) or "default"
+            accuracy = "-" if setting.val_accuracy is None else f"{100 * setting.val_accuracy:.2f} %"
             mark = "*" if index == method.chosen else " "
-            lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({one.reason})" if one.reason else ""))
+            lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({setting.reason})" if setting.reason else ""))
     if content.command:
         lines += ["final comparison, on the test images and once:", f"  {content.command}"]
     else:

@@ -1,4 +1,4 @@
-"""What the verb `tune` does before its first trial: hold out images, choose settings, and plan and rehearse trials."""
+"""What the verb `tune` does before its first trial: hold out images, draw settings, and plan and rehearse trials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def prepare(
     choices = list({str(choice): choice for choice in [MethodChoice.read("dense"), *choices]}.values())
     check_names(choices, only)
 
-    # Prepare the data once, and hold out a part of the training images.
     (first, *_) = plan(dataclasses.replace(base, methods="dense", seeds=base.seeds[:1]))
     copy = DataCopy(**first.data_copy)
     recipe = first.make_recipe()
@@ -51,27 +50,26 @@ def prepare(
     suite = dataclasses.replace(
         base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}
     )
-    (first, *_) = plan(suite)  # finds what is wrong with the whole command, and that the splits fit
+    (first, *_) = plan(suite)  # raises what is wrong with the whole command or with the sizes of its splits
     copy = DataCopy(**first.data_copy)
 
-    # Plan the settings of each method.
     searches = []
     for choice in choices:
         dimensions = space(choice, recipe, first.task_name, base.preset, only, [*base.overrides])
-        found = settings(choice, dimensions, budget, seed)
+        drawn = settings(choice, dimensions, budget, seed)
         planned: list[list[TrialSpec]] = []
         needed: list[TrialSpec] = []
-        for values in found:
-            own = choice.with_typed(values)
-            trials = plan(dataclasses.replace(suite, methods=str(own)), {first.task: copy})
-            planned.append([trial for trial in trials if trial.label == str(own)])
-            needed += [trial for trial in trials if trial.label != str(own)]
+        for values in drawn:
+            setting = choice.with_typed(values)
+            trials = plan(dataclasses.replace(suite, methods=str(setting)), {first.task: copy})
+            planned.append([trial for trial in trials if trial.label == str(setting)])
+            needed += [trial for trial in trials if trial.label != str(setting)]
         labels = [
             str(choice.with_typed({name: value for name, value in values.items() if not name.startswith(RECIPE)}))
-            for values in found
+            for values in drawn
         ]
-        searches.append(MethodSearch(str(choice), dimensions, found, labels, planned, needed))
-    every = [trial for one in searches for trial in one.in_order]
+        searches.append(MethodSearch(str(choice), dimensions, drawn, labels, planned, needed))
+    every = [trial for search in searches for trial in search.in_order]
     folder = options.out or default_folder(every, options.dtype)
     if options.dtype == "auto":
         formats = formats_in(folder, base.device)

@@ -38,7 +38,7 @@ def check(arguments: Sequence[str]) -> int:
     if not namespace.plugin:
         read_names(namespace.method, "method", "check")
 
-    from suite.cli.checking import check_method  # imports torch, without which a wrong name was found
+    from suite.cli.checking import check_method  # imports torch, which a wrong name should not cost
 
     return check_method(namespace)
 
@@ -90,7 +90,7 @@ def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) ->
             before = store.fingerprint()
             write_results(store, targets=targets)
             written = reports.write_report(folder, targets, latex, brief=brief)
-        # A command that gave up waiting for this one has left its trials to it. One that still runs writes at its end.
+        # Another command may have changed the folder since. If one still runs, it will write the report at its end.
         if store.is_locked() or store.fingerprint() == before:
             return written
 
@@ -176,7 +176,7 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
-    """Parse the options of a pass, with those that all passes have."""
+    """Add the options that all passes have, and parse the arguments of one."""
     parser.add_argument("--threads", metavar="N", help=f"threads of torch (default: {threads})")
     parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
     parser.add_argument(

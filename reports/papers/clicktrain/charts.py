@@ -14,7 +14,7 @@ from reports.figures.figure import Figure
 
 WIDTH = 8.6
 _DASHES = (0, (4, 2))
-_NARROW = 0.03  # shorter parts, relative to the longest bar, have no number
+_NARROW = 0.03  # of the longest bar; shorter parts have no number
 
 
 def stacked_figure(
@@ -85,7 +85,7 @@ def positions_figure(
         name, title, caption: Texts of the figure.
         scale: Label of the colour bar, with its unit.
         maps: Percentages (3, 3) by network and layer; all networks have the same layers.
-        uniform: Percentage of each position without any preference.
+        uniform: Percentage of each position if none is preferred.
     """
     everything = np.concatenate([one.ravel() for layers in maps.values() for one in layers.values()])
     reach = max(float(np.abs(everything - uniform).max()), 1.0)
@@ -98,7 +98,7 @@ def positions_figure(
             for axes, (layer, places) in zip(line, layers.items(), strict=True):
                 drawn = axes.imshow(places, cmap="PuOr_r", vmin=uniform - reach, vmax=uniform + reach)
                 for (row, column), share in np.ndenumerate(places):
-                    # The ends of the scale are dark, and its middle is nearly white.
+                    # White text at the ends of the scale, which are dark; black in the middle, which is nearly white.
                     ink = "#ffffff" if abs(share - uniform) > 0.6 * reach else "#000000"
                     axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7.0, color=ink)
                 axes.set_xticks([])

@@ -27,7 +27,7 @@ MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
 METHODS = (*DENSE, MASKED, OURS, CSR)
 CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
 Seconds = list[float]
-"""Minimum, median and third quartile of the times of one call."""
+"""Minimum, median and third quartile of the seconds of a call."""
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
 NOT_DONE = "its trial is not done"
 NOTHING_PRUNED = "nothing was pruned in this network"
@@ -46,19 +46,17 @@ PARTS = tuple(
         small_model=SMALL if network == "vgg11_click" else "",
         seeds={"smoke": 1, "quick": 1, "paper": 1},
         presets=("smoke", "quick", "paper") if network == "vgg11_click" else ("paper",),
-        overrides={"epochs": 2},  # only the positions of the remaining weights matter for the times, not the accuracy
+        overrides={"epochs": 2},  # times depend on the positions of the remaining weights, and not on the accuracy
         recipe=recipe_name(network),
     )
     for network in ("vgg11_click", "resnet32_wide")
 )
 ON_THE_CPU = (
     "Measured on the CPU in float32, in a separate process, whatever the device and dtype of the trial. Times are "
-    "minima "
-    f"of {REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb least. The "
-    "methods alternate, so that other load affects all of them. Notes give the median and the third quartile; the "
-    "lines "
-    "in the figure end there. The slides measure on a GPU and their charts have no numbers, so no published number is "
-    "compared."
+    f"minima of {REPETITIONS['paper']} repetitions ({REPETITIONS['smoke']} in smoke), which other programs disturb "
+    "least. The methods alternate, so that other load affects all of them. Notes give the median and the third "
+    "quartile; the lines in the figure end there. The slides measure on a GPU and their charts have no numbers, so no "
+    "published number is compared."
 )
 
 
@@ -82,11 +80,11 @@ class Figure9(Reproduction):
         figures: list[Figure] = []
         for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
-                found = _of_layers(data, trial, "conversion_times", {})
-                timed.append(found)
-                lines += self._lines(part.name, trial, found.value)
-                if found.value:
-                    figures.append(self._figure(trial, found.value))
+                layers = _of_layers(data, trial, "conversion_times", {})
+                timed.append(layers)
+                lines += self._lines(part.name, trial, layers.value)
+                if layers.value:
+                    figures.append(self._figure(trial, layers.value))
         if not lines:
             lines = [line("to_sparse_csr over the packed form", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")]
         return Outcome(tuple(lines), figures[0] if figures else None, (*self.remarks, *doubts(timed)), timed_on(timed))
@@ -94,7 +92,7 @@ class Figure9(Reproduction):
     def _lines(self, part: str, trial: Trial, layers: Mapping[str, Any]) -> list[Comparison]:
         model = trial.text("model")
         csr, known, rebuilt = CONVERSIONS
-        total = {way: _sum([one["seconds"][way] for one in layers.values()]) for way in CONVERSIONS}
+        total = {way: _sum([layer["seconds"][way] for layer in layers.values()]) for way in CONVERSIONS}
         lines = [
             _milliseconds(f"{model}, all {len(layers)} pruned layers: {way}", part, seconds)
             for way, seconds in total.items()
@@ -103,10 +101,10 @@ class Figure9(Reproduction):
             _times_as_fast(f"{model}, all pruned layers: {way}, times as fast as {csr}", part, total[csr], total[way])
             for way in (known, rebuilt)
         ]
-        for name, one in layers.items():
-            seconds = one["seconds"]
-            shape = "x".join(map(str, one["shape"]))
-            what = f"{model}, {name} ({shape}, {100 * one['density']:.0f} % left): {known}, times as fast as {csr}"
+        for name, layer in layers.items():
+            seconds = layer["seconds"]
+            shape = "x".join(map(str, layer["shape"]))
+            what = f"{model}, {name} ({shape}, {100 * layer['density']:.0f} % left): {known}, times as fast as {csr}"
             lines.append(_times_as_fast(what, part, seconds[csr], seconds[known]))
         return lines
 
@@ -117,8 +115,8 @@ class Figure9(Reproduction):
             f"{trial.text('model')}; minimal times, measured on the CPU. The axis is logarithmic.",
             "Time (microseconds)",
             list(layers),
-            {way: [MICRO * one["seconds"][way][0] for one in layers.values()] for way in CONVERSIONS},
-            {way: [_ends(one["seconds"][way], MICRO) for one in layers.values()] for way in CONVERSIONS},
+            {way: [MICRO * layer["seconds"][way][0] for layer in layers.values()] for way in CONVERSIONS},
+            {way: [_ends(layer["seconds"][way], MICRO) for layer in layers.values()] for way in CONVERSIONS},
             logarithmic=True,
         )
 
@@ -145,12 +143,12 @@ class Figure10(Reproduction):
         for part, trials in with_own_trials(self, data):
             for trial in trials.get(MASKED_TRIAL, [])[:1]:
                 batch = data.specs[trial.name].make_recipe().batch_size
-                found = _of_layers(data, trial, "product_times", {"batch": batch})
-                timed.append(found)
-                lines += self._lines(part.name, trial, found.value)
-                losses += loses(trial.text("model"), found.value)
-                if found.value:
-                    figures.append(self._figure(trial, batch, found.value))
+                layers = _of_layers(data, trial, "product_times", {"batch": batch})
+                timed.append(layers)
+                lines += self._lines(part.name, trial, layers.value)
+                losses += loses(trial.text("model"), layers.value)
+                if layers.value:
+                    figures.append(self._figure(trial, batch, layers.value))
         if not lines:
             lines = [line("skipping over dense", PARTS[0].name, Missing(NOT_DONE), "measured", unit="×")]
         remarks = (*losses, *self.remarks, *doubts(timed))
@@ -161,31 +159,30 @@ class Figure10(Reproduction):
         lines = []
         for method in METHODS:
             for product in (*PRODUCTS, ""):
-                several = [_product(one["seconds"].get(method), product) for one in layers.values()]
+                several = [_product(layer["seconds"].get(method), product) for layer in layers.values()]
                 what = f"{model}, all {len(layers)} pruned layers, {product or 'three products'}: {method}"
                 lines.append(_milliseconds(what, part, _sum([each for each in several if each]), method))
         for product in (*PRODUCTS, ""):
-            ours = _sum([each for one in layers.values() if (each := _product(one["seconds"].get(OURS), product))])
-            dense = _sum([fastest_dense(one["seconds"], product) for one in layers.values()])
+            ours = _sum([each for layer in layers.values() if (each := _product(layer["seconds"].get(OURS), product))])
+            dense = _sum([fastest_dense(layer["seconds"], product) for layer in layers.values()])
             what = f"{model}, all pruned layers, {product or 'three products'}: {THAN_DENSE}"
             lines.append(_times_as_fast(what, part, dense, ours))
-        for name, one in layers.items():
-            ours, dense = _product(one["seconds"].get(OURS), ""), fastest_dense(one["seconds"], "")
-            shape, size = "x".join(map(str, one["shape"])), "x".join(map(str, one["size"]))
-            left = f"{100 * one['density']:.0f} % left"
+        for name, layer in layers.items():
+            ours, dense = _product(layer["seconds"].get(OURS), ""), fastest_dense(layer["seconds"], "")
+            shape, size = "x".join(map(str, layer["shape"])), "x".join(map(str, layer["size"]))
+            left = f"{100 * layer['density']:.0f} % left"
             what = f"{model}, {name} ({shape} on {size}, {left}), three products: {THAN_DENSE}"
             lines.append(_times_as_fast(what, part, dense, ours))
         return lines
 
     def _figure(self, trial: Trial, batch: int, layers: Mapping[str, Any]) -> Figure:
-        drawn = [method for method in METHODS if all(method in one["seconds"] for one in layers.values())]
-        times = {method: [_product(one["seconds"][method], "") for one in layers.values()] for method in drawn}
+        drawn = [method for method in METHODS if all(method in layer["seconds"] for layer in layers.values())]
+        times = {method: [_product(layer["seconds"][method], "") for layer in layers.values()] for method in drawn}
         return bars_figure(
             self.registered_name,
             "Time of forward, data gradient and weight gradient of pruned convolutions",
-            f"{trial.text('model')} at batch {batch}; the three products together, minimal times, measured on the "
-            "CPU in "
-            "float32. The axis is logarithmic.",
+            f"{trial.text('model')} at batch {batch}; the three products together, minimal times, measured on the CPU "
+            "in float32. The axis is logarithmic.",
             "Time (ms)",
             list(layers),
             {method: [MILLI * each[0] for each in several] for method, several in times.items()},
@@ -203,20 +200,19 @@ def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
     """
     slower = [
         name
-        for name, one in layers.items()
-        if (ours := _product(one["seconds"].get(OURS), "")) and ours[0] >= fastest_dense(one["seconds"], "")[0]
+        for name, layer in layers.items()
+        if (ours := _product(layer["seconds"].get(OURS), "")) and ours[0] >= fastest_dense(layer["seconds"], "")[0]
     ]
     if not slower:
         return []
     return [
-        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three "
-        "products take "
-        f"at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
+        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three products "
+        f"take at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
     ]
 
 
 def fastest_dense(seconds: Mapping[str, Any], product: str) -> Seconds:
-    """Return the times of the faster memory format; for an empty product, the sum over products of the faster ones."""
+    """Return the times of a product in the faster memory format; for an empty product, their sum over all products."""
     if not product:
         return _sum([fastest_dense(seconds, one) for one in PRODUCTS])
     return min((seconds[method][product] for method in DENSE), key=lambda each: float(each[0]))
@@ -243,7 +239,7 @@ def _sum(several: Sequence[Seconds]) -> Seconds:
 
 
 def _times_as_fast(what: str, part: str, theirs: Seconds, ours: Seconds) -> Comparison:
-    """Return how many times as fast ours is; torch's own products exist wherever a layer was pruned."""
+    """Return how many times as fast ours is. Torch's own products have times for every pruned layer."""
     if not theirs or not ours:
         return line(what, part, Missing(NOT_HERE if theirs else NOTHING_PRUNED), "measured", unit="×")
     note = f"Ratio of the medians: {theirs[1] / ours[1]:.3g} ×."

@@ -36,12 +36,10 @@ PRODUCTS = ("forward", "data gradient", "weight gradient")
 COUNTS = ("this suite's count", "PruneTrain's count")
 TWO_THIRDS = (
     "Each of the two gradients of a layer takes as many multiply-adds as its forward, and the input of the first layer "
-    "needs no gradient. With this count the backward pass never exceeds two thirds (66.7 %) in any network. The "
-    "code of "
-    "PruneTrain counts a data gradient at the padded input of its layer, which is more than needed, especially where "
-    "images are small. With that count all of these networks except ImageNet's VGG-16 are above 70 %. The slides do "
-    "not "
-    "state how they count."
+    "needs no gradient. With this count the backward pass never exceeds two thirds (66.7 %) in any network. The code "
+    "of PruneTrain counts a data gradient at the padded input of its layer, which is more than needed, especially "
+    "where images are small. With that count all of these networks except ImageNet's VGG-16 are above 70 %. The slides "
+    "do not state how they count."
 )
 
 
@@ -52,9 +50,8 @@ class Figure1(Reproduction):
     title = "ClickTrain, Fig. 1: the share of the backward pass in training FLOPs"
     reference = "clicktrain-fig1-backward"
     remarks = (
-        "Counted from the shapes of convolutions and linear layers, for the networks that the slides name; this "
-        "needs no "
-        "training. One short trial shows that the counted FLOPs of real steps have the same shares.",
+        "Counted from the shapes of convolutions and linear layers, for the networks that the slides name; this needs "
+        "no training. One short trial shows that the counted FLOPs of real steps have the same shares.",
         TWO_THIRDS,
         "The slides do not state which networks Fig. 1 draws.",
     )
@@ -74,18 +71,18 @@ class Figure1(Reproduction):
     def outcome(self, data: ReproductionData) -> Outcome:
         shares = {network: network_shares(network) for network in NETWORKS}
         part, lines = self.parts[0].name, []
-        for place, count in enumerate(COUNTS):
-            backward = {network: sum(both[place][1:]) for network, both in shares.items()}
+        for index, count in enumerate(COUNTS):
+            backward = {network: sum(both[index][1:]) for network, both in shares.items()}
             largest = max(backward, key=lambda network: backward[network])
             lines.append(
                 line(f"backward, most of all networks, {count}", part, estimate([backward[largest]], ""), "counted",
                      published="clicktrain-fig1-backward/more than", among=self.published, note=f"That is {largest}.")
             )  # fmt: skip
         for network, both in shares.items():
-            for place, count in enumerate(COUNTS):
+            for index, count in enumerate(COUNTS):
                 where = f"{network}, {NETWORKS[network][0][1]}x{NETWORKS[network][0][2]}"
                 name = f"backward, {where}, {count}"
-                lines.append(line(name, part, estimate([sum(both[place][1:])], ""), "counted"))
+                lines.append(line(name, part, estimate([sum(both[index][1:])], ""), "counted"))
         trials = done(data, part, "dense")
         model = trained_model(self.parts[0], trials)
         for name, values in (
@@ -100,7 +97,7 @@ class Figure1(Reproduction):
             "Counted. If a forward bar ends left of the dashed line, the backward pass takes more than the "
             "published 70 %.",
             "Share of a step's FLOPs (%), counted",
-            {count: {network: both[place] for network, both in shares.items()} for place, count in enumerate(COUNTS)},
+            {count: {network: both[index] for network, both in shares.items()} for index, count in enumerate(COUNTS)},
             PRODUCTS,
             (30.0, "backward 70 %, published"),
         )
@@ -110,7 +107,7 @@ class Figure1(Reproduction):
 def network_shares(network: str) -> tuple[list[float], list[float]]:
     """Return the percent of a step's FLOPs in each of `PRODUCTS`, by this suite's count and by PruneTrain's."""
     shape, count = NETWORKS[network]
-    with torch.device("meta"):  # shapes are enough
+    with torch.device("meta"):  # counting needs only shapes
         costs = count_layers(build_model(network, shape, count), shape).values()
     return own_shares(costs), prunetrain_shares(costs)
 
@@ -120,19 +117,19 @@ def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
 
 
 def own_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """Return the shares by this suite's count, in which the first layer has no data gradient."""
+    """Return the shares in percent by this suite's count, in which the first layer has no data gradient."""
     costs = list(costs)
     return _percents([sum(cost.flops(product) for cost in costs) for product in ("forward", "dgrad", "wgrad")])
 
 
 def prunetrain_shares(costs: Iterable[LayerCost]) -> list[float]:
-    """Return the shares by PruneTrain's count: data gradients at the padded input, also for the first layer.
+    """Return the shares in percent by PruneTrain's count: data gradients of the padded input, also in the first layer.
 
     Source: PruneTrain's code; `suite.engine.cost.paper_conventions`.
     """
-    found = prunetrain(costs)
-    forward = found["inference_flops"]
-    return _percents([forward, found["train_flops"] - 2 * forward, forward])
+    counted = prunetrain(costs)
+    forward = counted["inference_flops"]
+    return _percents([forward, counted["train_flops"] - 2 * forward, forward])
 
 
 def executed_shares(trial: Trial) -> list[float]:
@@ -145,10 +142,10 @@ def _percents(values: list[float]) -> list[float]:
     return [100 * value / sum(values) for value in values]
 
 
-POSITIONS, LARGEST = 9, 4  # weights of a kernel, and those that a pattern keeps
+POSITIONS, LARGEST = 9, 4  # number of weights in a kernel, and number that a pattern keeps
 UNIFORM = 100 * LARGEST / POSITIONS
 BLOCKS = ((4, 5, 7, 8), (3, 4, 6, 7), (1, 2, 4, 5), (0, 1, 3, 4))  # the four published patterns
-DRAWN = 8  # layers of the figure
+DRAWN = 8  # layers in the figure
 
 
 @register("reproduction", "clicktrain-fig3")
@@ -158,13 +155,11 @@ class Figure3(Reproduction):
     title = "ClickTrain, Fig. 3: positions of large weights in 3x3 kernels"
     source = "clicktrain-slides"
     remarks = (
-        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. "
-        "With no "
-        f"preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
+        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. With "
+        f"no preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
         "including the first.",
-        "The trained network is compared with its initial weights from the same seed. A property that both have is "
-        "due to "
-        "chance.",
+        "The trained network is compared with its initial weights from the same seed. A property that both have is due "
+        "to chance.",
         "The slides show one layer of a VGG-16, only as a picture without numbers. They state that large weights form "
         "shapes that repeat.",
     )
@@ -227,14 +222,14 @@ def large_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Kernels that are all zero are left out.
     """
-    found = {}
+    layers = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
             sizes = layer.weight.detach().abs().reshape(-1, POSITIONS)
             sizes = sizes[sizes.amax(1) > 0]
             largest = torch.zeros(sizes.shape, dtype=torch.bool)
-            found[name] = largest.scatter_(1, sizes.argsort(dim=1, descending=True, stable=True)[:, :LARGEST], True)
-    return found
+            layers[name] = largest.scatter_(1, sizes.argsort(dim=1, descending=True, stable=True)[:, :LARGEST], True)
+    return layers
 
 
 def heat(largest: Tensor) -> np.ndarray:
@@ -258,7 +253,7 @@ def statistics(layers: dict[str, Tensor]) -> dict[str, float]:
     places = heat(whole).ravel()
     codes = (whole.long() << torch.arange(POSITIONS)).sum(1)
     counts = torch.bincount(codes, minlength=1 << POSITIONS).double() / len(whole)
-    blocks = [sum(1 << place for place in block) for block in BLOCKS]
+    blocks = [sum(1 << position for position in block) for block in BLOCKS]
     values = (
         float(places[4]),
         float(places[[1, 3, 5, 7]].mean()),

@@ -12,7 +12,7 @@ SMALL = "vgg11_click[width=0.5]"  # in the short presets
 
 
 def recipe_name(network: str) -> str:
-    """Return the recipe of the published configuration; ResNets lower the learning rate one epoch earlier than VGGs."""
+    """Return the recipe of the published configuration. ResNets lower the learning rate an epoch earlier than VGGs."""
     return "clicktrain_resnet" if network.startswith("resnet") else "clicktrain"
 
 

@@ -17,7 +17,7 @@ from suite.registry import register
 from suite.trials.folder.reader import Trial
 
 # Rows of the table by task and network: the compression and the parameters that give it here. If no published list of
-# ratios reaches the compression, it is solved for one share of kernels in all layers.
+# ratios reaches the compression, the method solves for one share of kernels in all layers.
 ROWS = {
     ("cifar10", "vgg11_click"): {"8.7x": "ratios=cifar10-vgg11_click-1", "11.5x": "ratios=cifar10-vgg11_click-4"},
     ("cifar10", "vgg13_click"): {"8.6x": "ratios=cifar10-vgg13_click-2", "10.9x": "ratios=solved,compression=10.9"},
@@ -123,15 +123,12 @@ class Figure11(Reproduction):
     )
     remarks = (
         "The published accuracies are the best of all epochs on the test set, possibly before anything was pruned. "
-        "Ours "
-        "are those of the last epoch.",
+        "Ours are those of the last epoch.",
         "Three rows are not run: both of ResNet-50 on CIFAR-100, for which no ratios were published, and its second "
-        "row on "
-        "CIFAR-10. Half of its weights are in 1x1 convolutions, so pruning 3x3 convolutions cannot compress it as "
-        "much.",
-        "These networks share names with PruneTrain's networks, but have other sizes; the PruneTrain rows of the "
-        "table are "
-        "not repeated.",
+        "row on CIFAR-10. Half of its weights are in 1x1 convolutions, so pruning 3x3 convolutions cannot compress it "
+        "as much.",
+        "These networks share names with PruneTrain's networks, but have other sizes; the PruneTrain rows of the table "
+        "are not repeated.",
     )
     parts = tuple(_part(task, network) for task, network in ROWS)
 

@@ -57,33 +57,33 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
 
     model = load_model(file)
     costs = count_layers(model, shape)
-    found = []
+    layers = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str):
             stride, padding, dilation = ((int(a), int(b)) for a, b in (layer.stride, layer.padding, layer.dilation))
             one = Layer(name, layer.weight.detach().float(), stride, padding, dilation, costs[name].input)
             if one.density <= _PRUNED:
-                found.append(one)
-    return found
+                layers.append(one)
+    return layers
 
 
 def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
-    """Return `shape`, `density` and the `seconds` of each of `CONVERSIONS` by pruned layer.
+    """Return for each pruned layer its `shape` and `density`, and the `seconds` of each of `CONVERSIONS`.
 
     Args:
         file, shape: See `pruned_layers`.
         repetitions: Number of measurements per conversion.
         device: `cpu`.
     """
-    found = {}
+    times = {}
     for layer in pruned_layers(file, shape):
         seconds = _timed(conversions(layer), repetitions, device)
-        found[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
-    return found
+        times[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
+    return times
 
 
 def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
-    """Return a function for each of `CONVERSIONS` of a layer's weight; the dense matrix for CSR is prepared here."""
+    """Return a function for each of `CONVERSIONS` of a layer's weight. No time includes the dense matrix for CSR."""
 
     weight = layer.weight.contiguous(memory_format=torch.channels_last)
     matrix, kept = layer.weight.contiguous().flatten(1), layer.weight != 0
@@ -98,7 +98,9 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
 
 
 def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
-    """Return `shape`, `density`, input `size` and `seconds` (by available method of `METHODS` and product) by layer.
+    """Return for each layer its `shape`, `density` and input `size`, and the `seconds` by method and product.
+
+    The methods are those of `METHODS` that are available here.
 
     Args:
         file, shape: See `pruned_layers`.
@@ -106,7 +108,7 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
         repetitions: Number of measurements per method and product.
         device: `cpu`.
     """
-    found = {}
+    times = {}
     for layer in pruned_layers(file, shape):
         calls = {
             (method, product): call
@@ -116,38 +118,38 @@ def product_times(file: str, shape: tuple[int, int, int], batch: int, repetition
         seconds: dict[str, dict[str, Seconds]] = {}
         for (method, product), each in _timed(calls, repetitions, device).items():
             seconds.setdefault(method, {})[product] = each
-        found[layer.name] = {
+        times[layer.name] = {
             "shape": [*layer.weight.shape], "density": layer.density, "size": [*layer.size], "seconds": seconds,
         }  # fmt: skip
-    return found
+    return times
 
 
 def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
-    """Return the three products of a layer for each of `METHODS`; methods that are not available are omitted.
+    """Return the three products of a layer for each of `METHODS` that is available.
 
-    All use the same random images and output gradient in float32, and the weight of the layer with its zeros; dense
-    products with zeros take as long as with other numbers.
+    All use the same random images and output gradient in float32, and the weight of the layer with its zeros. Zeros do
+    not change the time of dense products.
     """
     generator = torch.Generator().manual_seed(0)
     channels = layer.weight.shape[1]
     images = torch.randn(batch, channels, *layer.size, generator=generator)
     made = torch.nn.functional.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
     grad = torch.randn(made.shape, generator=generator)
-    found = {
+    by_method = {
         DENSE[0]: _dense(layer, images, grad, torch.contiguous_format),
         DENSE[1]: _dense(layer, images, grad, torch.channels_last),
         MASKED: _dense(layer, images, grad, torch.channels_last, mask=(layer.weight != 0).float()),
         OURS: _skipping(layer, images, grad),
         CSR: _csr(layer, images, grad),
     }
-    return {method: several for method, several in found.items() if several}
+    return {method: several for method, several in by_method.items() if several}
 
 
 def _dense(
     layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
 ) -> tuple[Callable[[], Tensor], ...]:
-    """Return oneDNN's products in one memory format; a mask multiplies the weight beforehand, and its gradient."""
-    images, grad = (one.contiguous(memory_format=layout) for one in (images, grad))
+    """Return oneDNN's products in one memory format. A mask multiplies the weight in the forward, and its gradient."""
+    images, grad = (tensor.contiguous(memory_format=layout) for tensor in (images, grad))
     weight = layer.weight.contiguous(memory_format=layout)
     held = None if mask is None else mask.contiguous(memory_format=layout)
     geometry = (layer.stride, layer.padding, layer.dilation)
@@ -157,24 +159,24 @@ def _dense(
         return torch.nn.functional.conv2d(images, masked, None, *geometry)
 
     def gradient(which: int) -> Tensor:
-        wanted = [which == place for place in range(3)]
-        found = torch.ops.aten.convolution_backward(
+        wanted = [which == index for index in range(3)]
+        result = torch.ops.aten.convolution_backward(
             grad, images, weight, None, *geometry, False, [0, 0], 1, wanted
         )[which]  # fmt: skip
-        return found if held is None or which == 0 else found * held  # type: ignore[no-any-return]
+        return result if held is None or which == 0 else result * held  # type: ignore[no-any-return]
 
     return forward, lambda: gradient(0), lambda: gradient(1)
 
 
 def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return the products of this suite's kernels, including layout changes and packing; none without a compiler."""
+    """Return the products of this suite's kernels with layout changes and packing; empty without a compiler."""
 
     if library() is None:
         return ()
     layout = torch.channels_last
-    images, grad, weight = (one.contiguous(memory_format=layout) for one in (images, grad, layer.weight))
+    images, grad, weight = (tensor.contiguous(memory_format=layout) for tensor in (images, grad, layer.weight))
     taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
-    # Both gradients share one conversion into blocks, as in training; its time counts for the data gradient.
+    # As in training, both gradients share one conversion into blocks. Its time is part of the data gradient.
     blocks = [taps.blocks_of_grad(grad, images)]
 
     def data_gradient() -> Tensor:
@@ -189,7 +191,7 @@ def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], 
 
 
 def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return products of torch's sparse CSR matrices with columns of the images; times include im2col, not CSR."""
+    """Return products of sparse CSR matrices with columns of the images. Times include im2col, but not building CSR."""
     matrix = layer.weight.contiguous().flatten(1)
     sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
     kernel = (layer.weight.shape[2], layer.weight.shape[3])
@@ -208,21 +210,21 @@ def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tenso
         return (sparse @ as_columns()).view(channels, batch, rows, columns).transpose(0, 1)
 
     def data_gradient() -> Tensor:
-        found = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
-        return F.fold(found, layer.size, **unfold)
+        columns_of_gradient = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
+        return F.fold(columns_of_gradient, layer.size, **unfold)
 
     def weight_gradient() -> Tensor:
         return torch.sparse.sampled_addmm(sparse, grad_matrix(), as_columns().t(), beta=0.0)
 
     try:
         weight_gradient()
-    except (RuntimeError, NotImplementedError):  # torch has these products only if it was built with MKL
+    except (RuntimeError, NotImplementedError):  # only a torch that was built with MKL has these products
         return ()
     return forward, data_gradient, weight_gradient
 
 
 def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
-    """Return the quantiles of each call's seconds, measured in alternation."""
+    """Return the quantiles of each call's seconds. The calls alternate."""
 
     times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
     return {

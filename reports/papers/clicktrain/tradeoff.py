@@ -21,11 +21,11 @@ from suite.registry import register
 from suite.trials.folder.reader import Trial
 
 TUNED = "resnet9[width=0.25]"  # PruneTrain's thresholds in the short presets are tuned for it
-SLIDES_EPOCHS = 90  # the published configuration of ResNet-50 has 95; its schedule is kept in proportion
+SLIDES_EPOCHS = 90  # the published configuration of ResNet-50 has 95, whose schedule is scaled to these
 
 
 def solved(compression: float) -> str:
-    """Return ClickTrain with a compression of the 3x3 convolutions and the same share of kernels in each."""
+    """Return the label of ClickTrain with a compression of the 3x3 convolutions, by one share of kernels in all."""
     return f"clicktrain[ratios=solved,compression={compression},schedule=paper]"
 
 
@@ -41,7 +41,7 @@ NOTES = {
     "resnet101": "No ratios were published, and 3x3 convolutions hold half of its weights: pruning only them cannot "
     "compress the network 4.2 times.",
 }
-STANDING_IN = "resnet18"  # the row that the short presets train, on Imagenette
+STANDING_IN = "resnet18"  # the only row that the short presets train, on Imagenette
 
 
 def _lines(where: str, network: str, note: str = "") -> tuple[Compared, ...]:
@@ -187,9 +187,8 @@ class Figure17(Reproduction):
     remarks = (
         "The paper compares its numbers with PruneTrain's published ones, although networks of the same name differ in "
         "size (ResNet-32: 0.47 against 20.1 million parameters). Here both methods prune the same network with the "
-        "same "
-        "recipe and seed. The bars of Fig. 17 have no numbers; those of Fig. 11 are below and cannot be compared with "
-        "ours.",
+        "same recipe and seed. The bars of Fig. 17 have no numbers; those of Fig. 11 are below and cannot be compared "
+        "with ours.",
         "Effective FLOPs leave out masked weights, whether a kernel skipped them or not; executed FLOPs count every "
         "multiplication. PruneTrain's network becomes smaller and needs no special kernels. ClickTrain's network keeps "
         "its shape and saves time only with kernels that skip masked weights, in layers where they were measured to be "
@@ -212,16 +211,16 @@ class Figure17(Reproduction):
     )
 
     def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """Compare as declared, with the name of the trained network, and only for parts with different trials."""
+        """Compare as declared, with the name of the trained network. Parts with the same trials appear once."""
         own = {part.name: trials for part, trials in with_own_trials(self, data)}
         lines = []
-        for one in super().compare(data):
-            part = next((part for part in self.parts if part.name == one.part), None)
+        for line in super().compare(data):
+            part = next((part for part in self.parts if part.name == line.part), None)
             if part is None:
-                lines.append(one)
+                lines.append(line)
             elif part.name in own:
                 trained = [trial.text("model") for several in own[part.name].values() for trial in several]
-                lines.append(replace(one, quantity=one.quantity.replace(part.model, (trained or [part.model])[0], 1)))
+                lines.append(replace(line, quantity=line.quantity.replace(part.model, (trained or [part.model])[0], 1)))
         return tuple(lines)
 
     def outcome(self, data: ReproductionData) -> Outcome:
@@ -257,9 +256,8 @@ class Figure17(Reproduction):
             self.registered_name,
             "Accuracy over training FLOPs and over training time, PruneTrain and ClickTrain on one network",
             f"{model} on cifar10. One point per penalty ratio ({', '.join(map(str, PRUNETRAIN_RATIOS))}) or "
-            "compression "
-            f"of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}): the mean over seeds with its "
-            "95 % interval. Points further up and left are better.",
+            f"compression of the 3x3 convolutions ({', '.join(f'{one:g}' for one in COMPRESSIONS)}): the mean over "
+            "seeds with its 95 % interval. Points further up and left are better.",
             panels,
         )
 

@@ -31,10 +31,9 @@ WAYS = {
 }
 OF_A_PART = {"backends": ("masked", "auto"), "skipping": ("skipping",)}
 BACKENDS = (
-    "masked: torch also multiplies by zeros. skipping: kernels skip masked weights in every pruned layer. auto: "
-    "each layer "
-    "uses the faster of the two, as measured in the first epoch. Without kernels that skip, auto equals masked and the "
-    "part skipping cannot run."
+    "masked: torch also multiplies by zeros. skipping: kernels skip masked weights in every pruned layer. auto: each "
+    "layer uses the faster of the two, as measured in the first epoch. Without kernels that skip, auto equals masked "
+    "and the part skipping cannot run."
 )
 IN_PARTS = (
     "The times of a trial are measured during its training; trials are not interleaved. With --jobs above 1, or while "
@@ -42,9 +41,8 @@ IN_PARTS = (
 )
 OF_ITS_OWN = "of the same trial's before patterns are chosen"
 AS_DENSE = (
-    "Before patterns are chosen, these trials train exactly as dense does. A difference between their steps and "
-    "those of "
-    "the dense trial is then a difference between trials, not methods. The time of a stage is therefore given first "
+    "Before patterns are chosen, these trials train exactly as dense does. A difference between their steps and those "
+    "of the dense trial is then a difference between trials, not methods. The time of a stage is therefore given first "
     "relative to the earlier steps of the same trial."
 )
 FIRST_EPOCH = (
@@ -59,7 +57,7 @@ IMAGENET = (
 
 
 def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
-    """Return a part; both figures have the same trials, in two parts."""
+    """Return a part. Both figures have the same trials, in two parts."""
     return Part(
         name=name,
         title=title,
@@ -75,26 +73,27 @@ def part(name: str, title: str, compared: Sequence[Compared]) -> Part:
 
 
 def step_times(trial: Trial) -> dict[str, list[float]]:
-    """Return the mean seconds of a step for each epoch, by the stage of the epoch; dense has the one stage `dense`.
+    """Return the mean seconds of a step for each epoch, by the stage of the epoch. Dense has only the stage `dense`.
 
-    Reconfigurations are left out, and so is the first epoch, with its one-time work, if its stage has more epochs.
+    The times leave out reconfigurations. They also leave out the first epoch, which has one-time work, if its stage has
+    more epochs.
     """
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     before: Mapping[str, float] = {}
     for record in trial.epochs:
         spent = [float(record[name]) - before.get(name, 0.0) for name in ("train_time_s", "reconfigure_time_s")]
         before = {name: float(record[name]) for name in ("train_time_s", "reconfigure_time_s")}
         stage = record.get("method", {}).get("stage", DENSE)
         if record["steps"]:
-            found.setdefault(stage, []).append((spent[0] - spent[1]) / float(record["steps"]))
-    first = next(iter(found), None)
-    if first is not None and len(found[first]) > 1:
-        found[first] = found[first][1:]
-    return found
+            times.setdefault(stage, []).append((spent[0] - spent[1]) / float(record["steps"]))
+    first = next(iter(times), None)
+    if first is not None and len(times[first]) > 1:
+        times[first] = times[first][1:]
+    return times
 
 
 def column(stage: str) -> str:
-    """Return the column of the step time in a stage; its ending marks it as a time."""
+    """Return the name of the column with the step time of a stage. Its ending marks it as a time."""
     return f"{stage.replace('-', '_')}_step_time_s"
 
 
@@ -106,8 +105,7 @@ class Figure13(Reproduction):
     source = "clicktrain-slides"
     remarks = (
         "A step is forward, backward and the optimizer; the slides measure only forward and backward. Times are "
-        "medians "
-        "over the epochs of a stage; notes and the lines on the bars give the fastest and the slowest epoch.",
+        "medians over the epochs of a stage; notes and the lines on the bars give the fastest and the slowest epoch.",
         AS_DENSE,
         FIRST_EPOCH,
         BACKENDS,
@@ -138,7 +136,7 @@ class Figure13(Reproduction):
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
         times = {stage: statistics.median(seconds) for stage, seconds in step_times(trial).items()}
-        if DENSE in times:  # compared with each stage of the others
+        if DENSE in times:  # each stage of the others is compared with dense
             return {column(stage): times[DENSE] for stage in STAGES}
         return {column(stage): seconds for stage, seconds in times.items()}
 
@@ -178,10 +176,10 @@ class Figure13(Reproduction):
 def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
     """Return the finished trials by backend, dense first."""
     dense = next((trials for name in OF_A_PART if (trials := done(data, name, DENSE))), [])
-    found = {DENSE: dense}
+    by_way = {DENSE: dense}
     for name, ways in OF_A_PART.items():
-        found |= {way: trials for way in ways if (trials := done(data, name, WAYS[way]))}
-    return found
+        by_way |= {way: trials for way in ways if (trials := done(data, name, WAYS[way]))}
+    return by_way
 
 
 def _milliseconds(way: str, stage: str, trials: list[Trial]) -> Comparison:
@@ -213,8 +211,7 @@ def pays(lines: Sequence[Comparison]) -> list[str]:
         return []
     return [
         "Pruning saved no time here: after hard pruning, a step took at least as long as before any pruning in the "
-        "same "
-        f"trial with {', '.join(slow)}."
+        f"same trial with {', '.join(slow)}."
     ]
 
 
@@ -227,8 +224,7 @@ class Figure14(Reproduction):
     also = ("clicktrain-claim-cost",)
     remarks = (
         "Training time includes steps, the choice of patterns, masks, and for auto the measurement of the backends. "
-        "The "
-        "claim of the slides compares with pruning a trained network, which is not run here.",
+        "The claim of the slides compares with pruning a trained network, which is not run here.",
         BACKENDS,
         IN_PARTS,
         IMAGENET,
@@ -282,12 +278,12 @@ class Figure14(Reproduction):
         return Outcome(lines, figure, (*learned_nothing(data, dense), *slower_than_dense(lines), *self.remarks))
 
     def _once(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """Compare as declared; the quantities of dense, which both parts have, appear once, in the first part."""
+        """Compare as declared. Both parts have the quantities of dense, which appear only in the first part."""
         lines: list[Comparison] = []
         for part in self.parts:
-            found = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
+            compared = compare(part.compared, part.name, data.trials.get(part.name, {}), self.published)
             known = {one.quantity for one in lines}
-            lines += [one for one in found if one.quantity not in known]
+            lines += [one for one in compared if one.quantity not in known]
         return tuple(lines)
 
 
@@ -296,7 +292,7 @@ KINDS = (DENSE_STEPS, STAGES["lasso"], STAGES["masked"], MEASURING)
 
 
 def time_by_stage(trial: Trial) -> dict[str, float]:
-    """Return the seconds of training by `KINDS`; steps before patterns are chosen are dense steps."""
+    """Return the seconds of training by `KINDS`. Steps before patterns are chosen count as dense steps."""
     found = dict.fromkeys(KINDS, 0.0)
     nothing = {"train_time_s": 0.0, "reconfigure_time_s": 0.0}
     for before, after in pairwise((nothing, *trial.epochs)):

@@ -39,11 +39,11 @@ def lines(where: str, methods: Mapping[str, str], compared: str) -> tuple[Compar
     Args:
         where: Start of each line's name.
         methods: Labels of the methods by their names for readers.
-        compared: Name of the method that is next to the published number.
+        compared: Name of the method to compare with the published number.
     """
-    found: list[Compared] = []
+    compared_lines: list[Compared] = []
     for name, method in methods.items():
-        found += [
+        compared_lines += [
             Compared(f"{where}, {name}: communication of gradients saved", method, column="communication_saved",
                      kind="modelled", published=PUBLISHED if name == compared else "",
                      note=ON_IMAGENET if name == compared else ""),
@@ -52,7 +52,7 @@ def lines(where: str, methods: Mapping[str, str], compared: str) -> tuple[Compar
             Compared(f"{where}, {name}: gradients of a step in the last epoch, of those in the first", method,
                      column="last_gradients", kind="counted"),
         ]  # fmt: skip
-    return tuple(found)
+    return tuple(compared_lines)
 
 
 GROWS = {ratio: f"ratio {ratio}, growing batch" for ratio in RATIOS[:2]}
@@ -126,7 +126,7 @@ class Figure11(Reproduction):
 def payloads(trial: Trial) -> list[tuple[int, int]]:
     """Return for each epoch the bytes of a step's gradients, and the number of steps.
 
-    An epoch trains the network that the epoch before left; the record of an epoch describes it after the epoch.
+    The record of an epoch describes the network after the epoch, which is the network that the next epoch trains.
     """
     dense = trial.number("params_dense")
     if dense is None or not trial.epochs:

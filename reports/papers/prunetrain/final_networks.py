@@ -27,7 +27,7 @@ from suite.trials.groups import seed_of
 
 BATCHES = (10, 100)
 RATIOS = (0.1, 0.2)
-NEAR_ZERO = 1e-4  # the threshold of the paper, whatever the trial used
+NEAR_ZERO = 1e-4  # the paper's threshold, which need not be that of the trial
 NOT_DONE = "its trials are not done"
 NETWORKS = ("resnet32", "resnet50_cifar")
 
@@ -63,11 +63,11 @@ class Table2(Reproduction):
     )
 
     def where(self, part: Part, model: str) -> str:
-        """Return what the names of a part's quantities begin with, for the network that was trained."""
+        """Return the beginning of the names of a part's quantities, for the network that was trained."""
         return f"{model} on {part.task}"
 
     def rows(self, part: Part) -> tuple[str, str] | None:
-        """Return the rows of dense and of the pruned network in the paper's table; `None` if it has none."""
+        """Return the rows of dense and of the pruned network in the paper's table; `None` without such rows."""
         return part.model, part.model
 
     def outcome(self, data: ReproductionData) -> Outcome:
@@ -213,8 +213,7 @@ class Figure7(Reproduction):
     remarks = (
         f"Forward and backward of a single layer with its gates: median of {REPETITIONS}, union and gating alternate, "
         "batch size of the recipe. The paper measures ResNet-50 with images of ImageNet's size on a V100, and shows "
-        "the "
-        "times only in the picture.",
+        "the times only in the picture.",
     )
     parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
 
@@ -228,7 +227,7 @@ class Figure7(Reproduction):
         ]
         sums = [1e3 * sum(column) for column in zip(*times.values(), strict=True)]
         none = "no residual branch remains in its network" if trials else NOT_DONE
-        both = [estimate(sums[place : place + 1], none) for place in (0, 1)]
+        both = [estimate(sums[index : index + 1], none) for index in (0, 1)]
         lines += [
             line(f"all of them, {name}: milliseconds", "blocks", quantity, "measured", unit="")
             for name, quantity in zip(("union", "gating"), both, strict=True)
@@ -241,7 +240,7 @@ class Figure7(Reproduction):
                 f"Measured milliseconds of forward and backward at batch size {trials[0].number('batch_size'):g}.",
                 "Time (ms)",
                 list(times),
-                {name: [1e3 * one[place] for one in times.values()] for place, name in enumerate(("union", "gating"))},
+                {name: [1e3 * one[index] for one in times.values()] for index, name in enumerate(("union", "gating"))},
             )
         timed = [found] if times else []
         return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), timed_on(timed))
@@ -264,7 +263,7 @@ def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
 
 
 def threshold(data: ReproductionData, trial: Trial) -> float:
-    """Return the threshold under which a channel of the trial counted as dead."""
+    """Return the threshold below which a channel of the trial counted as dead."""
     return float(data.specs[trial.name].parameters["threshold"])
 
 
@@ -282,23 +281,23 @@ class Figure12(Reproduction):
 
     def outcome(self, data: ReproductionData) -> Outcome:
         trials = done(data, "layers", "prunetrain")
-        found = densities(data, trials[0]) if trials else {}
-        left = sum(one["left"] for one in found.values())
-        near = sum(one["near zero"] for one in found.values())
-        built = sum(one["built"] for one in found.values())
+        layers = densities(data, trials[0]) if trials else {}
+        left = sum(layer["left"] for layer in layers.values())
+        near = sum(layer["near zero"] for layer in layers.values())
+        built = sum(layer["built"] for layer in layers.values())
         lines = [
             line("weights left, of those that the network was built with", "layers",
-                 estimate([100 * left / built] if found else [], NOT_DONE), "counted"),
+                 estimate([100 * left / built] if layers else [], NOT_DONE), "counted"),
             line("weights near zero, of those that are left", "layers",
-                 estimate([100 * near / left] if found else [], NOT_DONE), "counted",
+                 estimate([100 * near / left] if layers else [], NOT_DONE), "counted",
                  published="prunetrain-fig12-weights/all layers", among=self.published),
         ]  # fmt: skip
         figure = None
-        if found:
+        if layers:
             bars = {
-                "channels (inputs times outputs)": [100 * one["left"] / one["built"] for one in found.values()],
+                "channels (inputs times outputs)": [100 * layer["left"] / layer["built"] for layer in layers.values()],
                 "weights that are not near zero": [
-                    100 * (one["left"] - one["near zero"]) / one["built"] for one in found.values()
+                    100 * (layer["left"] - layer["near zero"]) / layer["built"] for layer in layers.values()
                 ],
             }
             figure = bars_figure(
@@ -306,21 +305,21 @@ class Figure12(Reproduction):
                 "Density of channels and of weights by layer",
                 "Counted in the final network, in percent of the dense layer.",
                 "Density (%)",
-                list(found),
+                list(layers),
                 bars,
             )
         return Outcome(tuple(lines), figure, self.remarks)
 
 
 def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
-    """Return for each layer the number of weights as `built`, `left`, and `near zero` among those left."""
+    """Return for each layer the number of weights as `built`, those `left`, and those of them that are `near zero`."""
     whole = build_model(data.specs[trial.name].model, image_shape(data, trial), classes(data, trial))
     final = dict(final_model(data, trial).named_modules())
-    found = {}
+    counts = {}
     for name, layer in whole.named_modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            own = final.get(name)
-            weight = own.weight if isinstance(own, (nn.Conv2d, nn.Linear)) else layer.weight[:0]
+            remaining = final.get(name)
+            weight = remaining.weight if isinstance(remaining, (nn.Conv2d, nn.Linear)) else layer.weight[:0]
             near = float((weight.detach().abs() < NEAR_ZERO).sum())
-            found[name] = {"built": float(layer.weight.numel()), "left": float(weight.numel()), "near zero": near}
-    return found
+            counts[name] = {"built": float(layer.weight.numel()), "left": float(weight.numel()), "near zero": near}
+    return counts

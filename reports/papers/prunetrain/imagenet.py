@@ -26,7 +26,7 @@ STAND_IN = (
 
 
 def label(ratio: float, more: str = "") -> str:
-    """Return the label of PruneTrain with a penalty ratio; the published code reconfigures every 5 epochs."""
+    """Return the label of PruneTrain with a penalty ratio, and the interval of 5 epochs of the published code."""
     return f"prunetrain[ratio={ratio},interval=5{more}]"
 
 

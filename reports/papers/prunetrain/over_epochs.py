@@ -98,10 +98,9 @@ class Figure2(Reproduction):
         figure = curves_figure(
             self.registered_name,
             "FLOPs of a step over the epochs, and of the whole training",
-            "Counted. Left: FLOPs of a training step relative to dense, first seed. Right: FLOPs of the whole "
-            "training with "
-            f"one reconfiguration, by its time, and of PruneTrain with the same ratio {STRENGTHS[-1]} (at the right "
-            "edge).",
+            "Counted. Left: FLOPs of a training step relative to dense, first seed. Right: FLOPs of the whole training "
+            f"with one reconfiguration, by its time, and of PruneTrain with the same ratio {STRENGTHS[-1]} (at the "
+            "right edge).",
             [
                 Panel("A step", "Epoch", "FLOPs of a step (% of dense), counted", steps, whole_x=True,
                       from_zero=True),
@@ -122,7 +121,7 @@ def step_flops(trial: Trial) -> list[tuple[int, float]]:
 
 
 def step_flops_of(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """Return `step_flops` in percent, for the first seed."""
+    """Return `step_flops` of the first seed, in percent."""
     return [(epoch, 100 * share) for epoch, share in step_flops(trials[0])] if trials else []
 
 
@@ -147,8 +146,7 @@ class Figure4(Reproduction):
     source = "prunetrain-paper"
     remarks = (
         "The network keeps its size, because removed channels cannot revive. Weights under the threshold are set to "
-        "zero "
-        "only at the end; the paper zeroes them during training.",
+        "zero only at the end; the paper zeroes them during training.",
         "The paper draws convolutions 5, 6 and 7 of ResNet-50, and states that no channel of any layer revives "
         "significantly.",
     )
@@ -203,12 +201,12 @@ class Figure4(Reproduction):
 
 def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
     """Return the largest |w| of each output channel by layer and epoch, from a trial with `watch=true`."""
-    found: dict[str, list[list[float]]] = {}
+    peaks: dict[str, list[list[float]]] = {}
     for record in trial.epochs:
         layers: Mapping[str, Any] = record.get("method", {}).get("peaks", {})
         for layer, held in layers.items():
-            found.setdefault(layer, []).append(held["peaks"])
-    return found
+            peaks.setdefault(layer, []).append(held["peaks"])
+    return peaks
 
 
 NAIVE = "prunetrain"
@@ -224,7 +222,7 @@ def memory_lines(where: str, constant: str, growing: str, last: Compared | None 
     Args:
         where: Start of each line's name.
         constant: Label of PruneTrain with the batch as it was.
-        growing: The same with the growing batch.
+        growing: Label of PruneTrain with the growing batch.
         last: Line of the last batch, if there is a published one.
     """
     memory = f"{where}: memory of the last epoch's steps, of that of the first"
@@ -269,7 +267,7 @@ class Figure9(Reproduction):
         return NAIVE, GROWING
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        memory = [one for _, one in step_memory(trial)]
+        memory = [taken for _, taken in step_memory(trial)]
         if not memory:
             return {}
         batches = [float(record["batch_size"]) for record in trial.epochs]
@@ -283,7 +281,7 @@ class Figure9(Reproduction):
 
     def outcome(self, data: ReproductionData) -> Outcome:
         names = ("batch as it was", "growing batch")
-        # Draw one task: the first part in which both trials are done, else the trials of the first part.
+        # Draw one task: the first part in which both trials are done, or else the trials of the first part.
         by_part = [
             {
                 name: several[0]

@@ -14,15 +14,15 @@ from reports.papers.contract import Part
 from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.trials.folder.reader import Trial
 
-SMALL = "resnet9[width=0.25]"  # for which the thresholds of smoke and quick are tuned
+SMALL = "resnet9[width=0.25]"  # the network for which the thresholds of smoke and quick are tuned
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
-REPETITIONS = 20  # of a time, of which the median counts
+REPETITIONS = 20  # measurements of a time, whose median counts
 MODELS = ("resnet32", "resnet50_cifar", "vgg11", "vgg13")
 TASKS = ("cifar10", "cifar100")
 PAPER = ("paper",)  # the preset
-# For ResNet-32, whose initial weights are larger than those of the network that `quick` is tuned for. Of the settings
-# with the default update in results/cpu-zen4-2cores/prunetrain-resnet32.csv, it is the weakest by which more than 20 %
-# of the inference FLOPs go; its accuracy does not enter this rule.
+# ResNet-32 has larger initial weights than the network that `quick` is tuned for. Of the settings with the default
+# update in results/cpu-zen4-2cores/prunetrain-resnet32.csv, this one is the weakest that saves more than 20 % of the
+# inference FLOPs. Its accuracy had no part in the choice.
 IN_FEW_EPOCHS = "prunetrain[ratio=0.3,threshold=0.05]"
 GROWING = "prunetrain[dynamic_batch=start]"
 COUNTED = "Counted by the convention of this suite."
@@ -35,8 +35,7 @@ RING = "Modelled as in the paper, by a ring all-reduce, for any number of device
 TIMES = "Our time includes the penalty and the reconfigurations; theirs does not."
 BEST_EPOCH = (
     "The published accuracies, pruned and dense, are the best of all epochs on the test set. Ours are those of the "
-    "last "
-    "epoch.",
+    "last epoch.",
 )
 
 
@@ -49,7 +48,7 @@ def figure_part(
     model: str = "resnet50_cifar",
     **fields: Any,
 ) -> Part:
-    """Return a part of a figure: ResNet-50 with the recipe of the paper; a small network and one seed in short presets.
+    """Return a part of a figure: ResNet-50 with the paper's recipe, or a small network and one seed in short presets.
 
     Args:
         name, title, task, model: Fields of the part.
@@ -98,7 +97,7 @@ def inference_left(name: str, method: str, published: str) -> Compared:
 
 
 def left(name: str, method: str, train_flops: str, train_time: str, inference_flops: str) -> tuple[Compared, ...]:
-    """Return the remaining FLOPs and time in percent of dense, with their published numbers (empty: none)."""
+    """Return the remaining FLOPs and time in percent of dense, with the names of published numbers (empty: none)."""
     return (
         training_left(name, method),
         Compared(

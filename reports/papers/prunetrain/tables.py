@@ -31,7 +31,7 @@ from suite.trials.folder.reader import Trial
 
 
 class AccuracyAndCost(Reproduction):
-    """Base class of PruneTrain's tables, which draw the differences of accuracy to dense."""
+    """Base class of PruneTrain's tables, whose figure shows the differences of accuracy to dense."""
 
     remarks: ClassVar[tuple[str, ...]] = BEST_EPOCH
 

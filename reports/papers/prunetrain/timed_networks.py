@@ -24,7 +24,7 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
     Args:
         file: Path of its `model.pt`.
         threshold: A channel of a layer is dead if all its |w| are below this value.
-        gating: Whether to use channel gating.
+        gating: Whether to use channel gating; otherwise channel union.
         shape: Shape of an image, (C, H, W).
         classes: Number of classes of the task.
     """
@@ -39,7 +39,7 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
 def images_per_second(
     files: list[str], dtype: str, shape: tuple[int, int, int], batch: int, device: str
 ) -> list[float]:
-    """Measure the inference images per second of networks: medians of passes that alternate.
+    """Measure the inference images per second of networks, as medians of alternating passes.
 
     Args:
         files: Paths of their `model.pt`.
@@ -49,37 +49,37 @@ def images_per_second(
         device: `cpu`, `cuda` or `cuda:N`.
     """
 
-    place = torch.device(device)
-    images = _images(shape, batch, place)
-    models = [_on(place, load_model(file)) for file in files]
+    torch_device = torch.device(device)
+    images = _images(shape, batch, torch_device)
+    models = [_on(torch_device, load_model(file)) for file in files]
     calls = [lambda model=model: _infer(model, images, dtype) for model in models]  # type: ignore[misc]
-    return [batch / seconds for seconds in _median_seconds(calls, place)]
+    return [batch / seconds for seconds in _median_seconds(calls, torch_device)]
 
 
 def layer_times(
     file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
 ) -> dict[str, tuple[float, float]]:
-    """Measure forward and backward of the last layer of each residual branch, by name.
+    """Measure the time of forward and backward of the last layer of each residual branch, by name.
 
     Args:
         file, threshold, shape, classes: See `cut_again`.
         dtype, batch, device: See `images_per_second`.
 
     Returns:
-        Seconds with channel union and with gating; removed branches are left out.
+        Seconds with channel union and with gating, without removed branches.
     """
 
-    place = torch.device(device)
+    torch_device = torch.device(device)
     names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
-    images = _images(shape, batch, place)
-    networks = [_on(place, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
+    images = _images(shape, batch, torch_device)
+    networks = [_on(torch_device, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
     calls = [_layer_calls(network, names, images, dtype) for network in networks]
-    found = {}
+    times = {}
     for name in names:
         if all(name in several for several in calls):
-            union, gated = _median_seconds([several[name] for several in calls], place)
-            found[name] = (union, gated)
-    return found
+            union, gated = _median_seconds([several[name] for several in calls], torch_device)
+            times[name] = (union, gated)
+    return times
 
 
 def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

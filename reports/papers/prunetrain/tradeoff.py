@@ -98,9 +98,8 @@ class Figure8(Reproduction):
         figure = tradeoff_figure(
             self.registered_name,
             "Accuracy over inference FLOPs and over training FLOPs",
-            "One point per penalty ratio: the mean over seeds with its 95 % interval. The training FLOPs of ssl do "
-            "not include "
-            "the dense training before it.",
+            "One point per penalty ratio: the mean over seeds with its 95 % interval. The training FLOPs of ssl do not "
+            "include the dense training before it.",
             by_method,
         )
         return Outcome(self.compare(data), figure, self.remarks)

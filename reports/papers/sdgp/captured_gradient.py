@@ -22,7 +22,7 @@ N, M = 2, 4
 GROUP = (1.0, 7.0, -3.0, 2.0)
 ROWS = 3  # of the figure's matrices
 SEED = 0
-# Name of each row of the figure: mode and rescaling of its `kernels.PruneRule`. The published code rescales so.
+# Mode and rescaling of the `kernels.PruneRule` for each row of the figure. The rescaling is that of the published code.
 WAYS: dict[str, tuple[Mode, Scope]] = {
     "random": ("random", "none"),
     "magnitude": ("magnitude", "none"),
@@ -38,7 +38,7 @@ class Captured:
         layer: Name of the convolution.
         module: The convolution.
         step: Number of optimizer steps that the network was trained for.
-        grad: Output gradient, (N, K, P, Q), in the dtype of the backward pass, times `loss_scale`.
+        grad: Output gradient times `loss_scale`, (N, K, P, Q), in the dtype of the backward pass.
         input_shape: Shape of the input, (N, C, H, W).
         loss_scale: Factor of the loss.
     """
@@ -55,7 +55,7 @@ def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 
     """Capture the output gradient of the second convolution for the batch that follows the last of the trial.
 
     The pass is that of a training step: batch statistics, the loss of the recipe, and the dtype and loss scale of the
-    trial. The scale is halved until all gradients are finite, as training does after a skipped step.
+    trial. Like training after a skipped step, the function halves the scale until all gradients are finite.
 
     Args:
         spec: Spec of a finished trial.
@@ -115,19 +115,19 @@ def zeros(grad: Tensor) -> float:
 
 
 def channel_ratios(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return the sum of magnitudes of each channel, pruned over dense; channels that are all zero are left out."""
+    """Return each channel's sum of magnitudes, pruned over dense, without channels that are all zero, (channels,)."""
     before, after = (grad.double().abs().sum((0, 2, 3)) for grad in (dense, pruned))
     return (after / before)[before > 0]
 
 
 def cosine(dense: Tensor, pruned: Tensor) -> float:
     """Return the cosine of the angle between two gradients, each flattened to a vector."""
-    one, other = dense.double().flatten(), pruned.double().flatten()
-    return float(one @ other / (one.norm() * other.norm()))
+    before, after = dense.double().flatten(), pruned.double().flatten()
+    return float(before @ after / (before.norm() * after.norm()))
 
 
 def data_gradient_error(captured: Captured, pruned: Tensor) -> float:
-    """Return the norm of the change in the data gradient over the norm of the dense one, computed in float64."""
+    """Return the norm of the change in the data gradient over the norm of the dense data gradient, in float64."""
     layer = captured.module
     made = [
         conv2d_input(
@@ -153,7 +153,7 @@ def example() -> list[float]:
 def pruned_rows(rows: Tensor) -> dict[str, Tensor]:
     """Return a matrix of pixels and channels, dense and pruned to 2:4 in the three ways of the figure.
 
-    Rescaling is that of the figure's caption: each channel keeps its sum of magnitudes over all rows.
+    Rescaling follows the figure's caption: each channel keeps its sum of magnitudes over all rows.
 
     Args:
         rows: Output gradient of some pixels, (rows, 4).

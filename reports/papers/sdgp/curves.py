@@ -28,20 +28,20 @@ PICTURES = (
 
 
 def curve(trial: Trial, name: str) -> list[tuple[int, float]]:
-    """Return the number of each epoch and a field of its record; epochs without a value are left out."""
-    found = ((finite(record.get("epoch")), finite(record.get(name))) for record in trial.epochs)
-    return [(int(epoch), value) for epoch, value in found if epoch is not None and value is not None]
+    """Return the number of each epoch and a field of its record, without epochs that lack a value."""
+    points = ((finite(record.get("epoch")), finite(record.get(name))) for record in trial.epochs)
+    return [(int(epoch), value) for epoch, value in points if epoch is not None and value is not None]
 
 
 def mean_curve(trials: Sequence[Trial], name: str, scale: float = 1.0) -> list[tuple[float, float | Estimate]]:
     """Return the mean over seeds of a field at each epoch that all trials have, times `scale`."""
     curves = [dict(curve(trial, name)) for trial in trials]
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [(float(epoch), scale * sum(one[epoch] for one in curves) / len(curves)) for epoch in shared]
+    return [(float(epoch), scale * sum(values[epoch] for values in curves) / len(curves)) for epoch in shared]
 
 
 def mean_from(trial: Trial, name: str, share: float) -> float | None:
-    """Return the mean of a field over the epochs after a share of them; `None` without values."""
+    """Return the mean of a field over the epochs after the given share of them; `None` without values."""
     left = [value for epoch, value in curve(trial, name) if epoch > int(share * len(trial.epochs))]
     return sum(left) / len(left) if left else None
 
@@ -115,7 +115,7 @@ class Figure6(Reproduction):
         return Outcome(comparisons, figure, remarks)
 
     def _higher(self, data: ReproductionData) -> list[Comparison]:
-        """Return the share of epochs in which each way of pruning has a higher loss than dense of the same seed."""
+        """Return for each way of pruning the share of epochs with a higher loss than dense of the same seed."""
         dense = {seed_of(trial): dict(curve(trial, "train_loss")) for trial in done(data, PART, BASELINE)}
         lines = []
         for mode in MODES:
@@ -127,7 +127,7 @@ class Figure6(Reproduction):
                     if epoch in dense.get(seed_of(trial), {})
                 ]
                 if both:
-                    shares.append(100 * sum(loss > other for loss, other in both) / len(both))
+                    shares.append(100 * sum(loss > of_dense for loss, of_dense in both) / len(both))
             ours = estimate(shares, "not run, or dense of the same seed was not")
             lines.append(line(f"epochs with a higher training loss than dense, {mode}", PART, ours, "measured"))
         return lines
@@ -162,11 +162,11 @@ class Figure7(Reproduction):
     )
 
     def columns(self, trial: Trial) -> Mapping[str, float]:
-        found = {
+        values = {
             name: mean_from(trial, "test_accuracy", share)
             for name, share in (("mean_accuracy", 0.0), ("late_accuracy", 0.5))
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def outcome(self, data: ReproductionData) -> Outcome:
         figure = _figure(self, data, "Accuracy over the epochs", "Test accuracy (%)", "test_accuracy", 100.0)

@@ -32,15 +32,15 @@ class Figure4(Reproduction):
         part = self.parts[0].name
         lines = [
             line(
-                f"{place} element of [1, 7, -3, 2], magnitude 2:4",
+                f"{which} element of [1, 7, -3, 2], magnitude 2:4",
                 part,
                 Estimate(value, None, 1),
                 "counted",
                 unit="",
-                published=f"{EXAMPLE}/{place}",
+                published=f"{EXAMPLE}/{which}",
                 among=self.published,
             )
-            for place, value in zip(self.published.group(EXAMPLE).values, gradients.example(), strict=True)
+            for which, value in zip(self.published.group(EXAMPLE).values, gradients.example(), strict=True)
         ]
         trials = done(data, part, "dense")
         if not trials:
@@ -49,13 +49,13 @@ class Figure4(Reproduction):
         if isinstance(scale, Missing):
             return Outcome((*lines, line("sum of magnitudes left", part, scale, "")))
         captured = gradients.capture(spec, model_file(data, trials[0]), data.device, scale)
-        found = gradients.pruned_rows(gradients.loudest_rows(captured.grad))
-        lines += self._lines(part, found)
+        matrices = gradients.pruned_rows(gradients.loudest_rows(captured.grad))
+        lines += self._lines(part, matrices)
         figure = matrices_figure(
             self.registered_name,
             "Three pixels of an output gradient, dense and pruned to 2:4",
             f"Rows are pixels, columns four neighbouring channels of layer {captured.layer}.",
-            {name: rows.cpu().numpy() for name, rows in found.items()},
+            {name: rows.cpu().numpy() for name, rows in matrices.items()},
         )
         remarks = (
             "The tensors of the figure are only in the picture. Ours are the three pixels with the largest gradients "

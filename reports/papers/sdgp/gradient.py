@@ -47,7 +47,7 @@ class Figure5(Reproduction):
         trials = [trial for trial in data.trials[self.parts[0].name].get("dense", ()) if trial.done]
         if not trials:
             return Outcome((self._line("exact zeros, dense", Missing("the dense trial is not done")),))
-        spec = data.specs[trials[0].name]  # the first seed; one gradient is what the figure shows
+        spec = data.specs[trials[0].name]  # the first seed, because the figure shows one gradient
         model_file = data.folder / "trials" / spec.trial_id / "model.pt"
         scale = loss_scale(spec, trials[0])
         if isinstance(scale, Missing):
@@ -75,9 +75,8 @@ class Figure5(Reproduction):
         epochs = "one epoch" if one_epoch else f"{spec.recipe['epochs']} epochs"
         remarks = (
             f"This is one gradient, so there is no interval: dO of {where}, after {captured.step} steps ({epochs}, "
-            "seed "
-            f"{spec.seed}), for the next training batch of {captured.grad.shape[0]} augmented images. "
-            "The paper shows the second convolution of ResNet-18 on ImageNet after the first epoch; ours is the second "
+            f"seed {spec.seed}), for the next training batch of {captured.grad.shape[0]} augmented images. The paper "
+            "shows the second convolution of ResNet-18 on ImageNet after the first epoch; ours is the second "
             "convolution of ResNet-9.",
             f"The recipe's whole schedule of learning rates runs within {'that epoch' if one_epoch else 'those epochs'}"
             ". The paper's first epoch is the start of a long training, in which the learning rate still rises.",

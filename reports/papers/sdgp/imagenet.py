@@ -16,7 +16,7 @@ from reports.papers.sdgp.tables import COLUMNS, PRUNED, columns, dense_column, p
 from suite.registry import register
 
 GROUP = "sdgp-table1-imagenet"
-ROWS = ("resnet18", "regnetx400mf", "resnet50")  # ends of the names of the groups
+ROWS = ("resnet18", "regnetx400mf", "resnet50")  # networks, with which the names of the groups end
 ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
 MODES = "2:4 random, magnitude and rescaled"
 

@@ -14,7 +14,7 @@ from suite.registry import register
 
 TABLE = "sdgp-table1-cifar10-resnet9"
 GRID = "sdgp-repository-cifar10-resnet9"
-# m: the n of it that were published, as ratios m/n of 2, 4 and 8.
+# The published n:m have these ratios m/n and these group sizes m.
 RATIOS, SIZES = (8, 4, 2), (4, 8, 16, 32)
 PAIRS = tuple((m // ratio, m) for m in SIZES for ratio in RATIOS if m >= ratio)
 MODES = ("random", "magnitude", "rescaled")
@@ -28,7 +28,7 @@ def label(n: int, m: int, mode: str = "rescaled") -> str:
 
 
 def pair_accuracy(n: int, m: int, where: str = "") -> tuple[Compared, ...]:
-    """Return the two lines of one rescaled n:m. Dense's number is from the table; the repository prints none."""
+    """Return the two lines of one rescaled n:m. The number of dense comes from the table: the repository has none."""
     return accuracy(f"rescaled {n}:{m}{where}", label(n, m), f"{GRID}/{n}:{m}", f"{TABLE}/dense")
 
 
@@ -42,7 +42,7 @@ def columns(group: str, where: str = "") -> tuple[Compared, ...]:
 
     Args:
         group: Group of the published numbers.
-        where: Network and task, where a page has several of them.
+        where: Network and task, for a page with several of them.
     """
     return (*dense_column(group, where), *pruned_columns(group, where))
 
@@ -149,13 +149,13 @@ class Figure8(Reproduction):
     )
 
     def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        by_name = {one.quantity: one for one in comparisons}
+        by_name = {line.quantity: line for line in comparisons}
         cells = {}
         for ratio in RATIOS:
             for m in SIZES:
                 name = f"rescaled {m // ratio}:{m}"
-                found = (by_name[f"accuracy, {name}"], by_name[f"{name} minus dense"]) if m >= ratio else None
-                cells[str(ratio), str(m)] = found
+                pair = (by_name[f"accuracy, {name}"], by_name[f"{name} minus dense"]) if m >= ratio else None
+                cells[str(ratio), str(m)] = pair
         return grid_figure(
             self.registered_name,
             "Accuracy of rescaled n:m, published and ours",

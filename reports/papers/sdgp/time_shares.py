@@ -28,7 +28,7 @@ SAVED = "sdgp-time-saved-resnet18"
 MODEL, SHAPE, CLASSES = "resnet18", (3, 224, 224), 1000
 BATCH = {"cpu": 8, "cuda": 256}
 METHOD = "sdgp[n=2,m=4,backend=masked]"
-"""Its gradients are multiplied as dense ones, so that only pruning is added to the times of dense products."""
+"""This backend multiplies gradients as dense ones, so that only pruning adds to the times of dense products."""
 RATIOS = {"2:4": 1 / 2, "1:4": 1 / 4}  # n:m, and n/m
 PRODUCTS = {"forward": "forward", "dgrad": "data gradient", "wgrad": "weight gradient"}
 Seconds = Mapping[str, Mapping[str, float]]
@@ -69,26 +69,26 @@ class Figure9(Reproduction):
             "classes": task.num_classes,
             "batch": spec.recipe["batch_size"],
         }
-        found = [
+        timed = [
             call_in_subprocess(
                 "reports.papers.sdgp.layer_times:product_seconds", {**shared, **network}, data.device, spec.plugins
             )
             for network in (large, small)
         ]
-        lines = self.lines(found[0].value, "ResNet-18 at 224 pixels", SHARE)
-        lines += self.saved(found[0].value)
-        lines += self.lines(found[1].value, f"{spec.model} on {spec.task}", SMALL_SHARE)
+        lines = self.lines(timed[0].value, "ResNet-18 at 224 pixels", SHARE)
+        lines += self.saved(timed[0].value)
+        lines += self.lines(timed[1].value, f"{spec.model} on {spec.task}", SMALL_SHARE)
         lines.append(self._line("data gradient's share of FLOPs, ResNet-18 at 224 pixels", counted_share(), "counted"))
         return Outcome(
             tuple(lines),
-            self._figure(found[0].value, BATCH[kind]),
+            self._figure(timed[0].value, BATCH[kind]),
             (
                 "Times are those of new networks with random images, in forward and backward passes with clocks around "
                 "each product; a product takes as long with other weights.",
                 f"The batch has {BATCH[kind]} images at 224 pixels here and 256 in the paper.",
                 "The first convolution has no data gradient, so that its share of FLOPs is below a third.",
             ),
-            (f"Timed: {found[0].where}, {spec.dtype}; {METHOD}",),
+            (f"Timed: {timed[0].where}, {spec.dtype}; {METHOD}",),
         )
 
     def lines(self, seconds: Seconds, network: str, published: str) -> list[Comparison]:
@@ -106,7 +106,7 @@ class Figure9(Reproduction):
         ]  # fmt: skip
 
     def saved(self, seconds: Seconds) -> list[Comparison]:
-        """Return the paper's modelled saving from our share, and the same less our measured time of pruning."""
+        """Return the saving by the paper's model from our share, and that saving less our measured time of pruning."""
         totals = part_totals(seconds)
         products = sum(totals[product] for product in PRODUCTS)
         share, pruning = totals["dgrad"] / products, totals["pruning"] / products

@@ -31,11 +31,11 @@ PART = "settings"
 SHARE = "sdgp-data-gradient-share-resnet9"
 LEFT = "sdgp-data-gradient-share-left-resnet9"
 SPEEDUP = "sdgp-time-to-accuracy"
-BELOW_DENSE = 0.008  # 94.5 % of Fig. 10 are 0.8 points below dense's 95.3 % of Table I
+BELOW_DENSE = 0.008  # 94.5 % in Fig. 10 is 0.8 points below dense's 95.3 % in Table I
 
 
 def step_factor(pair: str, share: float) -> float:
-    """Return the modelled time of a step relative to dense: the data gradient's share shrinks to n/m of it.
+    """Return the modelled time of a step relative to dense, in which the data gradient takes n/m of its time.
 
     Args:
         pair: `n:m`, or `dense`.
@@ -132,34 +132,34 @@ class Figure10(Reproduction):
 
 
 def reached(trials: Sequence[Trial], target: float, value: Callable[[Mapping[str, object]], float | None]) -> Quantity:
-    """Return the median over seeds of a value of the record that reached the target, without an interval.
+    """Return the median over seeds of a value of the epoch that reached the target, without an interval.
 
     Args:
         trials: Finished trials, one per seed.
         target: Accuracy as a fraction.
-        value: Value of a record of `epochs.jsonl`.
+        value: Function that returns the value of a record of `epochs.jsonl`.
     """
     if not trials:
         return Missing("not run")
     records = [first_reached(trial.epochs, target) for trial in trials]
-    found = median([NOT_REACHED if record is None else value(record) for record in records])
-    if found is None:
+    middle = median([NOT_REACHED if record is None else value(record) for record in records])
+    if middle is None:
         return Missing("not measured")
-    if found == NOT_REACHED:
+    if middle == NOT_REACHED:
         count = sum(record is not None for record in records)
         return Missing(f"not reached within {len(trials[0].epochs)} epochs ({count} of {len(trials)} seeds)")
-    return Estimate(found, None, len(trials))
+    return Estimate(middle, None, len(trials))
 
 
 def speedup(faster: Quantity, slower: Quantity) -> Quantity:
     """Return the slower time over the faster one, minus 1, in percent."""
-    for one in (faster, slower):
-        if isinstance(one, Missing):
-            return one
+    for quantity in (faster, slower):
+        if isinstance(quantity, Missing):
+            return quantity
     fast, slow = number(faster), number(slower)
     assert fast is not None
     assert slow is not None
-    seeds = min(one.count for one in (faster, slower) if isinstance(one, Estimate))
+    seeds = min(quantity.count for quantity in (faster, slower) if isinstance(quantity, Estimate))
     return Estimate(100 * (slow / fast - 1), None, seeds) if fast > 0 else Missing("the time is 0")
 
 

@@ -28,27 +28,27 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("-o", "--out", metavar="FILE.md", help="write the tables as Markdown")
     typed = parser.read(arguments)
     paths = [files.read_path(text, "compare") for text in (typed.first, typed.second)]
-    place = files.read_path(typed.out, "--out") if typed.out is not None else None
+    page = files.read_path(typed.out, "--out") if typed.out is not None else None
 
-    from reports import comparison  # imports numpy and pandas, which wrong options need not wait for
+    from reports import comparison  # imports numpy and pandas, which take time that wrong options should not cost
 
-    found = comparison.compare(*(read(path, current_rows(path)) for path in paths))
-    tables = comparison.tables(found)
-    if place is not None:
-        with files.errors_of(place.parent):
-            files.write(place, comparison.as_markdown(tables, *paths))
+    difference = comparison.compare(*(read(path, current_rows(path)) for path in paths))
+    tables = comparison.tables(difference)
+    if page is not None:
+        with files.errors_of(page.parent):
+            files.write(page, comparison.as_markdown(tables, *paths))
     if typed.json:
-        print(json.dumps(comparison.as_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(comparison.as_json(difference), indent=2, ensure_ascii=False, allow_nan=False))
         return 0
     console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    for one in tables:
-        shown = Table(title=one.caption)
-        for column in one.columns:
+    for table in tables:
+        shown = Table(title=table.caption)
+        for column in table.columns:
             head = f"{column.title} ({column.unit})" if column.unit else column.title
             shown.add_column(head, justify="right" if column.numeric else "left", overflow="fold")
-        for row in one.rows:
+        for row in table.rows:
             shown.add_row(*(cell.text.replace("[", r"\[") for cell in row))  # rich reads a bracket as a style
         console.print(shown)
-    if place is not None:
-        print(f"compare: {place}")
+    if page is not None:
+        print(f"compare: {page}")
     return 0

@@ -1,6 +1,6 @@
-"""New folders: everything is written into a temporary folder next to the destination, which is renamed when complete.
+"""New folders: a command writes into a temporary folder next to the destination, and renames it when it is complete.
 
-A command that is killed leaves no half-written destination, and the same command can be started again.
+A killed command therefore leaves no half-written destination, and the same command can be started again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suite import files
 from suite.errors import UsageError
 
 _LOCK = ".lock"  # the lock of a suite's folder has the same name
-_LONGEST_NAME = 200  # bytes of the destination's name in that of the temporary folder
+_LONGEST_NAME = 200  # bytes of the destination's name that the temporary folder's name has
 
 
 def check_destination(verb: str, destination: Path, sources: Sequence[Path]) -> Path:
@@ -39,28 +39,28 @@ def check_destination(verb: str, destination: Path, sources: Sequence[Path]) -> 
         raise UsageError(f"{verb}: {destination} is a symbolic link to nothing")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(f"{verb}: {destination} is not an empty folder")
-    place = destination.resolve()
+    resolved = destination.resolve()
     for path in sources:
-        if place.is_relative_to(path.resolve()):
+        if resolved.is_relative_to(path.resolve()):
             raise UsageError(f"{verb}: {destination} is inside {path}; choose another destination")
-    above = _existing(place.parent)
+    above = _existing(resolved.parent)
     if not above.is_dir():
         raise UsageError(f"{verb}: {above} is a file, not a folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(f"{verb}: {above} is not writable")
-    return place
+    return resolved
 
 
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
-    return next(one for one in (path, *path.parents) if os.path.lexists(one))
+    return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
 
 
 @contextmanager
 def new_folder(verb: str, destination: Path) -> Iterator[Path]:
     """Yield an empty folder, which gets the name of the destination if the block ends without an error.
 
-    The temporary folder is locked. Those that killed commands left for the same destination are removed first.
+    The function locks this temporary folder, after it has removed those that killed commands left for the destination.
 
     Args:
         verb: See `check_destination`.

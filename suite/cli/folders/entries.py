@@ -1,4 +1,4 @@
-"""Merges what passes measured (`time.json`, `profile.json`): the entries of several folders by group and method."""
+"""Merge what passes measured (`time.json`, `profile.json`): the entries of several folders by group and method."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from suite.trials.folder.times import TIMES, GroupTimes, MethodTime, PassTime
 def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[list[GroupTimes], list[str]]:
     """Return the times of all folders, and a line for each method that was measured in several of them.
 
-    A method has the passes of all folders. A pass that several folders have, since one is a copy of another or was
-    merged from it, counts once.
+    A method gets the passes of all folders. A pass counts once if several folders have it, which happens if one folder
+    is a copy of another or was merged from it.
 
     Raises:
         UsageError: Methods of a group were measured with different numbers of threads.
@@ -27,11 +27,11 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
             for label, time in group.methods.items():
                 methods.setdefault(label, []).append((folder, time))
     notes = []
-    found = []
+    combined_groups = []
     for key, methods in merged.items():
         _refuse_several_threads([one for entries in methods.values() for one in entries])
         combined = {label: _combined(entries) for label, entries in methods.items()}
-        found.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
+        combined_groups.append(GroupEntries[MethodTime](key=dict(key), methods=combined))
         for label, entries in methods.items():
             total = combined[label]
             if any(time != total for _, time in entries):
@@ -40,7 +40,7 @@ def combine_times(groups: Sequence[tuple[Path, Sequence[GroupTimes]]]) -> tuple[
                     f"time.json: {label} was measured in {places}; its {len(total.passes)} passes together give "
                     f"{total.ratio:.3f}"
                 )
-    return found, notes
+    return combined_groups, notes
 
 
 def latest_profiles(
@@ -48,7 +48,7 @@ def latest_profiles(
 ) -> tuple[list[GroupProfiles], list[str]]:
     """Return the profiles of all folders, and a line for each method that was profiled in several of them.
 
-    The later profile of a method is kept, as a later profile pass in one folder replaces an earlier one.
+    The later profile of a method counts, because a later profile pass in one folder also replaces an earlier one.
     """
     merged: dict[tuple[tuple[str, str], ...], dict[str, tuple[Path, MethodProfile]]] = {}
     notes = []
@@ -87,5 +87,5 @@ def _combined(entries: Sequence[tuple[Path, MethodTime]]) -> MethodTime:
     """Return one entry with all passes of a method."""
     known: list[PassTime] = []
     for _, entry in entries:
-        known += [one for one in entry.passes if one not in known]
+        known += [timed for timed in entry.passes if timed not in known]
     return MethodTime(passes=tuple(known))

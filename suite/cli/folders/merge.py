@@ -1,8 +1,7 @@
-"""The verb `merge`: the trials of several folders in a new one.
+"""The verb `merge`: collect the trials of several folders in a new one.
 
-Everything is written into a temporary folder (`suite.cli.folders.destination`). Checkpoints and models are hard
-links where the file system allows it, since programs replace these files and never change them; all other files are
-copied.
+Checkpoints and models become hard links where the file system allows it, because programs replace these files and never
+change them. All other files are copied.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def merge(arguments: Sequence[str]) -> int:
     destination = files.read_path(typed.out, "--out")
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         raise UsageError("merge: expected at least two different folders, and -o DIR for the new one")
-    place = check_destination("merge", destination, paths)
+    target = check_destination("merge", destination, paths)
     sources = [Source.read(path) for path in paths]
     chosen, notes = choose(sources)
     rows = {name: trial.row for name, trial in sorted(chosen.items()) if trial.folder is None}
@@ -51,7 +50,7 @@ def merge(arguments: Sequence[str]) -> int:
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
     tuned, kept = _tuned(paths)
     report = str(destination / "report.html")
-    with new_folder("merge", place) as temporary:
+    with new_folder("merge", target) as temporary:
         store = Store(temporary)
         for name, trial in sorted(chosen.items()):
             if trial.folder is not None:
@@ -68,7 +67,7 @@ def merge(arguments: Sequence[str]) -> int:
             write_tuned(temporary, tuned)
         write_results(store, none_runs=True, further=rows)
         try:
-            reports.write_report(temporary, place=place)
+            reports.write_report(temporary, place=target)
         except NotTestedError as error:
             report = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in (*notes, *lines, *more, *kept):
@@ -79,11 +78,11 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 def _tuned(paths: Sequence[Path]) -> tuple[Tuned | None, list[str]]:
-    """Return the first `tune.json` of several folders, and a line for each other one that differs from it."""
-    found = [(path, content) for path in paths if (content := read_tuned(path)) is not None]
-    others = [path for path, content in found if content != found[0][1]]
-    return (found[0][1] if found else None), [
-        f"tune.json: kept from {found[0][0]}, and not from {path}" for path in others
+    """Return the first `tune.json` of several folders, and a line for each one that differs from it."""
+    contents = [(path, content) for path in paths if (content := read_tuned(path)) is not None]
+    others = [path for path, content in contents if content != contents[0][1]]
+    return (contents[0][1] if contents else None), [
+        f"tune.json: kept from {contents[0][0]}, and not from {path}" for path in others
     ]
 
 
@@ -107,7 +106,7 @@ def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
                     f"merge: {name} is not the same trial in {done[0].source} and {other.source}: {difference}; "
                     "merge only one of them, or remove the trial from the other"
                 )
-        # The one with the most files has the model and its stages; an exported copy does not.
+        # An exported copy has fewer files: it lacks the model and the stages.
         best = max(done or several[:1], key=lambda trial: trial.size)
         chosen[name] = best
         if len(done) < len(several) and (done or any(one.row != best.row for one in several)):
@@ -126,12 +125,12 @@ def copy_trial(source: Path, destination: Path) -> None:
     files.make_folder(destination)
     for path in sorted(source.rglob("*")):
         files.refuse_link(path)
-        place = destination / path.relative_to(source)
+        copy = destination / path.relative_to(source)
         if path.is_dir():
-            files.make_folder(place)
+            files.make_folder(copy)
         elif not path.is_file():
             raise UsageError(f"merge: {path} is not an ordinary file; move it away")
         elif path.suffix in LINKED:
-            files.keep_copy(path, place)
-        elif path.suffix != ".part":  # a part was left by a writer that was killed
-            shutil.copyfile(path, place)
+            files.keep_copy(path, copy)
+        elif path.suffix != ".part":  # a killed writer left a part
+            shutil.copyfile(path, copy)

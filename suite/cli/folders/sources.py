@@ -21,7 +21,7 @@ from suite.trials.folder.store import Store, read_suite
 IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
 _NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
-_NOT_COMPARED = ("sha256",)  # it covers the path of the data set, which may be in another home folder
+_NOT_COMPARED = ("sha256",)  # the hash covers the path of the data set, which may be in another home folder
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Trial:
 
     @cached_property
     def done(self) -> bool:
-        """Whether the trial is done, and its record and files, as far as they exist, are as they were written."""
+        """Whether the trial is done, and its record and the files that it still has are as they were written."""
         return self.state == "done"
 
     @cached_property
@@ -61,7 +61,7 @@ class Trial:
         The path of the data set may differ: an export has `~` in place of the home folder.
         """
         if self.folder is None or other.folder is None:
-            # What depends on the targets of a command is computed again from the records.
+            # Columns of targets do not count: merging computes them again from the records.
             names = [name for name in COLUMNS if "target" not in name and self.row.get(name) != other.row.get(name)]
             return f"{names[0]} is {self.row.get(names[0])} and {other.row.get(names[0])}" if names else ""
         for name in sorted({*self.record, *other.record} - set(_NOT_COMPARED)):
@@ -127,7 +127,7 @@ class Source:
         return cls(folder, suite, trials, fingerprint)
 
     def check_unchanged(self) -> None:
-        """Check that what was read, and copied since, is still what the folder holds.
+        """Check that the folder still holds what was read and copied.
 
         Raises:
             UsageError: A command has changed the folder meanwhile.
@@ -147,9 +147,9 @@ def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:
 
 
 def combine_commands(sources: Sequence[Source]) -> str:
-    """Return the `suite.json` of a merged folder: the commands of all folders by time, each with its folder, once.
+    """Return the `suite.json` of a merged folder: the commands of all folders by time, each once and with its folder.
 
-    The first entries are those of the latest command, as in any folder.
+    The first fields of the file are those of the latest command, as in any folder.
     """
     entries: list[tuple[str, dict[str, Any]]] = []
     known: list[Mapping[str, Any]] = []  # without the folder that an earlier merge added
@@ -158,7 +158,7 @@ def combine_commands(sources: Sequence[Source]) -> str:
         for command in source.suite["commands"]:
             latest = max(latest, str(command.get("time_utc", "")))  # commands of a folder keep their order
             plain = {name: value for name, value in command.items() if name != "folder"}
-            if plain not in known:  # folders that were copied or merged have the same commands
+            if plain not in known:  # copied and merged folders have the same commands
                 known.append(plain)
                 entries.append((latest, {"folder": files.without_home(str(source.folder)), **command}))
     entries.sort(key=lambda entry: entry[0])

@@ -1,9 +1,9 @@
-"""What an operation of torch's dispatcher multiplies.
+"""Count the multiply-adds of an operation of torch's dispatcher.
 
 A product sums up products of the elements of two tensors, as a matrix product or a convolution does. Its multiply-adds
-follow from the shapes: those of attention by the formula of this module, which is the same for every version of torch,
-and those of others by `torch.utils.flop_counter`. An operation without a formula has no product if it is a view, if it
-is tagged as elementwise, or if it is in `FREE`. Whether others have one is unknown, also those of other libraries.
+follow from the shapes. Attention has a formula here, so that the count is the same with every version of torch. Other
+formulas are those of `torch.utils.flop_counter`. An operation without a formula has no product if it is a view, is
+tagged as elementwise, or is in `FREE`. For all others, also of other libraries, the number is unknown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-# Names of operations without a product, without what `_is_free` removes. Those that all supported versions of torch tag
-# as elementwise, and views, are left out.
+# Operations without a product, by names from which `_is_free` has removed prefixes and suffixes. Views, and operations
+# that all supported versions of torch tag as elementwise, need no entry.
 FREE = {
     # Copies and changes of shape.
     "_coalesce", "_pin_memory", "_reshape_copy", "_stack", "_to_copy", "_to_dense", "_to_sparse", "_to_sparse_bsc",
@@ -82,7 +82,7 @@ class Attention:
     Attributes:
         query, key, value: (N, H, T, D) of queries, keys and values. Keys and values may have fewer heads, each of which
             several heads of the queries share.
-        pairs: Pairs of a query and a key, over all N, for one head. A mask does not reduce them.
+        pairs: Number of pairs of a query and a key, over all N, for one head. A mask does not reduce it.
         tensors: Queries, keys and values, in the layout of the operation.
     """
 
@@ -99,7 +99,7 @@ class Attention:
 
 
 def name_of(func: Any) -> str:
-    """Return the name of an operation: for torch's own without library, and as if it did not work in place."""
+    """Return the name of an operation: LIBRARY::NAME, or for torch's own the name without the `_` of in-place."""
     if isinstance(func, HigherOrderOperator):
         return func.name()
     library, _, name = func._schema.name.rpartition("::")
@@ -107,27 +107,27 @@ def name_of(func: Any) -> str:
 
 
 def multiply_adds(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    """Return how often an operation multiplies and adds in its products; `None` if that is unknown."""
-    tensors = [one for one in tree_leaves((args, dict(kwargs))) if isinstance(one, Tensor)]
-    if all(is_dense(one) for one in tensors):  # the formulas are those of dense tensors
+    """Return the multiply-adds of an operation's products; `None` if their number is unknown."""
+    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+    if all(is_dense(tensor) for tensor in tensors):  # the formulas hold for dense tensors only
         name = name_of(func)
         if is_attention(name):
             fused = attention_of(func, args, kwargs)
-            # For each product there are two in the backward. What kernels compute again is not counted.
+            # The backward has two products for each one of the forward. What kernels recompute does not count.
             return None if fused is None else fused.macs * (2 if name.endswith("_backward") else 1)
         if (formula := _formula(func)) is not None:
             return int(formula(*args, **kwargs, out_val=out)) // 2
     if isinstance(func, HigherOrderOperator):
         return None
     creates = not tensors
-    asks = not func._schema.is_mutable and not any(isinstance(one, Tensor) for one in tree_leaves(out))
+    asks = not func._schema.is_mutable and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(out))
     return 0 if creates or asks or _is_free(func) else None
 
 
 def attention_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attention | None:
     """Return the shapes of a fused attention, forward or backward; `None` for other operations.
 
-    It is also `None` for keys in pages (`block_table`), whose number the shapes do not say.
+    The result is also `None` for keys in pages (`block_table`), because the shapes do not give their number.
     """
     if not is_attention(name_of(func)):
         return None
@@ -150,15 +150,15 @@ def attention_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def _of_sequences(tensors: tuple[Tensor, ...], ends: tuple[Tensor, Tensor], longest: list[Any]) -> Attention:
-    """Return the shapes of attention within sequences of several lengths, whose tokens follow one another.
+    """Return the shapes of attention within sequences of several lengths, whose tokens are in one row.
 
     Args:
         tensors: (..., T, H, D) of queries, keys and values, with the tokens of all sequences.
-        ends: Where the sequences of queries and keys begin and end, N + 1 numbers.
+        ends: Where the N sequences of queries and of keys begin and end, (N + 1,) each.
         longest: Length of the longest sequence of queries and of keys.
     """
     count = ends[0].numel() - 1
-    # Without values, all sequences count as the longest one.
+    # A meta tensor has no values. All sequences then count as the longest one.
     lengths = [[size] * count if one.is_meta else one.diff().tolist() for one, size in zip(ends, longest, strict=True)]
     query, key, value = (
         (count, one.shape[-2], size, one.shape[-1])
@@ -192,7 +192,7 @@ def _is_free(func: Any) -> bool:
         return True
     if func.namespace != "aten":
         return False
-    # Lists of tensors, gradients and the number of dimensions change nothing about products.
+    # A variant for lists of tensors, for gradients or for a number of dimensions is as free as the operation itself.
     plain = name_of(func).removeprefix("_foreach_").removesuffix("_backward")
     plain = re.sub(r"(?<=[a-z])[123]d$|_nd$", "", plain)
     packet = _packet(plain)

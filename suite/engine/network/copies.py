@@ -1,4 +1,4 @@
-"""Copies of models that keep what cannot be copied."""
+"""Copies of models that have attributes which cannot be copied."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OF_TORCH = ("_parameters", "_buffers", "_modules")
 
 
 def copied(model: Module) -> Module:
-    """Return a deep copy of a model, which shares with it the attributes that cannot be copied.
+    """Return a deep copy of a model. The copy shares with the model the attributes that cannot be copied.
 
-    These are activations that a forward keeps, locks, open files and generators, for example. A list or dictionary of
-    such objects becomes another one with the same entries, so that a forward of the copy adds nothing to the model's.
+    Examples are activations that a forward keeps, locks, open files and generators. The copy gets its own list or
+    dictionary of such objects, so that a forward of the copy does not add to that of the model.
     """
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # copying may run any code of the attributes; without them, the copy raises it again
+    except Exception as error:  # copying runs the attributes' own code; an error of other code comes again below
         log.debug("%s is copied without its attributes that cannot be: %s", type(model).__name__, error)
     modules = {id(module): module for module in model.modules()}
     shared: dict[int, Any] = {}

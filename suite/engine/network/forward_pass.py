@@ -1,8 +1,8 @@
-"""Running a model to learn about it: which layers are called, what else reads their weights, and what else multiplies.
+"""Run a model to learn which layers it calls, what else reads their weights, and what else multiplies.
 
-Modules are watched with hooks and operations with torch's dispatcher, so that everything in a model's own `forward` is
-seen. The multiply-adds of an operation come from `suite.engine.network.arithmetic`, whose count is independent of the
-ledger's (`suite.engine.cost.flops`).
+Hooks watch the modules, and torch's dispatcher the operations, so that nothing in a model's own `forward` is missed.
+`suite.engine.network.arithmetic` counts the multiply-adds of an operation, independently of the ledger
+(`suite.engine.cost.flops`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Operand:
     Attributes:
         shape: Its shape.
         has_grad: Whether it needs a gradient.
-        parameter: Name of the model's parameter that it is, or whose elements it views; empty for any other tensor.
+        parameter: Name of the model's parameter with the same memory; empty if there is none.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """An operation that multiplies, or of which that is unknown, outside of the layers that methods plan.
+    """An operation outside of planned layers that multiplies, or that may multiply.
 
     Attributes:
         op: Name of the operation in torch's dispatcher, with its library unless that is torch's own.
@@ -62,8 +62,8 @@ class Product:
         macs: Multiply-adds of the whole batch; `None` if there is no formula.
         attention: Whether it is one of the two products of scaled dot-product attention (queries by keys, weights by
             values), or both in one operation.
-        operands: The dense tensors that it reads. The last two of `mm`, `addmm`, `bmm` and `baddbmm` are the factors.
-            Those of fused attention are queries, keys and values, (N, H, T, D).
+        operands: The dense tensors that it reads. In `mm`, `addmm`, `bmm` and `baddbmm`, the last two are the factors.
+            In fused attention, they are queries, keys and values, (N, H, T, D).
         layer: Name of the convolution or linear layer in whose forward it ran; empty outside of them.
     """
 
@@ -77,19 +77,19 @@ class Product:
     @property
     def has_grad(self) -> bool:
         """Whether an operand needs a gradient."""
-        return any(one.has_grad for one in self.operands)
+        return any(operand.has_grad for operand in self.operands)
 
 
 class ForwardPass:
     """Records what happens in the forward of a model.
 
-    Torch's fast paths, which run several modules as one operation with the same result, are disabled meanwhile.
+    Meanwhile torch takes no fast path, which would run several modules as one operation with the same result.
 
     Attributes:
         called: Names of the modules whose forward was called.
         readers: For each convolution and linear layer whose weight was read outside of its own forward, the names of
             the modules that were running.
-        products: The operations that multiplied outside of planned layers, in order, and those that may have.
+        products: The operations outside of planned layers that multiplied, or that may have, in order.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -112,7 +112,7 @@ class ForwardPass:
         """Record everything that runs inside the context."""
         handles = []
         for name, module in self._model.named_modules():
-            # A module that is used under several names is recorded under its first one.
+            # `named_modules` gives a module with several names only under its first one.
             handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)))
             handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
         try:
@@ -152,7 +152,7 @@ class ForwardPass:
             Operand(shape, tensor.requires_grad, self._parameters.get(_storage(tensor), ""))
             for tensor, shape in zip(tensors, shapes, strict=True)
         )
-        # Multi-head attention multiplies in batches, and its projections do not.
+        # In multi-head attention, only the products of attention itself are batched; the projections are not.
         attends = fused is not None or self._in_attention or (self._in_multi_head and name in ("bmm", "baddbmm"))
         self.products.append(Product(name, self._module, macs, attends, operands, layer))
 
@@ -170,12 +170,12 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation, which takes seconds.
+        # With True, torch would import its compiler at the first operation, which takes seconds.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # In inference mode, operations arrive here whole that otherwise arrive as the ones they consist of.
+        # Torch decomposes composite operations before they arrive here, but not in inference mode.
         if torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -187,7 +187,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Attention(TorchFunctionMode):
-    """Tracks whether one of torch's two attention functions is running. Being active, it disables fast paths."""
+    """Tracks whether one of torch's two attention functions is running. Being active, it also prevents fast paths."""
 
     def __init__(self, watch: ForwardPass) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Survey:
 
     Attributes:
         called: Names of the modules whose forward is called in training or in evaluation.
-        readers: As in `ForwardPass`, of both.
+        readers: As in `ForwardPass`, in either mode.
         shapes: Shapes of each layer's input and output for two images.
     """
 
@@ -227,15 +227,15 @@ def survey(model: nn.Module, input_shape: tuple[int, int, int]) -> Survey:
     shapes: LayerShapes = {}
     passes = []
     for training in (True, False):
-        own = copied(model)
-        with probing(model), recording_shapes(own) as found:
-            passes.append(run_blank(own, input_shape, 2, training))
-        shapes |= found
+        duplicate = copied(model)
+        with probing(model), recording_shapes(duplicate) as shapes_in_mode:
+            passes.append(run_blank(duplicate, input_shape, 2, training))
+        shapes |= shapes_in_mode
     readers: dict[str, frozenset[str]] = {}
-    for one in passes:
-        for name, modules in one.readers.items():
+    for watch in passes:
+        for name, modules in watch.readers.items():
             readers[name] = readers.get(name, frozenset()) | modules
-    return Survey(frozenset().union(*(one.called for one in passes)), readers, shapes)
+    return Survey(frozenset().union(*(watch.called for watch in passes)), readers, shapes)
 
 
 def run_blank(
@@ -248,8 +248,8 @@ def run_blank(
     """Run blank images through a model and record the forward pass.
 
     Args:
-        model: The model; its mode, buffers and random states are restored afterwards. In training mode planned layers
-            meter what they execute; pass a copy if that matters.
+        model: The model; its mode, buffers and random states are restored afterwards. In training mode, planned layers
+            meter what they execute: pass a copy to avoid this.
         input_shape: (C, H, W).
         images: Number of images.
         training: Whether the model runs in training mode.
@@ -263,8 +263,8 @@ def run_blank(
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Return a context in which compiled parts of a model run one operation after the other, as the others do."""
-    # Importing the compiler takes seconds. Flex attention imports it when it is called.
+    """Return a context in which compiled parts of a model run eagerly."""
+    # Nothing is compiled unless one of these was imported. `set_stance` imports the compiler, which takes seconds.
     compiles = {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys()
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
@@ -279,14 +279,14 @@ def blank_images(model: nn.Module, input_shape: tuple[int, int, int], images: in
 def probing(model: nn.Module) -> Iterator[None]:
     """Restore a model's modes, buffers and attributes and the random states of Python and torch when the context ends.
 
-    A list, set or dictionary of the model has the same entries again: a hook of a copy may add to those of the model.
-    Do not modify parameters inside this context.
+    Lists, sets and dictionaries of the model get their entries back too, because a hook of a copy may add to those of
+    the model. Do not modify parameters inside this context.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     named_buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     attributes, state = [(module, _own_attributes(module)) for module in model.modules()], random.getstate()
-    kept = {id(value): value for _, own in attributes for value in own.values()}.values()
+    kept = {id(value): value for _, before_context in attributes for value in before_context.values()}.values()
     entries = [(value, [*value]) for value in kept if isinstance(value, (list, deque, set))]
     items = [(value, dict(value)) for value in kept if isinstance(value, dict)]
     devices = {buffer.device for buffer in (*model.parameters(), *model.buffers()) if buffer.device.type == "cuda"}
@@ -295,10 +295,10 @@ def probing(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
-        for module, own in attributes:
-            for name in _own_attributes(module).keys() - own.keys():
+        for module, before_context in attributes:
+            for name in _own_attributes(module).keys() - before_context.keys():
                 del vars(module)[name]
-            vars(module).update(own)
+            vars(module).update(before_context)
         for value, held in entries:
             value.clear()
             value.update(held) if isinstance(value, set) else value.extend(held)
@@ -352,12 +352,12 @@ def recording_shapes(model: nn.Module) -> Iterator[LayerShapes]:
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """Return the input of a convolution or linear layer, which may be passed by name, `layer(input=x)`."""
-    found: Tensor = args[0] if args else kwargs["input"]
-    return found
+    given: Tensor = args[0] if args else kwargs["input"]
+    return given
 
 
 def first_parameter(model: nn.Module) -> nn.Parameter:
-    """Return the first parameter of a model, whose device and type stand for the whole model's.
+    """Return the first parameter of a model; callers take its device and type for those of the whole model.
 
     Raises:
         UsageError: if the model has no parameters.

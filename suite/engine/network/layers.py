@@ -1,10 +1,10 @@
 """Planned convolution and linear layers: torch's own layers, whose three products follow a plan.
 
 `convert` turns a layer in place into a subclass of torch's own, with the same parameter objects and state-dict names.
-With an empty plan it computes exactly what torch's layer does, bit for bit, except for 1x1 convolutions with a stride
+With an empty plan, the layer computes the same bits as torch's layer. The exception is a 1x1 convolution with a stride
 on the CPU, whose sums may be rounded differently (`suite.engine.network.pointwise`). With a plan, one autograd function
 computes data gradient and weight gradient by separate calls, so that a method may give each of them its own copy of the
-output gradient. A backward hook cannot express this.
+output gradient. A backward hook cannot do this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
 
     @property
     def geometry(self) -> Geometry:
-        """What the products depend on besides their operands; explicit padding (`F.pad`) is already applied."""
+        """What the products depend on besides their operands, after explicit padding (`F.pad`)."""
         mode, (left, _, top, _) = self._explicit_padding(1, 1)
         padding = (0, 0) if mode else (top, left)
         return Geometry("conv", self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
@@ -62,10 +62,9 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
         return (rows + top + bottom, columns + left + right) if mode else (rows, columns)
 
     def _explicit_padding(self, rows: int, columns: int) -> tuple[str, list[int]]:
-        """Return the mode and the amounts of `F.pad` before the product; the mode is empty if the product pads itself.
+        """Return mode and amounts (left, right, top, bottom) of `F.pad`; the mode is '' if the product pads itself.
 
-        Here, they do not depend on the size of the input.
-        `padding="same"` adds one more at the far edge where the sum is odd, which a convolution itself cannot do.
+        `padding="same"` pads one more at the far edge where the sum is odd, which a convolution itself cannot do.
         """
         padding: list[int] = self._reversed_padding_repeated_twice
         left, right, top, bottom = padding
@@ -75,9 +74,9 @@ class PlannedConv2d(PlannedLayer, nn.Conv2d):
 
 
 class PlannedConv2dSame(PlannedConv2d):
-    """A subclass of `nn.Conv2d` that pads its input with zeros as its size needs, as TensorFlow's padding `SAME` does.
+    """A convolution that pads its input with as many zeros as its size needs, like TensorFlow's padding `SAME`.
 
-    The output has a place for every stride of the input; if an odd number of zeros is needed, one more is at the end.
+    The output has ceil(size / stride) rows and columns. If the number of zeros is odd, the extra one is at the end.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -92,23 +91,23 @@ class PlannedConv2dSame(PlannedConv2d):
 
 def same_padding(layer: nn.Conv2d, rows: int, columns: int) -> list[int]:
     """Return how many zeros `SAME` adds to an input, as `F.pad` takes them: left, right, top, bottom."""
-    found: list[int] = []
+    zeros: list[int] = []
     for size, kernel, stride, dilation in zip(
         (columns, rows), reversed(layer.kernel_size), reversed(layer.stride), reversed(layer.dilation), strict=True
     ):
         needed = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
-        found += [needed // 2, needed - needed // 2]
-    return found
+        zeros += [needed // 2, needed - needed // 2]
+    return zeros
 
 
 def padded_same(layer: nn.Conv2d, input: Tensor) -> Tensor:
-    """Return what a convolution with the padding `SAME` computes."""
+    """Return the output of a convolution with the padding `SAME`, (N, K, P, Q)."""
     padded = F.pad(input, same_padding(layer, *input.shape[-2:]))
     return F.conv2d(padded, layer.weight, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
 
 
 class PlannedLinear(PlannedLayer, nn.Linear):
-    """`nn.Linear` whose three products follow an `OpPlan`. Leading dimensions are flattened to rows."""
+    """`nn.Linear` whose three products follow an `OpPlan` and see the leading dimensions flattened to rows."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output, (..., K), of an input (..., C)."""
@@ -126,13 +125,13 @@ class PlannedLinear(PlannedLayer, nn.Linear):
 
 def _planned_product(layer: PlannedLayer, activation: Tensor) -> Tensor:
     """Cast the activation under autocast as torch does, then call the planned op."""
-    # The activation is cast outside the op, so that its cast copy is saved for backward. The weight is cast inside, so
-    # that the parameter is saved and not a copy of it.
+    # The op saves what it receives: the cast copy of the activation, and the weight before its cast, which is the
+    # parameter itself.
     return planned_op(activation.to(_product_type(activation)), layer.weight, layer.bias, layer)
 
 
 def _types_agree(layer: PlannedLayer, activation: Tensor) -> bool:
-    """Whether torch can multiply these types. If not, torch's own layer is called, which raises the usual error."""
+    """Return whether torch can multiply these types. If not, torch's own layer raises the usual error."""
     operands: list[Tensor] = [activation, layer.weight]
     if layer.bias is not None:
         operands.append(layer.bias)
@@ -140,7 +139,7 @@ def _types_agree(layer: PlannedLayer, activation: Tensor) -> bool:
 
 
 def _product_type(operand: Tensor) -> torch.dtype:
-    """Return the type of an operand in a product: autocast casts all floating-point types except float64."""
+    """Return the type of an operand in a product. Autocast casts all floating-point types except float64."""
     device = operand.device.type
     if torch.is_autocast_enabled(device) and operand.is_floating_point() and operand.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -150,7 +149,7 @@ def _product_type(operand: Tensor) -> torch.dtype:
 _PLANNED: dict[type[nn.Module], type[PlannedLayer]] = {nn.Conv2d: PlannedConv2d, nn.Linear: PlannedLinear}
 
 _OF_PLANS = ("name", "_op_plan", "planned", "masked", "step_state", "meter", "handle", "own_class")
-"""Attributes of a planned layer."""
+"""Attributes that `convert` adds to a layer."""
 _OF_CLASSES = ("op_plan", "geometry", "padded_size", "forward_weight", "_explicit_padding")
 """What the classes of planned layers add to torch's."""
 _FORWARDS = ("__call__", "forward", "_conv_forward")
@@ -160,13 +159,13 @@ _OWN_METHODS = (types.FunctionType, classmethod, staticmethod)
 def planned_as(layer: nn.Module) -> type[PlannedLayer] | None:
     """Return the planned class that computes exactly what a layer does, or `None` if there is none.
 
-    A subclass is compared with its base class, and a convolution also with one that pads by `SAME`: output and
-    gradients for random inputs of an odd and an even number of places, in training and in evaluation, have the same
-    bits. A subclass with its own forward is also compared for small and large inputs, and must have no attribute of its
-    own, which could change later what it computes. The output projection of `nn.MultiheadAttention` is never called.
+    A subclass has to agree with its base class, or with a convolution that pads by `SAME`: both must give the same bits
+    of output and gradients for random inputs of two sizes, in training and in evaluation. A subclass with its own
+    forward also has to agree for small and large inputs, and must have no attribute of its own, which could later
+    change what it computes. The output projection of `nn.MultiheadAttention`, which torch never calls, gets `None`.
     """
-    found = _planned_or_reason(layer)
-    return None if isinstance(found, str) else found
+    planned = _planned_or_reason(layer)
+    return None if isinstance(planned, str) else planned
 
 
 def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
@@ -174,7 +173,7 @@ def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
     if isinstance(layer, PlannedLayer):
         return type(layer)
     kind = f"it is a {type(layer).__name__}"
-    base = next((one for one in _PLANNED if isinstance(layer, one)), None)
+    base = next((known for known in _PLANNED if isinstance(layer, known)), None)
     if base is None:
         return kind
     if "forward" in vars(layer):
@@ -194,12 +193,12 @@ def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
             if overrides:
                 inputs += [(0, 1e-3), (0, 1e3)]
             for planned, forward in candidates:
-                own = copied(layer)
-                before = _attributes(own)
-                if all(_computes_as(own, forward, more, scale) for more, scale in inputs):
+                duplicate = copied(layer)
+                before = _attributes(duplicate)
+                if all(_computes_as(duplicate, forward, more, scale) for more, scale in inputs):
                     if overrides and (name := _own_state(layer, base)):
                         return f"{kind}, whose own forward may depend on its attribute '{name}'"
-                    if overrides and (name := _changed(before, _attributes(own))):
+                    if overrides and (name := _changed(before, _attributes(duplicate))):
                         return f"{kind}, whose own forward changes its attribute '{name}'"
                     return planned
     except Exception as error:  # the forward of a subclass may raise anything
@@ -208,7 +207,7 @@ def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
 
 
 def _convolved(layer: nn.Conv2d, input: Tensor) -> Tensor:
-    """Return what torch's own convolution computes; its `forward` calls a method that a subclass may replace."""
+    """Return the output of torch's own convolution, whose `forward` calls a method that a subclass may replace."""
     return nn.Conv2d._conv_forward(layer, input, layer.weight, layer.bias)
 
 
@@ -219,19 +218,19 @@ def _attributes(layer: nn.Module) -> dict[str, Any]:
 
 
 def _own_state(layer: nn.Module, base: type[nn.Module]) -> str:
-    """Return the name of an attribute, of a layer or of its class, that its base class does not have; or ''."""
+    """Return the name of an attribute of a layer or its class that its base class does not have, or ''."""
     plain = _attributes(base(1, 1) if base is nn.Linear else base(1, 1, 1))
     of_classes = [
         name
-        for one in type(layer).__mro__[: type(layer).__mro__.index(base)]
-        for name, value in vars(one).items()
+        for kind in type(layer).__mro__[: type(layer).__mro__.index(base)]
+        for name, value in vars(kind).items()
         if not (name.startswith(("__", "_abc_")) or hasattr(base, name) or isinstance(value, _OWN_METHODS))
     ]
     return next((name for name in (*_attributes(layer), *of_classes) if name not in plain), "")
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return the name of an attribute that is another object than before, or ''."""
+    """Return the name of an attribute that is now another object, is new or is gone; or ''."""
     names = [*after, *before]
     return next((name for name in names if name not in before or before[name] is not after.get(name)), "")
 
@@ -243,15 +242,15 @@ def _planned_class(planned: type[PlannedLayer], own: type[nn.Module]) -> type[Pl
     """Return a planned class that keeps the methods of a subclass of torch's layer."""
     if own in _PLANNED or (planned, own) in _DERIVED:
         return _DERIVED.get((planned, own), planned)
-    found: type[PlannedLayer] = types.new_class(planned.__name__, (planned, own))
-    found.__module__ = planned.__module__
+    derived: type[PlannedLayer] = types.new_class(planned.__name__, (planned, own))
+    derived.__module__ = planned.__module__
 
     def reduced(layer: PlannedLayer) -> tuple[Any, ...]:
-        return (_empty, (planned, own), *layer.__reduce_ex__(2)[2:])  # a class made here has no name for pickle
+        return (_empty, (planned, own), *layer.__reduce_ex__(2)[2:])  # pickle cannot import a class made here
 
-    copyreg.pickle(found, reduced)  # type: ignore[arg-type]
-    _DERIVED[planned, own] = found
-    return found
+    copyreg.pickle(derived, reduced)  # type: ignore[arg-type]
+    _DERIVED[planned, own] = derived
+    return derived
 
 
 def _empty(planned: type[PlannedLayer], own: type[nn.Module]) -> PlannedLayer:
@@ -293,7 +292,7 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
 
     Args:
         model: The bare model, converted or not.
-        called: Names of the modules whose forward is called; others cannot be planned. `None`: all are called.
+        called: Names of the modules whose forward is called; only they can be planned. `None`: all are called.
 
     Returns:
         The layers, and the reasons of the others, both by name and in the model's order.
@@ -310,8 +309,8 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
             raise UsageError(
                 f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
             )
-        if isinstance(found := _planned_or_reason(layer), str):
-            others[name] = found
+        if isinstance(reason := _planned_or_reason(layer), str):
+            others[name] = reason
         elif called is not None and name not in called:
             others[name] = "the model never calls it"
         else:
@@ -358,15 +357,15 @@ def convert(
 
 
 def _taken(layer: nn.Module) -> str:
-    """Return the name of an attribute, buffer, child or method of a layer that planned layers use otherwise; or ''."""
+    """Return the name of an attribute, buffer, child or method of a layer that a planned layer needs itself, or ''."""
     if isinstance(layer, PlannedLayer):
         return ""
-    held = _attributes(layer).keys() | {name for one in type(layer).__mro__ for name in vars(one)}
+    held = _attributes(layer).keys() | {name for kind in type(layer).__mro__ for name in vars(kind)}
     return next((name for name in (*_OF_PLANS, *_OF_CLASSES) if name in held), "")
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Turn planned layers back into what they were, in place.
+    """Turn planned layers back into what they were and remove the hooks of the training, in place.
 
     Raises:
         ValueError: if a layer's plan is not empty.
@@ -393,7 +392,7 @@ def backend_name(layer: nn.Module) -> str:
 def keep_nested_tensors_off(model: nn.Module) -> None:
     """Stop every `nn.TransformerEncoder` with planned layers from using nested tensors, which only fast paths support.
 
-    Its outputs stay the same, except at positions that a padding mask covers.
+    Outputs of the encoder stay the same, except at positions that a padding mask covers.
     """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and any(

@@ -1,7 +1,7 @@
 """Files of tensors: checkpoints from which trials resume bit-exactly, and final models that load without their trial.
 
-Both contain only tensors, numbers, strings, lists and dicts, and are read with `weights_only=True`, so that no code in
-them is executed. They are written atomically: a killed process leaves either the old file or the new one.
+Both contain only tensors, numbers, strings, lists and dicts. `load` reads them with `weights_only=True`, so that no
+code in them is executed. Writing is atomic: a killed process leaves either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     except UsageError:
         raise
     except Exception as error:
-        # The archive is intact, but the suite did not write it; its content may make torch's reader raise anything.
+        # The archive is intact, but the suite did not write it. Its content may make torch's reader raise anything.
         raise UsageError(f"{path}: is damaged, or not a file of tensors") from error
     if not isinstance(state, dict):
         raise UsageError(f"{path}: holds a {type(state).__name__}, not a checkpoint")
@@ -101,13 +101,16 @@ def save_model(
     Args:
         path: Path of `model.pt`.
         model: The bare model, with empty plans.
-        tensors: Its state as it is used in evaluation, if that is not its own state.
+        tensors: The state that evaluation uses; `None`: the model's own state.
         name: The model and its parameters as on the command line, for example `resnet9[width=0.25]`; empty for a model
             that only its own program can build.
-        num_classes: Number of classes that it was built for.
-        input_shape: (C, H, W) that it was built for.
-        reconfigurations: The plans that were carried out on it, in order; they are replayed when it is loaded.
+        num_classes: Number of classes that the model was built for.
+        input_shape: (C, H, W) that the model was built for.
+        reconfigurations: The plans that were carried out on it, in order; `load_model` replays them.
         plugin: Name of the file of the plugin that defines the model; empty if none does.
+
+    Raises:
+        OSError: as `save` does.
     """
     architecture: dict[str, Any] = {
         "format": MODEL_FORMAT,
@@ -128,27 +131,27 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     Args:
         path: Path of a `model.pt`, or of what `OwnLoop.save_model` wrote. For a model of a plugin, call
             `suite.registry.load_plugin` first.
-        model: The model as it was built, which is changed; needed for a file of a training loop of one's own, which
-            does not say how to build it. `None`: the model that the file names is built.
+        model: The newly built model, which is changed. The file of a user's own training loop needs it, because it does
+            not say how to build the model. `None`: build the model that the file names.
 
     Returns:
-        The model in evaluation mode, with torch's own layers, on the CPU or where the given one is.
+        The model in evaluation mode, with torch's own layers, on the CPU or on the device of the given model.
 
     Raises:
         UsageError: if the file is missing, damaged or not a model of this suite, if its model is not registered (the
-            message then names the file of the plugin), or if it is not that of the given one.
+            message then names the file of the plugin), or if its tensors do not fit the given model.
     """
     state = _read_model(Path(path))
     if model is None:
         _check_registered(path, state["architecture"])
-    # Building the model draws weights that are then overwritten; this must not change the caller's random state.
+    # Building the model draws weights that are then overwritten. The caller's random state must not change.
     generator_state = torch.get_rng_state()
     try:
         return _rebuilt(state["architecture"], state["tensors"], model)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except Exception as error:
-        # Its checksum is right, so it was written for another version of the model or by another program.
+        # The checksum is right: another program, or another version of the model, wrote the file.
         reason = (str(error).splitlines() or [""])[0]
         which = "the model that it names" if model is None else "the given model"
         raise UsageError(f"{path}: its tensors do not fit {which} ({reason})") from error
@@ -164,7 +167,7 @@ def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None
         )
     name, plugin = architecture["model"].partition("[")[0], architecture.get("plugin")
     if registry.find("model", name) is None:
-        # The name is a stranger's text, and the file is not run without the user's call.
+        # A stranger may have written the file: quote its text, and let only the user's own call run the plugin.
         whose = "if a plugin defines it"
         if isinstance(plugin, str) and plugin:
             whose = f"the plugin {Path(plugin).name!r} defines it"
@@ -228,7 +231,7 @@ def _read_model(path: Path) -> dict[str, Any]:
 def weights_checksum(model: nn.Module) -> str:
     """Return the SHA-256, in hex, of a model's parameters, without those that the first forward initialises."""
     parameters = model.named_parameters()
-    return _checksum({name: one.detach().cpu() for name, one in parameters if not is_lazy(one)})
+    return _checksum({name: tensor.detach().cpu() for name, tensor in parameters if not is_lazy(tensor)})
 
 
 EQUAL_STARTS = (
@@ -244,12 +247,12 @@ def starts_alike(model: str, inputs: Inputs) -> bool:
         model: The model, written as on the command line.
         inputs: What it is built for.
     """
-    found = set()
+    checksums = set()
     with torch.random.fork_rng(devices=()):
         for seed in (0, 1):
             torch.manual_seed(seed)
-            found.add(weights_checksum(build_model(model, *inputs)))
-    return len(found) == 1
+            checksums.add(weights_checksum(build_model(model, *inputs)))
+    return len(checksums) == 1
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

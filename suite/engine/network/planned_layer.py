@@ -1,4 +1,4 @@
-"""The state of a planned layer: its plan, its place in the training, and a meter of what its products executed."""
+"""The state of a planned layer: its plan, the step that is running, and a meter of what its products executed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class ProductClock(Protocol):
 
 @dataclass
 class StepState:
-    """The step that is running: one object that all planned layers of a model share, also those of its copies.
+    """The step that is running. All planned layers of a model and of its copies share one object.
 
     Attributes:
         seed: Seed of the trial.
         step: Number of optimizer steps attempted since the trial began.
         micro_batch_index: `rank * micro_batches + micro_batch`.
         keys: Source of the random keys while a step is captured in a CUDA graph; otherwise `None`.
-        clock: Clock that times each product while a step is profiled; otherwise `None`. With a clock, layers without a
-            plan compute their gradients by separate calls, too.
+        clock: Clock that times each product while a step is profiled; otherwise `None`. With a clock, layers with an
+            empty plan also compute their gradients by separate calls.
     """
 
     seed: int = 0
@@ -96,7 +96,7 @@ _PLAN_IS_FOLLOWED = -1  # key of the hook below; torch numbers its own hooks fro
 
 
 def _follow_plan(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """A forward pre-hook that does nothing; only its presence matters."""
+    """Do nothing: only the presence of this forward pre-hook matters."""
 
 
 class PlannedLayer(Layer):
@@ -105,7 +105,7 @@ class PlannedLayer(Layer):
     Attributes:
         step_state: The step that is running.
         meter: Share of the multiply-adds that the layer's products executed.
-        planned, masked: Whether the plan is not empty, and whether it has a `weight_forward`. A compiled graph depends
+        planned, masked: Whether the plan has any entry, and whether it has a `weight_forward`. A compiled graph depends
             on nothing else of a plan.
         handle: Number by which a compiled graph finds the layer.
         own_class: Class of the layer before it was planned.
@@ -119,7 +119,7 @@ class PlannedLayer(Layer):
     own_class: type[nn.Module]
 
     def __init_subclass__(cls) -> None:
-        """Tell a user's class nothing of the planned class that derives from it: it may register or refuse it."""
+        """Skip the `__init_subclass__` of a user's class, which might register or refuse the planned class."""
 
     @property
     def op_plan(self) -> OpPlan:  # type: ignore[override]

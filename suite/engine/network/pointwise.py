@@ -2,9 +2,9 @@
 
 The sampled input has every stride-th row and column, so that the results are the same sums of the same products.
 oneDNN's own kernels for this case write past the end of their workspace if there are fewer input channels than one
-vector block (8 on AVX2, 16 on AVX-512): the process crashes or hangs, or weight gradients are wrong. The sampled form
-is used for all channel counts and CPUs, because it cannot be known beforehand which kernel oneDNN chooses. The copy of
-the input costs no extra time: oneDNN's kernels make the same copy.
+vector block (8 on AVX2, 16 on AVX-512): the process crashes or hangs, or weight gradients are wrong. This module
+samples for all channel counts and CPUs, because nothing tells beforehand which kernel oneDNN chooses. The copy of the
+input costs no extra time, because oneDNN's kernels make the same copy.
 
 Source: https://github.com/uxlfoundation/oneDNN/issues/6035.
 """
@@ -24,7 +24,7 @@ from suite.plan import Pair
 def sample(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Return the pixels that a 1x1 convolution reads: (N, C, P, Q) from (N, C, H, W), in the same memory format.
 
-    The function is differentiable any number of times.
+    The result can be differentiated any number of times.
     """
     function = _Sample if torch.compiler.is_compiling() else _SampleForward
     sampled: Tensor = function.apply(activation, tuple(stride), tuple(padding))
@@ -66,7 +66,7 @@ class _Sample(torch.autograd.Function):
     def forward(activation: Tensor, stride: Pair, padding: Pair) -> Tensor:  # type: ignore[override]
         (row_step, column_step), (top, left) = stride, padding
         padded = F.pad(activation, (left, left, top, top)) if top or left else activation
-        # Clone it, because the output of an autograd function must not be a view of its input.
+        # The output of an autograd function must not be a view of its input, hence the clone.
         return padded[:, :, ::row_step, ::column_step].clone(memory_format=_memory_format(activation))
 
     @staticmethod
@@ -93,7 +93,7 @@ class _Spread(torch.autograd.Function):
         else:
             whole = sampled.new_zeros(images, channels, *size)
         whole[:, :, ::row_step, ::column_step] = sampled
-        # Clone it for the same reason as above, and because the consumer expects a dense tensor.
+        # Clone for the same reason as above, and because the consumer expects a dense tensor.
         return (
             whole[:, :, top : top + rows, left : left + columns].clone(memory_format=_memory_format(sampled))
             if top or left
@@ -125,6 +125,6 @@ class _SpreadForward(_Spread):
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:
-    """Return channels-last if channels are adjacent in memory, also for a part of a larger tensor."""
+    """Return channels-last if channels are adjacent in memory. The tensor may be a part of a larger one."""
     is_last = tensor.stride(1) == 1 and (tensor.shape[1] > 1 or tensor.is_contiguous(memory_format=torch.channels_last))
     return torch.channels_last if is_last else torch.contiguous_format

@@ -4,7 +4,7 @@ The default backend of every layer is torch's own implementation.
 
 Eager training runs an autograd function. A compiled graph contains two custom ops instead, one for the forward and one
 for the backward. They take tensors and the handle of the layer, and look up the layer's plan when they run. Transforms
-therefore stay plain Python, are called in every step with the site of that step, and a new plan needs no new graph.
+therefore stay plain Python and are called in every step with the site of that step. A new plan needs no new graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from suite.plan import Backend, Compact, Compressed, Geometry, Operand, OpPlan, 
 
 
 def is_sampled(weight: Tensor, stride: Pair) -> bool:
-    """Whether a convolution with this weight, (K, C, R, S), is computed from a sampled input: see `pointwise`."""
+    """Return whether a convolution with this weight, (K, C, R, S), reads a sampled input (see `pointwise`)."""
     return weight.device.type == "cpu" and weight.shape[2:] == (1, 1) and tuple(stride) != (1, 1)
 
 
@@ -39,7 +39,7 @@ class TorchBackend:
     name = "torch"
 
     def forward(self, activation: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        """Return O = A * W + b."""
+        """Return O = A * W + b, (N, K, P, Q) or (rows, K)."""
         if geometry.kind == "linear":
             return F.linear(activation, weight, bias)
         if is_sampled(weight, geometry.stride):
@@ -48,26 +48,26 @@ class TorchBackend:
         return F.conv2d(activation, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
 
     def dgrad(self, grad: Tensor, weight: Tensor, activation: Tensor, geometry: Geometry) -> Tensor:
-        """Return dA."""
+        """Return dA, with the shape of A."""
         if geometry.kind == "linear":
             return grad @ weight
         if is_sampled(weight, geometry.stride):
             stride, padding = geometry.stride, geometry.padding
             sampled = pointwise.sampled_like(activation, stride, padding)
-            found = _convolution_backward(grad, sampled, weight, _of_sampled(geometry), (True, False, False))[0]
-            return pointwise.spread(found, (activation.shape[2], activation.shape[3]), stride, padding)
+            small = _convolution_backward(grad, sampled, weight, _of_sampled(geometry), (True, False, False))[0]
+            return pointwise.spread(small, (activation.shape[2], activation.shape[3]), stride, padding)
         return _convolution_backward(grad, activation, weight, geometry, (True, False, False))[0]
 
     def wgrad(
         self, grad: Tensor, activation: Tensor, weight: Tensor, geometry: Geometry, with_bias: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return dW, and the bias gradient if `with_bias`."""
+        """Return dW, with the shape of W, and the bias gradient, (K,), if `with_bias`."""
         if geometry.kind == "linear":
             return grad.t() @ activation, grad.sum(0) if with_bias else None
         if is_sampled(weight, geometry.stride):
             activation = pointwise.sample(activation, geometry.stride, geometry.padding)
             geometry = _of_sampled(geometry)
-        # One call for weight and bias: the bias is free then, and both equal torch's own backward bit for bit.
+        # In one call, the bias gradient is free, and both gradients equal those of torch's own backward bit for bit.
         gradients = _convolution_backward(grad, activation, weight, geometry, (False, True, with_bias))
         return gradients[1], gradients[2] if with_bias else None
 
@@ -106,9 +106,10 @@ _UNTIMED = nullcontext()
 
 
 def planned_op(activation: Tensor, weight: Tensor, bias: Tensor | None, layer: PlannedLayer) -> Tensor:
-    """Return O = A * W + b according to the layer's plan; A is cast and padded already.
+    """Return O = A * W + b, (N, K, P, Q) or (rows, K), by the layer's plan; A is already cast and padded.
 
-    The backward uses plan, step and micro-batch of its forward; in a compiled graph, those at the time when it runs.
+    In eager mode, the backward uses plan, step and micro-batch of its forward. In a compiled graph, it uses the present
+    ones when it runs.
 
     Raises:
         UsageError: under transforms of `torch.func`, and in a second or forward-mode differentiation.
@@ -148,7 +149,7 @@ class _Call:
         return self.plan.backend or TORCH
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Return the context of a product or of pruning; it does nothing unless the step is profiled."""
+        """Return a context that times a product or pruning while the step is profiled."""
         return _UNTIMED if (clock := self.layer.step_state.clock) is None else clock.span(part, self.layer.name)
 
     def transformed(self, operand: Operand, tensor: Tensor) -> Any:
@@ -158,15 +159,15 @@ class _Call:
             return tensor
         state = self.layer.step_state
         with self.timed("pruning"):
-            found = transform(
+            result = transform(
                 tensor, Site(self.layer.name, operand, self.step, self.micro_batch_index, state.seed, state.keys)
             )
-        if isinstance(found, Compressed):
-            self._check(found, operand, tensor)
-        return found
+        if isinstance(result, Compressed):
+            self._check(result, operand, tensor)
+        return result
 
     def _check(self, found: Compressed, operand: Operand, tensor: Tensor) -> None:
-        """Refuse a compressed operand that is not made of the output gradient."""
+        """Refuse a compressed operand that is not dO, or that differs from it in shape, type or device."""
         what = f"{operand} of layer '{self.layer.name}' returned a Compressed"
         if operand == "weight_forward":
             raise UsageError(f"{what}; only output gradients can be compressed")
@@ -180,7 +181,7 @@ class _Call:
             )
 
     def meter(self, product: str, grad: Any, weight: Tensor) -> None:
-        """Meter what a backend executed. Torch executes everything, which is what an unmetered product counts as."""
+        """Meter what a backend executed. An unmetered product counts as fully executed, which is right for torch."""
         if self.plan.backend is not None:
             self.layer.meter.add(product, self.plan.backend.executed(product, grad, weight, self.geometry))
 
@@ -196,8 +197,8 @@ class _PlannedOp(torch.autograd.Function):
         out, used = _multiply(call, activation, weight, bias)
         ctx.activation_like = (activation.shape, activation.stride(), activation.dtype, activation.device)
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        # Save only what the gradients need: A for dW, and W for dA. An unmasked weight is saved as the parameter, a
-        # masked one as it was used, so that no mask is computed twice.
+        # Save only what the gradients need: A for dW, and W for dA. For an unmasked weight that is the parameter, and
+        # for a masked one the weight that was used, so that no mask is computed twice.
         needs_activation, needs_weight, _ = ctx.needs_input_grad[:3]
         masked = call.plan.weight_forward is not None and needs_activation
         ctx.save_for_backward(activation if needs_weight else None, used if masked else weight)
@@ -205,8 +206,8 @@ class _PlannedOp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        # Gradients are enabled here only if the backward itself is to be differentiated. Without this check, torch
-        # would later raise an error that names neither the layer nor the reason, or return a gradient of zero.
+        # Torch enables gradients here only to differentiate the backward itself. Without this check, it would later
+        # return a gradient of zero, or raise an error without the layer and the reason.
         if torch.is_grad_enabled():
             raise _refusal(ctx.call.layer, "a second backward through its gradients (create_graph=True)")
         activation, weight = ctx.saved_tensors
@@ -221,9 +222,9 @@ class _PlannedOp(torch.autograd.Function):
 
 
 def _multiply(call: _Call, activation: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the output, and the weight that was used for it."""
+    """Return the output and the weight as it was used, both in the type of A."""
     with torch.autocast(activation.device.type, enabled=False):
-        # The transform receives the master weight without autocast, as in a compiled graph and in `forward_weight`.
+        # The transform gets the weight before its cast, without autocast, as in a compiled graph and `forward_weight`.
         used = call.transformed("weight_forward", weight)
         with call.timed("forward"):
             used = used.to(activation.dtype)
@@ -253,7 +254,7 @@ def _gradients(
 
 
 class _Shared:
-    """dO after `grad_shared`; a compressed one is expanded once, and only if something needs its dense form."""
+    """dO after `grad_shared`. If something needs the dense form of a compressed dO, it is expanded once."""
 
     def __init__(self, grad: Tensor | Compressed) -> None:
         self._grad = grad
@@ -265,11 +266,11 @@ class _Shared:
     def operand_of(self, call: _Call, product: str) -> Any:
         """Return the dO that `dgrad` or `wgrad` multiplies: dense unless the backend takes a compressed one."""
         operand: Operand = "grad_dgrad" if product == "dgrad" else "grad_wgrad"
-        found = self._grad if getattr(call.plan, operand) is None else call.transformed(operand, self.dense)
-        if not isinstance(found, Compressed) or takes_compressed(call.backend, product):
-            return found
+        grad = self._grad if getattr(call.plan, operand) is None else call.transformed(operand, self.dense)
+        if not isinstance(grad, Compressed) or takes_compressed(call.backend, product):
+            return grad
         with call.timed("pruning"):
-            return self.dense if found is self._grad else found.dense()
+            return self.dense if grad is self._grad else grad.dense()
 
     def bias_gradient(self) -> Tensor:
         """Return the sum of each channel, (K,)."""
@@ -289,7 +290,7 @@ def _full_gradients(
         with call.timed("dgrad"):
             grad_activation = call.backend.dgrad(operand, weight, activation, call.geometry)
         call.meter("dgrad", operand, weight)
-    # The bias gradient uses the shared operand. If the weight gradient uses it too, one call computes both.
+    # The bias gradient is a sum of the shared dO. If dW is a product of the same dO, one call computes both.
     with_bias = needs_bias and needs_weight and call.plan.grad_wgrad is None
     if needs_weight:
         operand = shared.operand_of(call, "wgrad")
@@ -305,7 +306,7 @@ def _full_gradients(
 def _compact_gradients(
     call: _Call, shared: Compact, activation: Tensor, weight: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients from the kept channels of dO only: smaller dense products, scattered into place."""
+    """Return the gradients from the kept channels of dO only, by smaller dense products."""
     needs_activation, needs_weight, needs_bias = needs
     kept, values, out_channels = shared.kept, shared.values, weight.shape[0]
     share = kept.numel() / out_channels
@@ -332,7 +333,7 @@ def _compact_gradients(
 
 
 def _balanced(compact: Compact, weight: Tensor, groups: int) -> bool:
-    """Whether all groups of a convolution keep the same number of channels."""
+    """Return whether all groups of a convolution keep the same number of channels."""
     if groups == 1:
         return True
     counts = torch.bincount(compact.kept // (weight.shape[0] // groups), minlength=groups)
@@ -346,17 +347,17 @@ def _empty_like(description: tuple[Any, ...]) -> Tensor:
 
 
 def _in_types_of(ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return the gradients in the types of their parameters."""
-    grad_activation, *others = gradients
+    """Return dA as it is, and the other gradients in the types of weight and bias."""
+    grad_activation, *rest = gradients
     types = (ctx.weight_dtype, ctx.bias_dtype)
-    return (grad_activation, *(None if one is None else one.to(to) for one, to in zip(others, types, strict=True)))
+    return (grad_activation, *(None if grad is None else grad.to(to) for grad, to in zip(rest, types, strict=True)))
 
 
 @torch.library.custom_op("pdt::planned_forward", mutates_args=())
 def _forward_op(
     activation: Tensor, weight: Tensor, bias: Tensor | None, handle: int, masked: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return O and the masked weight as it was used; an empty tensor if no `weight_forward` masks it."""
+    """Return O, and the masked weight as it was used; an empty tensor in its place if nothing masks the weight."""
     layer = layer_of(handle)
     out, used = _multiply(_Call.of(layer), activation, weight, bias)
     if not masked:
@@ -412,8 +413,8 @@ def _backward_in_graph(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor
     activation, weight = ctx.saved_tensors
     if activation is None:
         activation = _empty_like(ctx.activation_like)
-    found = iter(_backward_op(grad, activation, weight, ctx.handle, ctx.needs))
-    gradients = [next(found) if needed else None for needed in ctx.needs]
+    computed = iter(_backward_op(grad, activation, weight, ctx.handle, ctx.needs))
+    gradients = [next(computed) if needed else None for needed in ctx.needs]
     return (*_in_types_of(ctx, gradients), None, None)
 
 
@@ -421,7 +422,7 @@ _forward_op.register_autograd(_backward_in_graph, setup_context=_keep_for_backwa
 
 
 def _laid_out_as(activation: Tensor, out: Tensor) -> Tensor:
-    """Return O in the memory format of A: a graph is compiled for one format, whatever a backend returns."""
+    """Return O in the memory format of A, for which the graph was compiled; a backend may return another format."""
     channels_last = activation.ndim == 4 and activation.is_contiguous(memory_format=torch.channels_last)
     return out.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 

@@ -31,7 +31,7 @@ class KeyBuffer:
         self._values = torch.zeros(capacity, dtype=torch.int64, device=device)
 
     def of(self, name: str, operand: str, slot: int) -> Tensor:
-        """Return the entry of one layer, operand and slot, 0-dimensional int64; always the same memory.
+        """Return the entry of one layer, operand and slot: 0-dimensional, int64, always at the same address.
 
         Raises:
             IndexError: if there are more entries than the buffer's capacity.
@@ -43,7 +43,7 @@ class KeyBuffer:
         if not self._entries:
             return
         keys = [random_key(self._seed, step, slot, operand, name) for name, operand, slot in self._entries]
-        # The memory is pinned, so that the copy is asynchronous. It is allocated for each step, because copies of
-        # earlier steps may still be queued; torch does not reuse it before the copy has finished.
+        # Pinned memory makes the copy asynchronous. Each step allocates its own, because copies of earlier steps may
+        # still be queued; torch does not reuse the memory before its copy has finished.
         pinned = torch.tensor(keys, dtype=torch.int64, pin_memory=self._values.is_cuda)
         self._values[: len(keys)].copy_(pinned, non_blocking=True)

@@ -28,7 +28,7 @@ from suite.plan import random_key
 from suite.recipe import Recipe
 from suite.task import Batches, ShareableBatches
 
-# torch has renamed the option by which buffers are not synchronised in every step.
+# torch has renamed this option, which switches off the synchronisation of buffers in every step.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _OWN_BUFFERS: Final[dict[str, Any]] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """A rank's share of a training batch.
 
     Attributes:
-        images, labels: (n, C, H, W), and (n,) or (n, classes); n is at least 1.
+        images, labels: (n, C, H, W), and (n,) or (n, classes), with n of at least 1.
         size: Number of images of the whole batch.
     """
 
@@ -75,7 +75,7 @@ class DataParallel:
         return self._wrapped
 
     def wrap(self) -> None:
-        """Wrap the model, whose parameters are new or have new shapes. The earlier wrapper is discarded."""
+        """Discard an earlier wrapper, and wrap the model, whose parameters are new or have new shapes."""
         if self.ranks.size == 1:
             return
         self.unwrap()
@@ -83,22 +83,22 @@ class DataParallel:
         self._wrapped = DistributedDataParallel(
             self._model,
             device_ids=[device] if device.type == "cuda" else None,
-            # All ranks have equal weights, which `check_states` verifies, and buffers are averaged once per epoch.
+            # All ranks have equal weights, which `check_states` verifies. Buffers are averaged once per epoch.
             init_sync=False,
             **_OWN_BUFFERS,
         )
         reduce_gradients(self._wrapped, self._runner)
 
     def unwrap(self) -> None:
-        """Release the wrapper, which owns the process group: gloo's threads run until the last owner is gone."""
+        """Release the wrapper, because it owns the process group: gloo's threads run until the last owner is gone."""
         if self._wrapped is not None:
             self._wrapped = None
-            gc.collect()  # the wrapper is part of a cycle, and its hooks would remain on the parameters
+            gc.collect()  # the wrapper is part of a reference cycle, and its hooks would stay on the parameters
 
     def begin(self, seed: int, batches: Batches, recipe: Recipe) -> None:
         """Prepare the first step.
 
-        torch's generators are seeded by rank, so that dropout differs between the shares of a batch.
+        Each rank but the first seeds torch's generators by its number, so that dropout differs between ranks.
 
         Args:
             seed: Seed of the trial.
@@ -116,7 +116,7 @@ class DataParallel:
         self.wrap()
 
     def without_averaging(self) -> AbstractContextManager[Any]:
-        """Return a context in which gradients are added up on this rank only: for all micro-batches but the last."""
+        """Return a context that adds up gradients on this rank only, for all micro-batches but the last."""
         model = self.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
@@ -124,8 +124,8 @@ class DataParallel:
         """Iterate over this rank's share of the training batches of an epoch.
 
         A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
-        without an image of a batch takes part in the step all the same, since its operations are collective, and gets
-        one image of zeros, which has no weight in gradients, losses, statistics and counts.
+        without an image of the batch still has to take part in the collective operations of the step. It gets one image
+        of zeros, which does not count in gradients, losses, statistics and FLOPs.
 
         Args:
             batches, epoch, batch_size, mixing: As for `epoch`.
@@ -133,12 +133,12 @@ class DataParallel:
         for images, labels, whole in self.epoch(batches, epoch, batch_size, mixing):
             self._idle = not len(images)
             if self._idle:
-                images, labels = (some.new_zeros(1, *some.shape[1:]) for some in (images, labels))
+                images, labels = (empty.new_zeros(1, *empty.shape[1:]) for empty in (images, labels))
                 images = images.contiguous(memory_format=torch.channels_last)
             yield Batch(images, labels, whole)
 
     def own(self, images: Tensor) -> int:
-        """Return the number of `images`, this rank's share of the present batch, that belong to the batch."""
+        """Return how many of `images`, this rank's share, belong to the present batch: none, or all."""
         return 0 if self._idle else len(images)
 
     def epoch(
@@ -153,8 +153,8 @@ class DataParallel:
             mixing: Mixes each batch before it is divided, so that all numbers of ranks train with the same images.
 
         Yields:
-            Images (n, C, H, W), labels (n,) or (n, classes), and the number of images of the whole batch; n is 0 if
-            the batch has fewer images than there are ranks, and none is left for this rank.
+            Images (n, C, H, W), labels (n,) or (n, classes), and the number of images of the whole batch. n is 0 if
+            the batch has no image for this rank.
         """
         rank, size = self.ranks.rank, self.ranks.size
         mixes = mixing is not None and mixing.changes_batches
@@ -174,8 +174,8 @@ class DataParallel:
     def parts_of_loss(self, images: int, some: int) -> float:
         """Return by what to divide the mean loss of `some` of this rank's `images`.
 
-        The averages over micro-batches and ranks then add up to the mean over the whole batch. The loss of a rank that
-        has no image of the batch is divided by infinity.
+        With this divisor, the averages over micro-batches and ranks add up to the mean over the whole batch. It is
+        infinite for a rank without an image of the batch.
         """
         if self.ranks.size == 1:
             return images / some
@@ -185,13 +185,13 @@ class DataParallel:
 
     @contextmanager
     def statistics_of_own_images(self) -> Iterator[None]:
-        """Let the model's floating-point buffers change only by images of the batch; for forward and backward.
+        """Let only images of the batch change the model's floating-point buffers.
 
-        If this rank has no image of the batch, the buffers have their former values afterwards. Numbers of batches,
-        which are integers, are counted on all ranks alike.
+        If this rank has no image of the batch, the buffers get their former values back afterwards. Integer buffers,
+        which count batches, change on all ranks alike. Forward and backward both belong inside, because backward needs
+        the buffers as they were in forward.
         """
-        # Backward needs the buffers as they were in forward, so that both are inside.
-        buffers = [one for one in self._model.buffers() if one.is_floating_point()] if self._idle else []
+        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()] if self._idle else []
         before = [buffer.clone() for buffer in buffers]
         yield
         with torch.no_grad():
@@ -239,26 +239,26 @@ class DataParallel:
         return {**step_cost, "step_flops": dict(zip(flops, sums, strict=True)), "step_overhead": overhead}
 
     def gather_random_states(self) -> None:
-        """Fetch the states of the other ranks' random generators, before a checkpoint; a collective call."""
+        """Fetch the states of the other ranks' random generators for a checkpoint. All ranks have to call this."""
         if self.ranks.size > 1:
             self._states_of_others = self.ranks.gather(self._random_state())[1:]
 
     def record(self) -> dict[str, Any]:
-        """Return the measured bytes that this rank communicated, by kind, for an epoch's record; empty if alone."""
+        """Return the measured bytes that this rank communicated, by kind, for a record; empty with one rank."""
         return {"communication": dict(self.ranks.traffic.bytes)} if self.ranks.size > 1 else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of random generators, those of other ranks as gathered last, and the bytes communicated."""
+        """Return the states of all ranks' random generators, those of others as gathered last, and the traffic."""
         others = {"random_of_other_ranks": self._states_of_others}
         return {**self._random_state(), **others, "traffic": self.ranks.traffic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's part of what rank 0 returned as `state_dict`."""
         self.ranks.traffic.load_state_dict(state["traffic"])
-        own = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
-        torch.set_rng_state(own["random"].cpu())
-        if own["random_cuda"] is not None:
-            torch.cuda.set_rng_state(own["random_cuda"].cpu(), self._runner.ctx.device)
+        ours = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
+        torch.set_rng_state(ours["random"].cpu())
+        if ours["random_cuda"] is not None:
+            torch.cuda.set_rng_state(ours["random_cuda"].cpu(), self._runner.ctx.device)
 
     def _random_state(self) -> dict[str, Tensor | None]:
         device = self._runner.ctx.device
@@ -288,15 +288,15 @@ def check_batches(batches: Batches, recipe: Recipe, ranks: int) -> None:
 
 
 def digests(state: Any, name: str = "") -> dict[str, str]:
-    """Return a digest of each tensor and number in nested dicts and lists, by its place."""
+    """Return a digest of each tensor and number in nested dicts and lists, by its keys: `model, conv.weight`."""
     if isinstance(state, Tensor):
         content = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {name: hashlib.blake2b(content, digest_size=8).hexdigest() + str(tuple(state.shape))}
     if isinstance(state, dict):
-        found: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         for key, value in state.items():
-            found |= digests(value, f"{name}, {key}" if name else str(key))
-        return found
+            by_name |= digests(value, f"{name}, {key}" if name else str(key))
+        return by_name
     if isinstance(state, (list, tuple)):
         return digests(dict(enumerate(state)), name)
     return {name: repr(state)}

@@ -22,7 +22,7 @@ class Evaluation:
     Args:
         parallel: Divides the batches of a split among the ranks.
         model: The model.
-        recipe: The recipe: batch size of evaluation, and whether mirrored images are averaged.
+        recipe: The recipe, which sets the batch size of evaluation and the views of an image to average.
         device: Device of model and data.
         dtype: Autocast type of the trial; `torch.float32` for no autocast.
     """
@@ -34,21 +34,21 @@ class Evaluation:
         self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
 
     def record(self, splits: Splits, is_last: bool = False) -> dict[str, float]:
-        """Return accuracy and loss of the test split and of the validation split, as far as there are splits.
+        """Return accuracy (a fraction) and loss of the test split and of the validation split, if they exist.
 
         Args:
             splits: The splits.
-            is_last: Whether it is the last evaluation, which averages six views if the recipe says so.
+            is_last: Whether this is the last evaluation, which averages six views if the recipe says so.
         """
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         logits = self.logits_of(is_last)
         if splits.test is not None:
-            found["test_accuracy"], found["test_loss"] = self.accuracy_and_loss(splits.test, logits)
+            results["test_accuracy"], results["test_loss"] = self.accuracy_and_loss(splits.test, logits)
             if is_last and self.recipe.six_views:
-                found["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
+                results["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
         if splits.validation is not None:
-            found["val_accuracy"], found["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
-        return found
+            results["val_accuracy"], results["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
+        return results
 
     def logits_of(self, is_last: bool = False) -> Callable[[Tensor], Tensor]:
         """Return the function that returns logits (n, classes) of images (n, C, H, W), over the recipe's views."""
@@ -61,7 +61,7 @@ class Evaluation:
         """Check the losses of an evaluation.
 
         Raises:
-            Diverged: One of them is infinite or NaN.
+            Diverged: A loss is infinite or NaN.
         """
         for name in ("test_loss", "val_loss"):
             if not math.isfinite(record.get(name, 0.0)):
@@ -70,17 +70,17 @@ class Evaluation:
     def accuracy_and_loss(
         self, batches: Batches, logits_of: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[float, float]:
-        """Return accuracy and mean cross entropy (without label smoothing) over a split.
+        """Return accuracy (a fraction) and mean cross entropy (without label smoothing) over a split.
 
         Args:
             batches: The split.
-            logits_of: Returns logits (n, classes) of images (n, C, H, W); by default those of `predict`.
+            logits_of: Returns logits (n, classes) of images (n, C, H, W); `None`: `predict`.
         """
         self.model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for images, labels, _ in self.parallel.epoch(batches, 0, self.recipe.eval_batch_size):
-            if not len(images):  # a last batch of fewer images than ranks
+            if not len(images):  # the last batch may have fewer images than there are ranks
                 continue
             right, sum_of_losses = self.sums(images, labels, logits_of or self.predict)
             correct += right
@@ -91,12 +91,12 @@ class Evaluation:
     @staticmethod
     @torch.no_grad()
     def sums(images: Tensor, labels: Tensor, logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the number of right answers to a batch, and the sum of their cross entropies."""
+        """Return the number of right answers to a batch and the sum of its cross entropies, both 0-dimensional."""
         logits = logits_of(images)
         return (logits.argmax(1) == labels).sum(), F.cross_entropy(logits, labels, reduction="sum")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return logits in float32, computed with the trial's autocast type."""
+        """Return logits (n, classes) in float32, computed with the trial's autocast type."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits: Tensor = self.model(images)
         return logits.float()
@@ -108,6 +108,6 @@ class Evaluation:
         height, width = images.shape[2:]
         padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
         logits = self._of_two_views(images) / 2
-        for place in (2, 0):
-            logits += self._of_two_views(padded[:, :, place : place + height, place : place + width]) / 4
+        for corner in (2, 0):
+            logits += self._of_two_views(padded[:, :, corner : corner + height, corner : corner + width]) / 4
         return logits

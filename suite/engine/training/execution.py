@@ -1,4 +1,4 @@
-"""Which ways of executing a training step are possible on a device and for a method."""
+"""Check which ways of executing a training step are possible on a device and for a method."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_execution(
             "eager, or one process per trial"
         )
     if execution == "compile":
-        # Generated code needs a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
+        # Compiling the generated code takes a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
         compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
         if kind == "cpu" and shutil.which(compiler) is None:
             raise UsageError(f"recipe.execution=compile: no C++ compiler is found ({compiler}); take eager")

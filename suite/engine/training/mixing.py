@@ -14,11 +14,11 @@ from suite.recipe import Recipe
 
 
 class BatchMixing:
-    """Mixes the images and labels of a training batch as a recipe says; without `mixup` and `cutmix`, it does nothing.
+    """Mixes the images and labels of a training batch if the recipe sets `mixup` or `cutmix`.
 
-    An image is mixed with the one before it in the shuffled batch, by one share for the whole batch. The random numbers
-    depend only on the seed, the epoch and the index of the batch in it. They are drawn on the CPU for every device, so
-    that a resumed trial and every method get the same images. torch's random state does not change.
+    The transform mixes each image with the one before it in the shuffled batch, by one share for the whole batch. The
+    random numbers depend only on the seed, the epoch and the index of the batch in it, and come from the CPU for every
+    device. A resumed trial and every method therefore get the same images. torch's random state does not change.
 
     Args:
         recipe: The recipe.
@@ -29,7 +29,7 @@ class BatchMixing:
     def __init__(self, recipe: Recipe, num_classes: int, seed: int) -> None:
         self._seed, self._transforms = seed, []
         if recipe.mixup or recipe.cutmix:
-            # torchvision takes a second to import; training that mixes no images does not wait for it.
+            # torchvision takes a second to import, which training without mixing should not cost.
             from torchvision.transforms.v2 import CutMix, MixUp
 
             wanted = ((MixUp, recipe.mixup), (CutMix, recipe.cutmix))

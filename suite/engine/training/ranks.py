@@ -18,8 +18,9 @@ from suite.engine.cost.communication import Kind, Traffic, size_of
 from suite.errors import UsageError
 
 if dist.is_available():
-    # The default arguments in this module are the process group that exists when it is imported. torch._dynamo imports
-    # it, and would keep the group, and gloo's threads, until the process ends, where they can abort it.
+    # Import this module before a process group exists, because its default arguments are the group at that time. If
+    # torch._dynamo imported it later, the group and gloo's threads would live until the process ends, and could abort
+    # it then.
     import torch.distributed.nn
 
 
@@ -46,11 +47,11 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size())
 
     def all_reduce(self, tensor: Tensor, kind: Kind = "decisions") -> Tensor:
-        """Return the sum of the ranks' tensors, detached; with one rank, the argument.
+        """Return the sum of the ranks' tensors, detached; with one rank, the argument itself.
 
         Args:
             tensor: The tensor of this rank.
-            kind: What its bytes are counted as.
+            kind: The kind of traffic that its bytes count as.
         """
         if self.size == 1:
             return tensor
@@ -60,7 +61,7 @@ class Ranks:
         return total
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean of the ranks' tensors, detached; with one rank, the argument."""
+        """Return the mean of the ranks' tensors, detached; with one rank, the argument itself."""
         return tensor if self.size == 1 else self.all_reduce(tensor) / self.size
 
     @torch.no_grad()
@@ -75,7 +76,7 @@ class Ranks:
             tensor.copy_(sent)
 
     def from_first(self, value: Any) -> Any:
-        """Return rank 0's value, which consists of plain data and tensors, on all ranks."""
+        """Return on all ranks the value of rank 0, which consists of plain data and tensors."""
         if self.size == 1:
             return value
         content = _bytes_of(value)
@@ -100,7 +101,7 @@ class Ranks:
         contents = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(contents, padded)
         self.traffic.add("bookkeeping", "all_gather", size_of([length, padded]))
-        return [_value_of(found[: int(size)]) for found, size in zip(contents, lengths, strict=True)]
+        return [_value_of(received[: int(size)]) for received, size in zip(contents, lengths, strict=True)]
 
     def agree_on_tensors(self, digests: dict[str, str]) -> None:
         """Check that all ranks have the same tensors.
@@ -109,11 +110,11 @@ class Ranks:
             digests: Digest of each tensor, by its name.
 
         Raises:
-            UsageError: on every rank, if one has a different tensor; the message names the first one and the rank.
+            UsageError: on every rank, if a rank has a different tensor; the message names the tensor and the rank.
         """
-        found = self.gather(digests)
-        for rank, other in enumerate(found):
-            different = [name for name in {**found[0], **other} if found[0].get(name) != other.get(name)]
+        of_ranks = self.gather(digests)
+        for rank, other in enumerate(of_ranks):
+            different = [name for name in {**of_ranks[0], **other} if of_ranks[0].get(name) != other.get(name)]
             if different:
                 raise UsageError(
                     f"the ranks do not train the same network: {different[0]} of rank {rank} is not that of rank 0 "
@@ -128,7 +129,7 @@ class Ranks:
             value: Plain data, which can be compared.
 
         Raises:
-            UsageError: on every rank, if one has a different value.
+            UsageError: on every rank, if a rank has a different value.
         """
         values = self.gather(value)
         for rank, other in enumerate(values):
@@ -147,10 +148,10 @@ def _bytes_of(value: Any) -> Tensor:
 
 
 def _value_of(content: Tensor) -> Any:
-    """Return the value of bytes of `_bytes_of`. Unlike torch's own exchange of objects, this never runs code in them.
+    """Return the value whose bytes `_bytes_of` returned. Unlike torch's exchange of objects, this runs no code in them.
 
     Raises:
-        UsageError: The value has objects of other classes, or is not whole.
+        UsageError: The value has objects of other classes, or is incomplete.
     """
     try:
         return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
@@ -171,10 +172,10 @@ def refuse_wrapped(model: nn.Module) -> None:
             "DataParallel is not supported, because its copies of the layers follow no plan; use "
             "DistributedDataParallel, with one process for each GPU"
         )
-    # By name: importing torch's classes takes a fifth of a second.
+    # Compare names of classes, because importing them from torch takes a fifth of a second.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
-    # Parameters of a model inside FSDP become one flat parameter outside.
+    # FSDP replaces the parameters of a model by one flat parameter of the wrapper.
     flat = [layer for layer in layers if isinstance(vars(layer).get("weight"), Tensor)]
     if flat or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise UsageError(
@@ -187,8 +188,8 @@ def refuse_wrapped(model: nn.Module) -> None:
 class WrapperGuard:
     """Refuses the forward of a DistributedDataParallel that wrapped the model before its shapes changed.
 
-    The buckets of such a wrapper have the old shapes, and its hooks belong to gradient accumulators that were renewed:
-    without an error, the gradients of parameters that were cut would not be summed over the ranks.
+    The buckets of such a wrapper have the old shapes, and its hooks belong to gradient accumulators that surgery has
+    renewed. Without the guard, the ranks would silently not sum the gradients of cut parameters.
 
     Args:
         model: The bare model.
@@ -207,17 +208,17 @@ class WrapperGuard:
         return self  # copies of the model share it
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # a saved model knows no wrapper
+        return {}  # a saved model has no wrapper
 
     def shapes_changed(self) -> None:
-        """Refuse all wrappers that exist now from now on, also those that have not run yet."""
-        # A model does not know its wrappers. By type: `isinstance` would ask proxies whose objects are gone.
-        wrappers = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+        """From now on, refuse all present wrappers, also those that have not run yet."""
+        # A model does not know its wrappers. `isinstance` would fail on proxies whose objects are gone.
+        wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
         self._old = tuple(map(weakref.ref, wrappers))
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is not None and any(one() is wrapper for one in self._old):
+        if wrapper is not None and any(reference() is wrapper for reference in self._old):
             raise UsageError(
                 "the network was reconfigured after it was wrapped in DistributedDataParallel, whose buckets have the "
                 "old shapes: wrap hooks.model in a new one after each hooks.end_epoch() that returns an IndexMap, and "

@@ -1,4 +1,4 @@
-"""What a step and an epoch of a training found, and the state of a training between epochs.
+"""Results of a step and of an epoch of a training, and the state of a training between epochs.
 
 `suite/trials/trial_run.py` writes the records of epochs into `epochs.jsonl`.
 """
@@ -22,12 +22,12 @@ class Diverged(Exception):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a training step found.
+    """Results of a training step.
 
     Attributes:
         loss: Loss of the task, over all micro-batches and ranks.
         term: Term of the method.
-        share: Images of the batch, in batches: below 1 in a last, smaller one.
+        share: Images of the batch over the batch size: below 1 in a smaller, last batch.
         updated: Whether the gradients were finite, so that the weights were updated unless the method skipped it.
     """
 
@@ -37,10 +37,10 @@ class StepRecord:
     updated: bool
 
     def check(self, where: str) -> None:
-        """Check the losses; `where` is the epoch and the step, for the message.
+        """Check the losses; `where` names the epoch and the step in the message.
 
         Raises:
-            Diverged: One of them is infinite or NaN.
+            Diverged: A loss is infinite or NaN.
         """
         for name, value in (("loss", self.loss), ("regularization", self.term)):
             if not math.isfinite(value):
@@ -84,14 +84,14 @@ Record = dict[str, Any]
 
 @dataclass
 class Progress:
-    """State of the trainer between epochs; part of the checkpoint."""
+    """State of the trainer between epochs, a part of the checkpoint."""
 
     first_epoch: int = 0  # epochs that were done when the schedule began; not 0 after a restart
     lr_scale: float = 1.0
     samples: int = 0
     peak_memory_bytes: int = 0
     step_memory_bytes: int = 0  # with the network and batch size that trained last
-    memory_is_counted: bool = False  # on the CPU: whether it was counted for the current network
+    memory_is_counted: bool = False  # whether memory was counted for the current network, on the CPU
     best_accuracy: float = 0.0
     finished: bool = False
     last_record: Record = field(default_factory=dict)
@@ -110,10 +110,10 @@ class Progress:
             saved: Tensors that were kept for the backward.
             model, optimizer: The model with its gradients, and its optimizer.
             recipe: The recipe, for the optimizer's state before the first step.
-            average_bytes: Bytes of the average of the weights; 0 without one.
+            average_bytes: Bytes of the average of the weights; 0 without an average.
         """
         held = saved.bytes + held_bytes(model, optimizer) + average_bytes
-        if not optimizer.state:  # before the first step, the momentum does not exist yet
+        if not optimizer.state:  # an optimizer creates its momentum in the first step
             size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
             held += tensors_per_parameter(recipe) * size
         self.note_memory(held)

@@ -1,4 +1,4 @@
-"""Sum of the gradients over the ranks: a communication hook of DistributedDataParallel that packs and counts them."""
+"""Sum the gradients over the ranks, by a communication hook of DistributedDataParallel that packs and counts them."""
 
 # No `from __future__ import annotations`: torch checks the annotations of a communication hook.
 from typing import Any
@@ -16,15 +16,15 @@ from suite.errors import UsageError
 def reduce_gradients(wrapped: DistributedDataParallel, runner: MethodRunner) -> None:
     """Let a wrapper of the model sum only the gradients that the method uses, and count what it communicates.
 
-    If the method returns masks (`Method.kept_gradients`), the gradients of kept weights are gathered from each bucket,
-    summed over the ranks and written back; the other gradients become zero. With two ranks, the gradients of kept
-    weights have the same bits as without this function; with more, the order of the additions may differ, as it does
-    between bucket sizes. Without masks the bits are the same for any number of ranks. The bytes are added to
-    `runner.ranks.traffic`.
+    If the method returns masks (`Method.kept_gradients`), the hook gathers the gradients of kept weights from each
+    bucket, sums them over the ranks and writes them back. The other gradients become zero. With two ranks, the
+    gradients of kept weights have the same bits as without this function. With more ranks, the order of the additions
+    may differ, as it does between bucket sizes. Without masks, the bits are the same for any number of ranks. The hook
+    adds the bytes to `runner.ranks.traffic`.
 
     Args:
-        wrapped: A new wrapper of `runner.model`, without a communication hook. Call the function again for the wrapper
-            that follows a reconfiguration.
+        wrapped: A new wrapper of `runner.model`, without a communication hook. Call the function again for the new
+            wrapper after a reconfiguration.
         runner: The runner of the method on the bare model.
 
     Raises:
@@ -54,11 +54,11 @@ class _Reduction:
             self._traffic.add("statistics", "broadcast", size_of(wrapped.modules_buffers))
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start the sum of a bucket; the result is the bucket with the mean over the ranks."""
+        """Start the sum of a bucket. The future holds the bucket with the mean over the ranks."""
         gradients = bucket.buffer()
         indices = self._kept_elements(bucket)
         sent = gradients if indices is None else gradients.index_select(0, indices)
-        # DistributedDataParallel multiplies by the reciprocal, too, where there is no hook.
+        # Without a hook, DistributedDataParallel also multiplies by the reciprocal; a division would round differently.
         sent.mul_(1.0 / self._size)
         self._traffic.add("gradients", "all_reduce", sent.numel() * sent.element_size())
         done = dist.all_reduce(sent, async_op=True).get_future()
@@ -67,7 +67,7 @@ class _Reduction:
         return done.then(lambda future: gradients.zero_().index_copy_(0, indices, future.value()[0]))
 
     def _kept_elements(self, bucket: dist.GradBucket) -> Tensor | None:
-        """Return the indices of the elements of a bucket that are summed, ascending; `None` if all of them are."""
+        """Return the ascending indices of the elements of a bucket to sum, (elements,); `None`: all of them."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         if key not in self._indices:
@@ -80,7 +80,7 @@ class _Reduction:
         for parameter, part in zip(bucket.parameters(), bucket.gradients(), strict=True):
             mask = self._kept.masks.get(id(parameter))
             if mask is not None:
-                # A bucket has each gradient in its parameter's memory format, which `bucket.gradients()` does not show.
+                # A bucket has each gradient in its parameter's memory format, which `bucket.gradients()` hides.
                 dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
                 strides = parameter.stride() if dense else part.stride()
                 offset = part.storage_offset() - gradients.storage_offset()
@@ -88,6 +88,6 @@ class _Reduction:
         return kept.nonzero().flatten()
 
 
-# DistributedDataParallel compares these annotations with its own, so that they must not be strings.
+# These annotations must not be strings, because DistributedDataParallel compares them with its own.
 def _reduce(reduction: _Reduction, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     return reduction.start(bucket)

@@ -1,4 +1,4 @@
-"""Loss and gradients of one training step, eager or compiled. `suite.engine.training.cuda_graph` has the third mode.
+"""Loss and gradients of one training step, eager or compiled. For CUDA graphs, see `suite.engine.training.cuda_graph`.
 
 Only this part of a step depends on the execution mode. The parts before it (`transform_batch`) and after it (clipping,
 the optimizer and the hooks around it) are the same Python code in all modes.
@@ -43,11 +43,11 @@ class EagerStep:
         self.parallel = DataParallel(runner)
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
-        """Whether `gradients` can be called for such a batch without `prepare`."""
+        """Return whether `gradients` can be called for such a batch without `prepare`."""
         return True
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Prepare steps with such batches, outside the training time. The state of the training does not change."""
+        """Prepare steps with batches of these shapes. The training time and the state of the training do not change."""
 
     def forget(self) -> None:
         """Discard what was prepared, because the model has changed."""
@@ -56,8 +56,8 @@ class EagerStep:
         """Add the gradients of a batch to `.grad`, scaled if there is a scaler, and return loss and term.
 
         Args:
-            images: (N, C, H, W), the share of this rank. The sizes of micro-batches differ by at most one image; if N
-                is smaller than the number of micro-batches, there are N.
+            images: (N, C, H, W), the share of this rank. The sizes of micro-batches differ by at most one image. Their
+                number is that of the recipe, or N if N is smaller.
             labels: (N,) int64, or (N, classes) probabilities.
             saved: Counter of the tensors that the first micro-batch keeps for backward.
         """
@@ -77,7 +77,7 @@ class EagerStep:
                         loss = loss / self.parallel.parts_of_loss(len(images), len(some_images))
                     task_loss += loss.detach()
                     self._backward(loss)
-            # The term has no part in the sum over the ranks, since every rank has the same.
+            # The term stays out of the sum over the ranks, because every rank has the same term.
             term = self.runner.term_of_step(task_loss)
             if term is not None and term.requires_grad:
                 clock.time_term(term)
@@ -141,7 +141,7 @@ class CompiledStep(EagerStep):
         self._prepared.add(self._depends_on(images, labels))
 
     def forget(self) -> None:
-        # Without the reset, graphs of earlier shapes would count towards the limit on recompilations.
+        # The reset keeps graphs of earlier shapes from counting towards the limit on recompilations.
         torch._dynamo.reset()
         self._prepared.clear()
 
@@ -162,7 +162,7 @@ class CompiledStep(EagerStep):
 
 @contextmanager
 def undisturbed(runner: MethodRunner) -> Iterator[None]:
-    """Restore buffers, random states and meters afterwards, and clear the gradients.
+    """Afterwards, restore buffers and random states, and clear meters and gradients.
 
     Do not modify parameters inside this context.
     """

@@ -1,6 +1,6 @@
 """The training loop. It calls the hooks of the contract, in the order of `suite.method`, and knows no method.
 
-Its phases are epochs with images of another size than those of an evaluation, or with frozen parameters.
+A phase is a run of epochs with images of another size than those of an evaluation, or with frozen parameters.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ class Trainer:
         method: The method, with its parameters.
         recipe: The recipe.
         splits: The data, on `device`.
-        input_shape, num_classes: (C, H, W) of one image of the task; number of its classes.
+        input_shape, num_classes: (C, H, W) of one image of the task, and the number of its classes.
         seed: Seed of the trial.
         device: Device of the training.
-        dtype: `torch.float32`; or `torch.bfloat16` or `torch.float16` for autocast, the latter with a loss scale.
+        dtype: `torch.float32`, or the type of autocast: `torch.bfloat16`, or `torch.float16` with a loss scale.
         task, network, preset, others: Values of these attributes of the context.
-        on_trained: Function that receives `state_dict` after the steps of each epoch, before a reconfiguration.
+        on_trained: Function that receives the method `state_dict` after each epoch's steps, before a reconfiguration.
         on_epoch: Function that receives the record of each epoch, before the checkpoint.
-        on_checkpoint: Function that receives `state_dict` after each epoch.
-        on_step: Function that receives the share of the training that is done, in [0, 1].
+        on_checkpoint: Function that receives the method `state_dict` after each epoch.
+        on_step: Function that receives the share of the training that is done, in [0, 1], after each step.
         compile_backend: Backend of `torch.compile`, if the recipe's execution is `compile`.
 
     Raises:
-        UsageError: if the recipe's execution is not possible on this device or for this method.
+        UsageError: if the recipe's execution is not possible on this device or for this method, if `recipe.freeze`
+            names no trained parameter, or if a batch has fewer images than there are ranks.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Trainer:
         self.progress = Progress()
         self.initial_weights = weights_checksum(model)  # before the method changes them
         self.dense_params = sum(parameter.numel() for parameter in model.parameters())
-        # Count the network before the method changes it.
+        # This, too, has to come before the method changes the network.
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
         self.phases = Phases(model, recipe, input_shape)
@@ -111,7 +112,7 @@ class Trainer:
             dtype=dtype,
         )
         self.runner = MethodRunner(method, self.ctx, recipe.train_size_at(0.0))
-        self.ctx.untimed = lambda: self.clock.span("compile")  # what the first hooks prepare is in no time of a trial
+        self.ctx.untimed = lambda: self.clock.span("compile")  # so that no reported time includes what hooks prepare
         self.optimizer = make_optimizer(model, recipe)
         self.runner.attach(self.optimizer)
         self.average = WeightAverage(self.runner, recipe.ema) if recipe.ema else None
@@ -131,11 +132,10 @@ class Trainer:
         """Train from the current epoch to the last.
 
         Raises:
-            Diverged: if the loss is infinite or NaN.
+            Diverged: if a loss is infinite or NaN, or no step of an epoch has finite gradients.
             WrongProduct: if a library returns an incorrect result for a product of a layer.
         """
         while self.epochs_left:
-            # Train, with the method's hooks in every step.
             self.begin_epoch()
             with self.clock.span("train"):
                 if self.average:
@@ -145,11 +145,10 @@ class Trainer:
                     self.average.end_epoch()
             with self.clock.span("io"):
                 self.on_trained(self.state_dict)
-            # Run the hooks at the end of the epoch, and carry out a reconfiguration.
             plan = self.end_epoch()
             if plan is not None:
                 self.apply_plan(plan)
-            # Evaluate the model or its average; after the last epoch, without the method.
+            # After the last epoch, the evaluation is that of the final model, without the method.
             is_last = not self.epochs_left
             if is_last:
                 if self.average:
@@ -162,7 +161,6 @@ class Trainer:
                 with self.clock.span("eval"), averaged:
                     record |= self.evaluation.record(self.splits, is_last)
                 self.evaluation.check(record, self.ctx.epochs_done)
-            # Write the record and the checkpoint.
             self.progress.finished = is_last
             self._complete(record, reconfigured=plan is not None)
             self.on_epoch(record)
@@ -172,7 +170,7 @@ class Trainer:
         self.parallel.unwrap()
 
     def begin_epoch(self) -> None:
-        """Prepare the steps of the next epoch: its size of images and frozen parameters, and products to check."""
+        """Prepare the next epoch: set its size of images and its frozen parameters, and check new products."""
         phase = self.recipe.phase_of(self.schedule_epoch)
         if phase != self.ledger.phase:
             if phase.frozen != self.ledger.phase.frozen:
@@ -200,7 +198,6 @@ class Trainer:
                 step_cost = self.ledger.step_cost()
         if losses.skipped == losses.steps and not self._scale_still_falls(scale):
             raise Diverged(f"no step of epoch {self.ctx.epochs_done + 1} had finite gradients")
-        # Add up what the ranks counted, and average what batch normalisation measured on each of them.
         step_cost = self.parallel.add_counts(self.ledger, counted, step_cost)
         self.parallel.average_buffers()
         return {
@@ -218,7 +215,7 @@ class Trainer:
         return islice(shares, steps)
 
     def train_step(self, batch: Batch) -> StepRecord:
-        """Train with one batch: its gradients, the update of the weights, the method's hooks, and the counted cost.
+        """Train with one batch: compute gradients, update the weights, call the method's hooks, and count the cost.
 
         Args:
             batch: This rank's share of a batch (`batches`) of the epoch that `begin_epoch` began.
@@ -227,13 +224,11 @@ class Trainer:
             Diverged: The loss is infinite or NaN. The weights are then those before the step.
         """
         ctx, recipe, runner = self.ctx, self.recipe, self.runner
-        # Set the learning rate.
         whole = self.steps_per_epoch
         done, length = self.schedule_epoch + ctx.batch_index / whole, recipe.length(whole)
         ctx.progress = done / length
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate_at(ctx.progress) * self.progress.lr_scale * group["lr_factor"]
-        # Compute the gradients of the batch, of which this rank has its share.
         images, labels = runner.transform_batch(batch.images, batch.labels)
         if not self.step.is_ready(images, labels):
             with self.clock.span("compile"):
@@ -244,8 +239,7 @@ class Trainer:
         step.check(f"epoch {ctx.epochs_done + 1}, step {ctx.step + 1}")
         # Count FLOPs before a hook changes the masks that the step used.
         self.ledger.add_step(self.parallel.own(images))
-        # Update the weights, with the hooks around the update; skip it if a gradient is not finite.
-        if norm is not None:
+        if norm is not None:  # otherwise a gradient is infinite or NaN, and the update is skipped
             if recipe.clip_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.clip_norm, norm)
             if runner.optimizer_step() and self.average:
@@ -257,7 +251,6 @@ class Trainer:
             self.scaler.update()
         with runner.clock.span("optimizer"):
             self.optimizer.zero_grad(set_to_none=True)
-        # Add up costs.
         self.ledger.add_overhead(self.parallel.own(images))
         self.progress.samples += batch.size
         self.on_step((done + 1 / whole) / length)
@@ -268,7 +261,7 @@ class Trainer:
         return self.step.gradients(images, labels, saved)
 
     def setting_of_step(self) -> Record:
-        """Return what the cost of a step depends on, besides its counted operations."""
+        """Return the settings on which the cost of a step depends, besides its counted operations."""
         return {
             "batch_size": self.ctx.batch_size,
             "backends": {name: backend_name(layer) for name, layer in self.ctx.layers.items()},
@@ -278,8 +271,8 @@ class Trainer:
     def _forward_backward(self, images: Tensor, labels: Tensor) -> tuple[float, float, Tensor | None]:
         """Compute the gradients of one step, and return the task's loss, the method's term and the gradients' norm.
 
-        The norm is `None` if it is not finite. All three are read together, so that the device is synchronised once.
-        The gradients are already divided by the loss scale.
+        The norm is `None` if it is infinite or NaN. One read of all three synchronises the device only once. The
+        gradients are already divided by the loss scale.
         """
         saved = None if self.progress.memory_is_counted or self.device.type == "cuda" else SavedTensors(self.model)
         with self.parallel.statistics_of_own_images():
@@ -292,11 +285,11 @@ class Trainer:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         values = [value.double() for value in (task_loss, norm, term) if value is not None]
-        found = torch.stack(values).tolist()
-        return found[0], found[2] if term is not None else 0.0, norm if math.isfinite(found[1]) else None
+        numbers = torch.stack(values).tolist()
+        return numbers[0], numbers[2] if term is not None else 0.0, norm if math.isfinite(numbers[1]) else None
 
     def _scale_still_falls(self, before: float | None) -> bool:
-        """Whether gradients may still become finite: a loss scale starts high and halves until they are."""
+        """Return whether gradients may still become finite. The loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
     def end_epoch(self) -> ReconfigPlan | None:
@@ -335,7 +328,7 @@ class Trainer:
         self._check_products()
 
     def _check_products(self) -> None:
-        """Check the products of layers with a new geometry or backend; this is not part of the training time."""
+        """Check the products of layers with a new geometry or backend, outside of the training time."""
         with self.clock.span("check"):
             self.products.check(self.ctx.layers, self.ledger.current, self.ledger.evaluated)
 
@@ -360,7 +353,7 @@ class Trainer:
         return self.recipe.whole_epochs - self.schedule_epoch
 
     def _complete(self, record: Record, reconfigured: bool) -> None:
-        """Add counted and measured cost to an epoch's record, and keep it."""
+        """Add counted and measured cost to an epoch's record, and keep the record for the checkpoint."""
         self.progress.best_accuracy = max(self.progress.best_accuracy, record.get("test_accuracy", 0.0))
         ledger = self.ledger
         record |= {
@@ -398,7 +391,7 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`: carry out the reconfigurations, then load everything into the changed model.
 
-        A state without that of the optimizer or of the average, such as the end of a stage, leaves these as they are.
+        Optimizer and average stay as they are if the state has `None` for them, as at the end of a stage.
         """
         self.runner.replay([ReconfigPlan.from_json(plan) for plan in state["reconfigurations"]])
         self.model.load_state_dict(state["model"], strict=True)
@@ -421,7 +414,7 @@ class Trainer:
 
 
 def _trained(model: nn.Module) -> list[bool]:
-    """Return which parameters need gradients, on which data gradients and so FLOPs depend."""
+    """Return which parameters need gradients. Data gradients, and so FLOPs, depend on this."""
     return [parameter.requires_grad for parameter in model.parameters()]
 
 
@@ -435,7 +428,7 @@ def _make_step(
 
 
 class Phases:
-    """The phases of a recipe. The context's index spaces begin with the images of the first of them.
+    """The phases of a recipe. At first, the context's index spaces have the sizes of layers in the first phase.
 
     Args:
         model: The model as it was built.
@@ -461,7 +454,7 @@ class Phases:
         self._entered = recipe.train_size_at(0.0)
 
     def freeze(self, model: nn.Module, frozen: bool) -> None:
-        """Freeze the parameters of the recipe, or let them be trained; a method may have removed some."""
+        """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""
         for name, parameter in model.named_parameters():
             if name in self._names:
                 parameter.requires_grad_(not frozen)
@@ -469,7 +462,7 @@ class Phases:
     def enter(self, phase: Phase, ctx: Context) -> None:
         """Set the sizes of layers in the context's index spaces to those for the training images of a phase.
 
-        Methods read them there, for example to count their own operations.
+        Methods read these sizes, for example to count their own operations.
         """
         size = phase.image_size
         if size is not None and size != self._entered:
@@ -478,7 +471,7 @@ class Phases:
 
     @contextmanager
     def _frozen(self, model: nn.Module, frozen: bool) -> Iterator[None]:
-        """Freeze the parameters inside."""
+        """Freeze the recipe's parameters inside the context if `frozen`."""
         if frozen:
             self.freeze(model, True)
         try:
@@ -489,10 +482,10 @@ class Phases:
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:
-    """Check that a model has trained parameters with these names, which methods do not prune.
+    """Check that a model has trained parameters with these names, none of which is a layer's weight.
 
     Raises:
-        UsageError: It has none of a name, or the name is that of a layer's weights.
+        UsageError: No trained parameter has a name, or the parameter is a layer's weight.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name in names:

@@ -1,4 +1,4 @@
-"""Averages of a model's weights: one that is evaluated and saved in their place, and one that the model becomes."""
+"""Averages of a model's weights: one that is evaluated and saved in their place, and one that replaces the weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class WeightAverage:
 
     The average begins with the weights after the first step. Statistics of batch normalisation are averaged with the
     same decay, as in torchvision's reference training, so that they fit the averaged weights. A reconfiguration cuts
-    the average like the model. A masked weight, which is exactly 0 in a planned layer, is also 0 where the average is
-    used.
+    the average like the model. A weight of a planned layer that is exactly 0 is also 0 wherever the average is used.
 
     Args:
-        runner: The method on the model; reconfigurations cut the average from now on.
+        runner: The method on the model. From now on, its reconfigurations also cut the average.
         decay: Share of the average that remains in a step; 0 < decay < 1.
 
     Attributes:
@@ -71,19 +70,19 @@ class WeightAverage:
         self._replace_weights()
 
     def begin_again(self) -> None:
-        """Discard the average, because the training was restarted; the next update begins a new one."""
+        """Discard the average, because the training was restarted. The next update begins a new one."""
         self._averaged.n_averaged.zero_()
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Let the model have the averaged weights inside; before the first update, it keeps its own."""
-        own = [(tensor, tensor.data) for _, tensor, _ in self._tensors()]
+        """Give the model the averaged weights inside the context. Before the first update, the model keeps its own."""
+        kept = [(tensor, tensor.data) for _, tensor, _ in self._tensors()]
         for tensor, value in self._values():
             tensor.data = value
         try:
             yield
         finally:
-            for tensor, value in own:
+            for tensor, value in kept:
                 tensor.data = value
 
     def _replace_weights(self) -> None:
@@ -103,8 +102,8 @@ class WeightAverage:
     def _tensors(self) -> list[tuple[str, Tensor, Tensor]]:
         """Return the name, the model's tensor and its average of each parameter and floating-point buffer."""
         averages = {**dict(self._averaged.module.named_parameters()), **dict(self._averaged.module.named_buffers())}
-        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        return [(name, own[name], average) for name, average in averages.items() if average.is_floating_point()]
+        of_model = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        return [(name, of_model[name], average) for name, average in averages.items() if average.is_floating_point()]
 
     def _values(self) -> list[tuple[Tensor, Tensor]]:
         """Return the model's tensors with the values that they have where the average is used."""
@@ -118,9 +117,9 @@ class WeightAverage:
 
 
 class Lookahead(WeightAverage):
-    """An average that the model becomes every few steps and at the end of each epoch; the momentum stays.
+    """An average that replaces the weights every few steps and at the end of each epoch. The momentum stays.
 
-    What hooks change at the end of an epoch belongs to the average too.
+    What hooks change at the end of an epoch also becomes part of the average.
 
     Source: K. Jordan, "94 % on CIFAR-10 in 3.29 seconds on a single GPU", arXiv 2404.00498.
 
@@ -147,7 +146,7 @@ class Lookahead(WeightAverage):
                 )
 
     def update(self, share: float) -> None:
-        """Begin the average, or let the model become it, if it is time."""
+        """Begin the average, update it and replace the weights by it, or do nothing, depending on the step."""
         recipe = self._recipe
         self._steps += 1
         if not self._averaged.n_averaged:
@@ -164,16 +163,16 @@ class Lookahead(WeightAverage):
         self._follow()
 
     def end_epoch(self) -> None:
-        """Let the model become the average, so that steps since the last update are undone."""
+        """Replace the weights by the average, which undoes the steps since its last update."""
         self._replace_weights()
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Leave the model as it is: it became the average at the end of the epoch."""
+        """Leave the model as it is: it got the average at the end of the epoch."""
         yield
 
     def finish(self) -> None:
-        """Leave the model as it is: it became the average at the end of the epoch."""
+        """Leave the model as it is: it got the average at the end of the epoch."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"average": super().state_dict(), "steps": self._steps}
@@ -184,7 +183,7 @@ class Lookahead(WeightAverage):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Set the average to the weights, which a method may have changed: a weight that it regrows begins at zero."""
+        """Set the average to the weights, which a method may have changed. A regrown weight then begins at zero."""
         if self._averaged.n_averaged:
             for _, tensor, average in self._tensors():
                 average.copy_(tensor)

@@ -1,1 +1,1 @@
-"""Finding the index spaces of a model, and removing channels and residual branches from it."""
+"""Find the index spaces of a model, and remove channels and residual branches from it."""

@@ -1,4 +1,4 @@
-"""Layers that a method leaves out by name (`Method.ignore`): their channels are frozen, and they are not planned."""
+"""Layers that a method leaves out by name (`Method.ignore`): it plans none of them, and their channels are frozen."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NAMED = 3  # most names that an error suggests
 
 
 def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
-    """Return the modules that patterns name, each with the reason for which it is left out.
+    """Return the modules that patterns leave out, each with the reason.
 
-    A pattern names a module, and then everything in it: `layer1.*`, `*.conv1`, `fc` (`fnmatch.fnmatchcase`). A module
-    that is used under several names can be named by any of them; the result has its first one.
+    A pattern (`layer1.*`, `*.conv1`, `fc`; see `fnmatch.fnmatchcase`) leaves out each module that it matches, with all
+    modules inside. It may match any name of a module that has several; the result has the first one.
 
     Args:
         model: The bare model.
         patterns: The patterns.
 
     Raises:
-        UsageError: A pattern names no module with parameters or buffers; the message has the nearest names, or says
-            that a parameter or buffer cannot be named.
+        UsageError: A pattern matches no module with parameters or buffers. The message has the nearest names, or says
+            that the pattern matches a parameter or buffer.
     """
     first = {module: name for name, module in model.named_modules() if name and _holds_tensors(module)}
     modules = list(first.values())
@@ -46,9 +46,9 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
                 )
             close = difflib.get_close_matches(pattern, names, NAMED, cutoff=0.0)
             raise UsageError(f"ignore={pattern} names no layer; the nearest names are {', '.join(close)}")
-        for name, own in names.items():
+        for name, first_name in names.items():
             if any(name == one or name.startswith(f"{one}.") for one in outer):
-                found.setdefault(own, f"ignore={pattern} leaves '{own}' out")
+                found.setdefault(first_name, f"ignore={pattern} leaves '{first_name}' out")
     # A weight that two layers share belongs to both.
     tensors_of = {
         name: {id(one) for one in model.get_submodule(name)._parameters.values()} - {id(None)} for name in modules
@@ -60,7 +60,7 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
 
 
 def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
-    """Freeze the channels of ignored modules, and fix the residual branches that have one.
+    """Freeze the channels of ignored modules, and fix the residual branches that have an ignored module.
 
     Args:
         spaces: Index spaces of the model, which are changed.
@@ -69,15 +69,15 @@ def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
     Returns:
         The names of the spaces that nothing else froze.
     """
-    found = {}
+    frozen = {}
     for name, space in spaces.items():
-        if not space.frozen and (reason := _first(ignored, (one.module for one in space.slices))):
-            space.frozen_because = found[name] = reason
+        if not space.frozen and (reason := _first(ignored, (part.module for part in space.slices))):
+            space.frozen_because = frozen[name] = reason
     for name, branch in list(spaces.removable_branches.items()):
         inside = [module for module in ignored if module.startswith(f"{name}.")]
-        if reason := _first(ignored, inside) or _first(found, branch.spaces):
+        if reason := _first(ignored, inside) or _first(frozen, branch.spaces):
             spaces.fix_branch(name, reason)
-    return set(found)
+    return set(frozen)
 
 
 def _first(reasons: Mapping[str, str], names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
-"""Finding code in a model's forward that reads numbers of channels, or weights and counts of layers.
+"""Find code in a model's forward that reads numbers of channels, or weights and counts of layers.
 
-`x / x.shape[1] ** 0.5`, `y * self.conv.in_channels` and `F.conv2d(y, self.conv.weight)` compute something different, or
-fail, after channels were removed. Index spaces that such code depends on are frozen.
+After channels were removed, `x / x.shape[1] ** 0.5`, `y * self.conv.in_channels` and `F.conv2d(y, self.conv.weight)`
+compute something else, or fail. The index spaces that such code depends on are therefore frozen.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Label = NDArray[np.int64]
 
 @contextmanager
 def recording_reads(model: nn.Module, types: tuple[type[nn.Module], ...]) -> Iterator[list[tuple[nn.Module, str]]]:
-    """Record every read of an attribute in `READ` while a model is traced and the forwards of its layers do not run.
+    """Record every read of an attribute in `READ` while a model is traced, which does not run its layers' forwards.
 
     Args:
         model: The model whose modules are watched.
@@ -47,26 +47,26 @@ def recording_reads(model: nn.Module, types: tuple[type[nn.Module], ...]) -> Ite
     watched: list[tuple[nn.Module, type[nn.Module]]] = []
     watching: dict[type[nn.Module], type[nn.Module]] = {}
     for module in model.modules():
-        own = type(module)
+        kind = type(module)
         if isinstance(module, types):
-            watching.setdefault(own, _watching(own, reads))
-            watched.append((module, own))
+            watching.setdefault(kind, _watching(kind, reads))
+            watched.append((module, kind))
     try:
-        for module, own in watched:
-            module.__class__ = watching[own]
+        for module, kind in watched:
+            module.__class__ = watching[kind]
         yield reads
     finally:
-        for module, own in watched:
-            module.__class__ = own
+        for module, kind in watched:
+            module.__class__ = kind
 
 
 class _Unannounced(nn.Module):
     def __init_subclass__(cls) -> None:
-        """Tell a user's class nothing of the class that watches it: it may register or refuse subclasses."""
+        """Skip the `__init_subclass__` of a user's class, which might register or refuse the watching class."""
 
 
 def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[nn.Module]:
-    """Return a subclass that records reads. Only `__getattribute__` is called before the object's own dictionary."""
+    """Return a subclass that records reads, in `__getattribute__`: `__getattr__` is not called for found attributes."""
 
     def record(self: nn.Module, name: str) -> Any:
         if name in READ:
@@ -77,17 +77,17 @@ def _watching(own: type[nn.Module], reads: list[tuple[nn.Module, str]]) -> type[
 
 
 def groups_of(module: nn.Module) -> str:
-    """Return the attribute with a module's number of groups of channels, or an empty string."""
+    """Return the name of the attribute that has a module's number of channel groups, or ''."""
     declared = getattr(type(module), "channel_groups", None)
     return declared if isinstance(declared, str) else ""
 
 
 class ChannelNumbers:
-    """Which channels the numbers in a graph count, or depend on the count of."""
+    """Records whose channels the numbers in a graph count, or on whose number of channels they depend."""
 
     def __init__(self) -> None:
         self._counted: dict[fx.Node, list[Label]] = {}
-        # Nodes that are a tensor's whole shape, with its number of axes, the axis of the channels and their label.
+        # Nodes that are the whole shape of a tensor: its number of axes, its channel axis, and the label of this axis.
         self._shapes: dict[fx.Node, tuple[int, int, Label | None]] = {}
         self._shares: dict[fx.Node, Label] = {}
 
@@ -96,19 +96,19 @@ class ChannelNumbers:
         return [label for node in nodes for label in self._counted.get(node, ())]
 
     def share(self, node: fx.Node) -> Label | None:
-        """Return the label of the channels of which a node is the number, or a whole fraction of the number."""
+        """Return the label whose number of channels a node is, or a whole fraction of it; `None` for other nodes."""
         return self._shares.get(node)
 
     def record(
         self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
     ) -> None:
-        """Record which channels a node depends on whose value is not a tensor but a number or a shape, for example.
+        """Record on which channels a node without a tensor depends, such as a number or a shape.
 
         Args:
             node: Node of the graph.
             labels: The label of each node that is a tensor.
             values: The value of each node.
-            axes: The axis of the channels of each tensor.
+            axes: The channel axis of each tensor.
         """
         self._enter_share(node, labels, values, axes)
         counted = self.among(node.all_input_nodes)
@@ -122,22 +122,22 @@ class ChannelNumbers:
         source, *others = (*node.args, None)
         if not isinstance(source, fx.Node):
             return
-        place = others[0] if others[0] is not None else node.kwargs.get("dim")
-        if not isinstance(place, int):
+        number = others[0] if others[0] is not None else node.kwargs.get("dim")
+        if not isinstance(number, int):
             return
-        if node.target == "size" and source in labels and place % values[source].ndim == axes.get(source, 1):
+        if node.target == "size" and source in labels and number % values[source].ndim == axes.get(source, 1):
             self._shares[node] = labels[source]
         elif node.target is operator.getitem and source in self._shapes:
             ndim, axis, label = self._shapes[source]
-            if label is not None and place % ndim == axis:
+            if label is not None and number % ndim == axis:
                 self._shares[node] = label
-        elif node.target is operator.floordiv and source in self._shares and values[source] % place == 0:
+        elif node.target is operator.floordiv and source in self._shares and values[source] % number == 0:
             self._shares[node] = self._shares[source]
 
     def _is_free(
         self, node: fx.Node, labels: Mapping[fx.Node, Label], values: Mapping[fx.Node, Any], axes: Mapping[fx.Node, int]
     ) -> bool:
-        """Whether the value is the same for any number of channels; unknown operations are assumed to depend on it."""
+        """Return whether the value is the same for any number of channels. For an unknown operation it is not."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             return False

@@ -1,4 +1,4 @@
-"""Finding the index spaces of a model."""
+"""Find the index spaces of a model."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from suite.engine.network.forward_pass import LayerShapes, blank_images, probing
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
 
 _NOT_OF_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-"""Folders of code that traces models."""
+"""Folders of the code that traces models, which is no model's own."""
 
 
 def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> IndexSpaces:
     """Find the index spaces of a model by tracing it and running one blank batch through the trace.
 
-    Channels are followed through convolution and linear layers, batch, instance and group normalisation, elementwise
-    activations, pooling, dropout, sums and products of tensors (residual connections) and parameters, concatenation,
-    division into equal parts, transpositions and views whose sizes follow the number of channels, and pixel and channel
-    shuffles. A group of a grouped convolution is one channel, with all its inputs and outputs; so is a group of a
-    group normalisation, and the channels in the same place of equal parts of a tensor. A module whose class has an
-    attribute `channel_groups = "heads"` declares that it divides the last axis of its inputs and of its output, tokens
-    (N, T, C), into as many equal groups as its attribute `heads` says, and computes with each group independently: a
-    group is one channel. Both the forward in training and the forward in evaluation are followed.
+    The trace covers the forward in training and the forward in evaluation. It follows channels through convolution and
+    linear layers, batch, instance and group normalisation, elementwise activations, pooling, dropout, sums and products
+    of tensors (residual connections) and parameters, concatenation, division into equal parts, transpositions and views
+    whose sizes follow the number of channels, and pixel and channel shuffles. A group of a grouped convolution is one
+    channel, with all its inputs and outputs. So is a group of a group normalisation, and so are the channels in the
+    same place of equal parts of a tensor. A module whose class has an attribute `channel_groups = "heads"` declares
+    that it divides the last axis of its inputs and its output, tokens (N, T, C), into as many equal groups as its
+    attribute `heads` says. It computes with each group independently, so that a group is one channel.
 
-    Frozen are the model's input and output, and all channels that meet an operation which is not followed: attention,
-    layer normalisation over the channels, parts of a fixed size, a layer whose weight is parametrised, and the inputs
-    of transposed convolutions. `not_followed` names these operations. Also frozen are channels whose number the forward
-    computes with, and those of a weight that it reads outside of the layer. If the model cannot be traced at all, every
-    space is frozen. Python code that the trace does not see is not found here, but by a trial cut
-    (`suite.engine.network.channels.trial_cut`).
+    The model's input and output are frozen, and so are all channels that meet an operation which is not followed:
+    attention, layer normalisation over the channels, parts of a fixed size, a layer with a parametrised weight, and the
+    input of a transposed convolution. `not_followed` names these operations. Channels are also frozen if the forward
+    computes with their number, or reads their weight outside of the layer. If the model cannot be traced at all, every
+    space is frozen. A trial cut (`suite.engine.network.channels.trial_cut`) finds Python code that the trace misses.
 
     A module whose class has an attribute `residual_branch = "name"` declares that the output of its child `name` is
-    only ever added to a tensor of the same shape. Such a child is a removable branch if it is a chain of layers of
-    which none behind the second pads its input: only then does it emit one constant per channel once its channels are
+    only ever added to a tensor of the same shape. Such a child is a removable branch if it is a chain of layers in
+    which only the first two may pad their input. Only then does it emit one constant per channel once its channels are
     dead.
 
     Args:
         model: The bare model; its mode, weights and statistics are not changed.
         input_shape: (C, H, W).
+
+    Raises:
+        UsageError: if the model has no parameters. An error of its forward for blank images is raised as it is.
     """
     with probing(model), torch.no_grad():
         spaces, shapes = _followed(model, blank_images(model, input_shape, 2))
@@ -58,7 +60,7 @@ def find_index_spaces(model: nn.Module, input_shape: tuple[int, int, int]) -> In
 
 
 def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes]:
-    """Return the index spaces of a model, and its layers' shapes in evaluation and training. It runs copies."""
+    """Return the index spaces of a model and its layers' shapes in evaluation and training, by running copies."""
     graphs, reads = [], []
     try:
         own = copied(model)
@@ -68,7 +70,7 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
             graphs.append(graph)
             reads += read
         mode = "evaluation"
-        # The graph of training is run in evaluation mode too: the shapes are the same, and no statistics change.
+        # The graph of training also runs in evaluation mode: shapes are the same, and no statistics change.
         with recording_shapes(own.eval()) as shapes:
             labels = ChannelLabels(own, graphs[0])
             labels.run(blank)
@@ -88,22 +90,22 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
 
 
 def _place(error: Exception) -> str:
-    """Return the line of a model's own code in which an error was raised, ` (FILE:LINE)`; empty if there is none."""
+    """Return the last line of a model's own code that an error passed through, ` (FILE:LINE)`; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    of_model = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
+    return f" ({Path(of_model[-1].filename).name}:{of_model[-1].lineno})" if of_model else ""
 
 
 def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
     """Return one frozen space for each layer's output."""
-    found = {}
+    by_name = {}
     for name, layer in model.named_modules():
         weight = layer._parameters.get("weight")
         if isinstance(layer, (nn.Conv2d, nn.Linear)) and weight is not None:
             channels = torch.arange(weight.shape[0])
             slices = [Slice(f"{name}.weight", 0, channels[:, None])]
-            found[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
-    spaces = IndexSpaces(found)
+            by_name[name] = IndexSpace(name, channels.tolist(), [name], slices=slices, frozen_because=reason)
+    spaces = IndexSpaces(by_name)
     spaces.not_followed = (reason,)
     spaces.grouped = frozenset(name for name, layer in model.named_modules() if getattr(layer, "groups", 1) != 1)
     return spaces
@@ -112,32 +114,30 @@ def _untraced(model: nn.Module, reason: str) -> IndexSpaces:
 def _gathered(labels: ChannelLabels) -> IndexSpaces:
     """Form index spaces: united channels are one channel, and channels with the same uses are one space."""
     channel = labels.united_channels()
-    # Find the uses of each channel, how often each occurs, and why it is frozen: equal for all channels of a space.
+    # Channels of one space have the same uses, equally often, and the same reasons for being frozen.
     signatures: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, (_, _, label) in enumerate(labels.uses):
-        found, counts = np.unique(channel[label], return_counts=True)
-        for one, count in zip(found.tolist(), counts.tolist(), strict=True):
-            signatures[one].append((number, count))
+        used, counts = np.unique(channel[label], return_counts=True)
+        for number_of_channel, count in zip(used.tolist(), counts.tolist(), strict=True):
+            signatures[number_of_channel].append((number, count))
     for number, (_, label) in enumerate(labels.reasons):
-        for one in np.unique(channel[label]).tolist():
-            signatures[one].append((-1 - number, 1))
+        for number_of_channel in np.unique(channel[label]).tolist():
+            signatures[number_of_channel].append((-1 - number, 1))
     members: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    for one in sorted(signatures):
-        members[tuple(signatures[one])].append(one)
+    for number_of_channel in sorted(signatures):
+        members[tuple(signatures[number_of_channel])].append(number_of_channel)
 
-    # Number the channels within their spaces.
     space_of = np.full(labels.count, -1)  # by channel
-    place = np.zeros(labels.count, dtype=np.int64)  # position within its space
+    position = np.zeros(labels.count, dtype=np.int64)  # position within its space
     spaces: list[IndexSpace] = []
     for channels in members.values():
-        space_of[channels], place[channels] = len(spaces), np.arange(len(channels))
+        space_of[channels], position[channels] = len(spaces), np.arange(len(channels))
         spaces.append(IndexSpace("", list(range(len(channels)))))
-    # Enter the slices, counts, producers, consumers and reasons.
     for name, axis, label in labels.uses:
         where = space_of[channel[label]]
         for number in np.unique(where).tolist():
             entries = np.flatnonzero(where == number)
-            owners = place[channel[label[entries]]]
+            owners = position[channel[label[entries]]]
             by_channel = entries[np.argsort(owners, kind="stable")].reshape(spaces[number].size, -1)
             if axis < 0:
                 module, _, attribute = name.rpartition(".")
@@ -160,7 +160,7 @@ def _gathered(labels: ChannelLabels) -> IndexSpaces:
 
 
 def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np.int64]) -> IndexSpaces:
-    """Return the spaces by name; spaces without a name (no tensor has an entry for them) are left out."""
+    """Return the spaces by name, without those of which no tensor has an entry."""
     inputs = set(space_of[labels.model_input].tolist())
     named: dict[str, IndexSpace] = {}
     for number, space in enumerate(spaces):
@@ -169,21 +169,21 @@ def _named(labels: ChannelLabels, spaces: list[IndexSpace], space_of: NDArray[np
         elif number in inputs:
             name = "input"
         elif space.slices:
-            one = space.slices[0]
-            owner = labels.module.get_submodule(one.module)
-            name = one.module if isinstance(owner, nn.ConvTranspose2d) else f"{one.module or one.tensor}:input"
+            part = space.slices[0]
+            owner = labels.module.get_submodule(part.module)
+            name = part.module if isinstance(owner, nn.ConvTranspose2d) else f"{part.module or part.tensor}:input"
         else:
             continue
-        # Parts of one layer's output that are used differently get numbered names.
-        parts = sum(other == name or other.startswith(f"{name}#") for other in named)
+        # Parts of one layer's output with different uses get numbered names.
+        parts = sum(known == name or known.startswith(f"{name}#") for known in named)
         space.name = f"{name}#{parts + 1}" if parts else name
         named[space.name] = space
-    found = IndexSpaces(named)
-    found.not_followed = tuple(dict.fromkeys(labels.not_followed))
-    found.grouped = frozenset(labels.grouped)
-    found.heads = frozenset(labels.heads)
+    result = IndexSpaces(named)
+    result.not_followed = tuple(dict.fromkeys(labels.not_followed))
+    result.grouped = frozenset(labels.grouped)
+    result.heads = frozenset(labels.heads)
     first = spaces[int(space_of[labels.model_input[0]])].name if len(labels.model_input) else ""
-    found.model_input = first or None
+    result.model_input = first or None
     outputs = {number for label in labels.model_outputs for number in space_of[label].tolist()}
-    found.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
-    return found
+    result.model_outputs = frozenset(spaces[number].name for number in outputs if spaces[number].name)
+    return result

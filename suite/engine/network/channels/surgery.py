@@ -1,19 +1,18 @@
-"""Surgery: carrying out a `ReconfigPlan` on model and optimizer, in place.
+"""Surgery: carry out a `ReconfigPlan` on model and optimizer, in place.
 
-A removed channel is sliced out of every tensor that has it: both axes of weights, biases, normalisation parameters and
-statistics, and the optimizer's state for them. Parameters stay the same objects, so that the optimizer keeps holding
-them.
+Surgery slices a removed channel out of every tensor that has it: both axes of weights, biases, normalisation parameters
+and statistics, and the optimizer's state for them. Parameters stay the same objects, so that the optimizer keeps them.
 
-**Channel gating**: a layer consumes and produces only the channels of a shared node that it needs. At a node of a
-residual network, pruning by the union keeps every channel that any of its layers uses. With gating, each layer is cut
-individually: its inputs are gathered from the node's channels before it runs, and its outputs are scattered among zeros
+**Channel gating**: the layers of a residual stage share the channels of a node, the sum that they read and write. By
+channel union, the node keeps every channel that any of its layers uses. With gating, each layer is cut individually: a
+gate gathers the layer's inputs from the node's channels before it runs, and another scatters its outputs among zeros
 afterwards. This saves more FLOPs and costs two copies per layer. `IndexSpaces.why_not_gated` says which spaces can be
 gated. Source: PruneTrain (Lym et al., SC 2019), Sec. 4.2 and Fig. 6.
 
 **Residual branches**: a removed branch leaves the constant that it emits if its dead layer's output is zero
 (normalisation at the end of the branch turns zero into beta - gamma * mean / sqrt(var + eps)). Removing a dead branch
-therefore preserves the model's output in evaluation. In training it does not: there, the normalisation of a zero input
-would emit beta, because the mean of its batch is zero.
+therefore preserves the model's output in evaluation, but not in training: there, normalisation of a zero input would
+emit beta, because the mean of its batch is zero.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from suite.index_spaces import GATHER_INDEX, SCATTER_INDEX, Branch, IndexSpace, 
 from suite.reconfiguration import IndexMap, ReconfigPlan
 
 GATHERED_FROM, SCATTERED_INTO = "gathered_from", "scattered_into"
-"""Attributes of a gated layer: the number of channels of the node before and behind it."""
+"""Attributes of a gated layer: the number of channels of the node before it, and of the node after it."""
 GATED = "its layers are gated"
 
 
@@ -56,11 +55,11 @@ def add_gates(model: nn.Module, space: IndexSpace) -> None:
 
 
 def input_channels(layer: nn.Module) -> int:
-    """Return how many channels a convolution or linear layer receives, before its gate if it has one."""
+    """Return how many channels a convolution or linear layer receives, or its gate if it has one."""
     assert isinstance(layer, (nn.Conv2d, nn.Linear))
-    own = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    found: int = getattr(layer, GATHERED_FROM, own)
-    return found
+    without_gate = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    channels: int = getattr(layer, GATHERED_FROM, without_gate)
+    return channels
 
 
 def _all_channels(layer: nn.Module, axis: int) -> Tensor:
@@ -73,7 +72,7 @@ def _gather(
     layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     given, index = first_input(args, kwargs), getattr(layer, GATHER_INDEX)
-    if _is_channels_last(given):  # index_select along axis 1 would return the other memory format
+    if _is_channels_last(given):  # index_select along axis 1 would change the memory format
         return (given.permute(0, 2, 3, 1).index_select(3, index).permute(0, 3, 1, 2),), {}
     return (given.index_select(1, index),), {}
 
@@ -93,7 +92,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 class ChannelConstant(nn.Module):
-    """Replacement of a removed residual branch: it emits the constant that the branch emitted.
+    """Replacement for a removed residual branch. It emits the constant that the branch emitted.
 
     Buffers:
         constant: (K,), one value per channel.
@@ -128,7 +127,6 @@ def register_branches(model: nn.Module, spaces: IndexSpaces, shapes: LayerShapes
 
 
 def _register(model: nn.Module, spaces: IndexSpaces, name: str, shapes: LayerShapes) -> None:
-    # Collect the branch's layers and the index spaces between them.
     layers = [layer for layer in shapes if layer.startswith(name + ".")]
     outputs = spaces.outputs_of(layers[-1]) if layers else ()
     inner = tuple(dict.fromkeys(space for layer in layers[:-1] for space in spaces.outputs_of(layer)))
@@ -137,7 +135,6 @@ def _register(model: nn.Module, spaces: IndexSpaces, name: str, shapes: LayerSha
     )
     frozen = [spaces[space].frozen_because for space in inner if spaces[space].frozen]
     padding = [layer for layer in layers[2:] if _pads(model.get_submodule(layer))]
-    # Enter it as fixed, with the first reason that applies, or else as removable.
     if frozen:
         spaces.fixed_branches[name] = "; ".join(dict.fromkeys(frozen))
     elif not outputs or not is_chain:
@@ -157,7 +154,8 @@ def _register(model: nn.Module, spaces: IndexSpaces, name: str, shapes: LayerSha
 
 
 def _consumes_all(spaces: IndexSpaces, layer: str, following: str) -> bool:
-    """Whether the following layer consumes exactly what a layer produces; a grouped one also produces it."""
+    """Return whether the following layer consumes exactly what a layer produces."""
+    # A grouped layer has the same space before and after it, as a producer.
     produced = set(spaces.outputs_of(layer))
     consumed = spaces.outputs_of(following) if following in spaces.grouped else spaces.inputs_of(following)
     return bool(produced) and produced == set(consumed)
@@ -169,10 +167,10 @@ def _pads(layer: nn.Module) -> bool:
 
 
 def _leaves_a_constant(model: nn.Module, name: str, layers: Sequence[str], given: torch.Size) -> bool:
-    """Whether a branch emits a constant as soon as all channels between two of its layers are dead.
+    """Return whether a branch emits a constant as soon as all channels between two of its layers are dead.
 
-    This is tried on a copy with random images, and with random normalisation, biases and statistics: in a new model all
-    constants are zero.
+    A copy tries this with random images, and with random normalisation, biases and statistics, because in a new model
+    all constants are zero.
 
     Args:
         model: The model, in any mode; it is not changed.
@@ -198,16 +196,16 @@ def _leaves_a_constant(model: nn.Module, name: str, layers: Sequence[str], given
 
 
 def emitted_constant(model: nn.Module, branch: Branch) -> Tensor:
-    """Return what a branch emits in evaluation if the output of its last dead layer is zero (or its bias), (K,).
+    """Return what a branch emits in evaluation if its last dead layer emits only its bias, or zero without one, (K,).
 
-    A layer is dead if all its weights are 0. If no layer is dead, the last one is treated as dead.
+    A layer is dead if all its weights are 0. If no layer is dead, the last one counts as dead.
 
     Raises:
         ValueError: if the branch does not emit one constant per channel.
     """
     weights = [model.get_submodule(layer).weight for layer in branch.layers]
     dead = [layer for layer, weight in zip(branch.layers, weights, strict=True) if not weight.any()]  # type: ignore[operator]
-    # A copy runs: the forward may count its calls, or keep what it saw.
+    # Run a copy, because the forward may count its calls, or keep what it saw.
     module, first = copied(model.get_submodule(branch.name)), weights[0]
     silenced = module.get_submodule((dead[-1] if dead else branch.layers[-1]).removeprefix(f"{branch.name}."))
     assert isinstance(first, Tensor)
@@ -241,9 +239,9 @@ def _silence(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Te
 
 
 def _is_constant(output: Tensor) -> bool:
-    """Whether an output, (N, K, ...), has one value per channel for all images and positions."""
+    """Return whether an output, (N, K, ...), has one value per channel for all images and positions."""
     values = _positions(output)
-    # Products are rounded differently at different positions; a border that padding makes differs by far more.
+    # Rounding differs between positions; a border from padding differs by far more.
     return bool((values - values[:1, :, :1]).abs().max() <= 1e-3 * values.abs().max())
 
 
@@ -265,17 +263,17 @@ def apply_plan(
 ) -> IndexMap:
     """Carry out a plan on model, optimizer and index spaces, in place.
 
-    Only `gated`, `kept` and `removed_branches` of the plan are carried out here; the rest is the trainer's task.
-    Gradients of sliced parameters are dropped. The same plans in the same order give the same architecture for every
-    newly built model, including the constants of removed branches (whose values are in the state dict).
+    Only `gated`, `kept` and `removed_branches` of the plan are carried out here; the rest is the trainer's task. Sliced
+    parameters lose their gradients. The same plans in the same order give every newly built model the same
+    architecture, including the constants of removed branches (whose values are in the state dict).
 
     Args:
         model: The bare model.
         plan: Original indices of the remaining channels, by space, and the branches to remove. The spaces inside a
             removed branch need not be named.
         spaces: The model's index spaces, which are updated.
-        optimizer: State tensors with the shape of a parameter are sliced with it; removed parameters are removed from
-            its parameter groups.
+        optimizer: The optimizer, or `None`. Its state tensors with the shape of a parameter are sliced with it, and its
+            parameter groups lose removed parameters.
         extra: Other models with the same tensor names, for instance an average of the weights.
 
     Returns:
@@ -286,7 +284,6 @@ def apply_plan(
             not exist (any more), if a space would become empty that has to keep a channel, or if an extra model
             differs. In this case nothing was changed.
     """
-    # Check everything before the first change.
     models = [model, *extra]
     parts = {name: _parts_by_gating(name, model, spaces) for name in plan.gated}
     _validate(plan, spaces, parts)
@@ -294,17 +291,15 @@ def apply_plan(
     for name, tensor in before[0].items():
         if any(name not in found or found[name].shape != tensor.shape for found in before):
             raise ValueError(f"an extra model has no '{name}' of the model's shape")
-    # Compute the constants of the branches before anything is cut: it may fail.
+    # This may fail, and so comes before the first change.
     branches = [spaces.removable_branches[name] for name in plan.removed_branches]
     constants = [[emitted_constant(module, branch) for branch in branches] for module in models]
 
-    # Add gates, which split their spaces.
-    for name, own in parts.items():
+    for name, parts_of_space in parts.items():
         for module in models:
             add_gates(module, spaces[name])
-        spaces.replace_by_parts(name, own, GATED)
+        spaces.replace_by_parts(name, parts_of_space, GATED)
 
-    # Slice the tensors.
     inside = {space for branch in branches for space in branch.spaces}
     shrinking = {name: kept for name, kept in plan.kept.items() if name not in inside and len(kept) < spaces[name].size}
     remaining = {name: _remaining(spaces[name], kept) for name, kept in shrinking.items()}
@@ -314,7 +309,6 @@ def apply_plan(
         for name, axes in cuts.items():
             _cut(found[name], axes, optimizer if found is tensors[0] else None)
 
-    # Update the numbers of modules and the index spaces.
     for name, kept in shrinking.items():
         space = spaces[name]
         num_removed, space.original = space.size - len(kept), list(kept)
@@ -323,7 +317,6 @@ def apply_plan(
                 setattr(module, attribute, getattr(module, attribute) - num_removed * each)
     _update_entries(spaces, remaining, cuts)
 
-    # Replace the branches by their constants.
     for index, branch in enumerate(branches):
         # The output of a gated branch has all channels of its node.
         gated = any(spaces[name].frozen_because == GATED for name in branch.outputs)
@@ -345,12 +338,12 @@ def _remaining(space: IndexSpace, kept: Sequence[int]) -> Tensor:
 
 
 def _cuts(spaces: IndexSpaces, remaining: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Cuts:
-    """Return the remaining positions of each tensor's axes; an axis may have channels of several spaces."""
+    """Return the remaining positions of each tensor's axes. An axis may have channels of several spaces."""
     masks: dict[tuple[str, int], Tensor] = {}
     for name, channels in remaining.items():
-        for one in spaces[name].slices:
-            whole = torch.ones(tensors[one.tensor].shape[one.axis], dtype=torch.bool)
-            masks.setdefault((one.tensor, one.axis), whole)[one.entries[~channels].flatten()] = False
+        for part in spaces[name].slices:
+            whole = torch.ones(tensors[part.tensor].shape[part.axis], dtype=torch.bool)
+            masks.setdefault((part.tensor, part.axis), whole)[part.entries[~channels].flatten()] = False
     cuts: Cuts = {}
     for (tensor, axis), mask in masks.items():
         cuts.setdefault(tensor, {})[axis] = mask.nonzero().flatten()
@@ -358,13 +351,13 @@ def _cuts(spaces: IndexSpaces, remaining: Mapping[str, Tensor], tensors: Mapping
 
 
 def _update_entries(spaces: IndexSpaces, remaining: Mapping[str, Tensor], cuts: Cuts) -> None:
-    """Update the entries of every space, including spaces that lost no channel but share an axis with others."""
+    """Update the entries of every space: a space that lost no channel may share an axis with one that did."""
     for name, space in spaces.items():
-        for index, one in enumerate(space.slices):
-            positions = cuts.get(one.tensor, {}).get(one.axis)
+        for index, part in enumerate(space.slices):
+            positions = cuts.get(part.tensor, {}).get(part.axis)
             if positions is not None:
-                entries = one.entries[remaining[name]] if name in remaining else one.entries
-                space.slices[index] = Slice(one.tensor, one.axis, torch.searchsorted(positions, entries))
+                entries = part.entries[remaining[name]] if name in remaining else part.entries
+                space.slices[index] = Slice(part.tensor, part.axis, torch.searchsorted(positions, entries))
 
 
 def _parts_by_gating(name: str, model: nn.Module, spaces: IndexSpaces) -> list[IndexSpace]:
@@ -387,7 +380,7 @@ def _validate(plan: ReconfigPlan, spaces: IndexSpaces, parts: Mapping[str, Seque
         raise ValueError("a branch is removed twice")
     inside = {space for name in plan.removed_branches for space in spaces.removable_branches[name].spaces}
     known = {name: space for name, space in spaces.items() if name not in parts}
-    known |= {own.name: own for several in parts.values() for own in several}
+    known |= {part.name: part for several in parts.values() for part in several}
     for name, kept in plan.kept.items():
         if name not in known:
             raise ValueError(f"there is no index space '{name}'{nearest(name, known)}")
@@ -420,8 +413,8 @@ def _cut(tensor: Tensor, axes: dict[int, Tensor], optimizer: Optimizer | None) -
             state[key] = _sliced(value, axes)
     cut = _sliced(tensor.data, axes)
     tensor.grad = None
-    # Autograd's gradient accumulator of a parameter keeps its shape and exists as long as any graph that used it (a
-    # loss that the training loop still holds). It is renewed only if the parameter's type changes, hence the detour.
+    # Autograd keeps a parameter's gradient accumulator, with the old shape, as long as any graph that used it exists (a
+    # loss that the training loop still holds). Only a change of the parameter's type renews it, hence the detour.
     tensor.data = cut.new_empty(0, dtype=torch.float16 if cut.dtype != torch.float16 else torch.float32)
     tensor.data = cut
 
@@ -432,7 +425,7 @@ def _sliced(tensor: Tensor, axes: dict[int, Tensor]) -> Tensor:
     for axis, positions in axes.items():
         part = part.index_select(axis, positions.to(tensor.device))
     if tensor.ndim == 4:
-        # `is_contiguous` is also true for 1x1 kernels in the other format, whose strides differ.
+        # `is_contiguous` does not tell the formats of 1x1 kernels apart, but strides do.
         last = torch.empty(tensor.shape, device="meta", memory_format=torch.channels_last)
         if tensor.stride() == last.stride():
             return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)

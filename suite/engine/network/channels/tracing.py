@@ -1,13 +1,13 @@
-"""Labels of channels: a model's graph is run once, and the channels of every activation are labelled one by one.
+"""Run a model's graph once, and label the channels of every activation one by one.
 
-A label is an array that holds the channel number of each entry of an activation's channel axis: axis 1, or any other
-axis behind a transposition or a linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes a
-label on, repeats it (flattening), joins several (concatenation), unites groups of channels (heads, equal parts of a
+A label is an array with the channel number of each entry of an activation's channel axis. This is axis 1, or another
+axis after a transposition or after a linear layer that is applied to tokens, (N, tokens, C). A step of the graph passes
+a label on, repeats it (flattening), joins several (concatenation), unites groups of channels (heads, equal parts of a
 tensor), or creates a new one (a convolution). If two activations meet entry by entry, their channels are united. An
-operation that is not understood, or that mixes channels, freezes the channels that it touches, with the reason.
-`suite.engine.network.channels.spaces` forms index spaces of the result.
+operation that mixes channels, or that this module does not understand, freezes the channels that it touches, with the
+reason. `suite.engine.network.channels.spaces` forms index spaces of the result.
 
-In order: what labelling records, where channels are in a reshaped tensor, labels behind modules, and the run itself.
+The file has, in this order: what labelling records, axes of reshaped tensors, labels of modules, tracing, and the run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from suite.engine.network.channels.surgery import ChannelConstant
 from suite.engine.network.copies import copied
 from suite.engine.network.layers import planned_as
 
-# Tracing replaces both while the model's forward runs.
+# While the model's forward runs, tracing replaces both in `nn.Module`.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
 _MULTI_HEAD = "'{}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
 
 
 class Use(NamedTuple):
-    """A tensor's axis, or a number of a module (`axis` is -1), with one entry per entry of a label."""
+    """A tensor's axis that has one entry per entry of a label, or a module's number of them (`axis` is -1)."""
 
     name: str
     axis: int
@@ -51,7 +51,7 @@ class Followed(NamedTuple):
 
 
 class ChannelRecord(fx.Interpreter):
-    """Runs a graph, and records what its steps find out about channels. Subclasses label the steps.
+    """Runs a graph, and records what its steps tell about channels. Subclasses label the steps.
 
     Attributes:
         count: Number of channels labelled so far.
@@ -61,7 +61,7 @@ class ChannelRecord(fx.Interpreter):
         reasons: Why the channels of a label are frozen.
         grouped: Names of the grouped convolutions.
         heads: Names of the modules that compute with groups of channels, as attention does with heads.
-        not_followed: Reasons of all operations that are not understood, or that mix channels.
+        not_followed: Reasons for all operations that mix channels or are not understood.
         model_input: Label of the model's input.
         model_outputs: Labels of the model's outputs.
     """
@@ -88,8 +88,8 @@ class ChannelRecord(fx.Interpreter):
         self._labels: dict[fx.Node, Label] = {}
         self._axes: dict[fx.Node, int] = {}  # the axis of the channels of each labelled node
         self._parts: dict[fx.Node, list[Followed]] = {}  # nodes whose value is a list of tensors
-        # Parameters that only element-wise functions may meet, and what these functions compute of parameters alone:
-        # their names, and their axis at each axis of the node (or -1).
+        # Nodes that are parameters, or that element-wise functions compute from parameters alone: the names of the
+        # parameters, and their axis at each axis of the node (or -1). Only element-wise functions may read them.
         self._parameters: dict[fx.Node, tuple[tuple[str, ...], tuple[int, ...]]] = {}
         self._numbers = ChannelNumbers()
 
@@ -114,17 +114,17 @@ class ChannelRecord(fx.Interpreter):
                     self.reasons.append((reason, label))
 
     def united_channels(self) -> NDArray[np.int64]:
-        """Return for each channel number the smallest number among those that it was united with so far."""
+        """Return for each channel the smallest number of a channel that it was united with so far, (count,)."""
         pairs = [np.concatenate([pair[side] for pair in self.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
         graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(self.count, self.count))
         count, component = connected_components(graph, directed=False)
         smallest = np.full(count, self.count)
         np.minimum.at(smallest, component, np.arange(self.count))
-        found: NDArray[np.int64] = smallest[component]
-        return found
+        united: NDArray[np.int64] = smallest[component]
+        return united
 
     def _claim(self, name: str, module: nn.Module, tensor_name: str, axis: int, label: Label) -> bool:
-        """Record that a tensor's axis has one entry per entry of a label; a tensor used twice unites both labels."""
+        """Record that a tensor's axis has one entry per entry of a label; the second use of a tensor unites labels."""
         tensor = getattr(module, tensor_name)
         if tensor is None:
             return True
@@ -139,7 +139,7 @@ class ChannelRecord(fx.Interpreter):
         return True
 
     def _count(self, name: str, attribute: str, label: Label) -> None:
-        """Record that a number of a module counts the entries of a label; a module that runs twice counts once."""
+        """Record that a number of a module counts the entries of a label, once for a module that runs twice."""
         if (name, attribute) not in self._counted:
             self._counted.add((name, attribute))
             self.uses.append(Use(f"{name}.{attribute}", -1, label))
@@ -163,12 +163,12 @@ class ChannelRecord(fx.Interpreter):
         self.reasons += [(reason, self._labels[node]) for node in nodes]
 
     def _stop(self, reason: str, label: Label) -> None:
-        """Freeze the channels of a label, which are still followed, because an operation mixes or counts them."""
+        """Freeze the channels of a label because an operation mixes or counts them, and go on following them."""
         self.not_followed.append(reason)
         self.reasons.append((reason, label))
 
     def _freeze_parameters(self, nodes: Iterable[fx.Node], reason: str) -> None:
-        """Freeze the channels of parameters that another operation than an element-wise function reads."""
+        """Freeze the channels of parameters that an operation reads, if it is not an element-wise function."""
         for node in nodes:
             for name in self._parameters.get(node, ((), ()))[0]:
                 owner, _, attribute = name.rpartition(".")
@@ -196,53 +196,53 @@ def reshaped(
     """Return the channels of a reshaped tensor, or `None` if the view would be wrong with fewer channels.
 
     Args:
-        given: Shape before; axis 0 is that of the images.
+        given: Shape before the view; axis 0 is that of the images.
         label: Channel of each entry of `axis`, (given[axis],).
-        axis: Axis of the channels before.
-        shape: Shape behind.
-        adapting: Axes of `shape` whose size the code does not state, or computes from the number of channels.
+        axis: Axis of the channels before the view.
+        shape: Shape after the view.
+        adapting: Axes of `shape` whose size the code infers, or computes from the number of channels.
 
     Returns:
-        (grid, axis): the axis of the channels behind, and the channels of each of its entries, (entries, several). The
-        view stays right only if all channels of a row are removed together.
+        (grid, axis): the channels of each entry of the new channel axis, (entries, several), and this axis. The view
+        stays right only if all channels of a row are removed together.
     """
-    # Find the smallest runs of axes before and behind that have the same number of entries and contain the channels.
+    # Find the smallest runs of axes, before and after, that have equally many entries and contain the channel axis.
     before = after = start = begin = 0
     while before < len(given):
         start, begin = before, after
         if after == len(shape):
             return None
-        entries, found = given[before], shape[after]
+        entries, entries_after = given[before], shape[after]
         before, after = before + 1, after + 1
-        while entries != found or (before == len(given) and after < len(shape)):
-            if found < entries or before == len(given):
+        while entries != entries_after or (before == len(given) and after < len(shape)):
+            if entries_after < entries or before == len(given):
                 if after == len(shape):
                     return None
-                found *= shape[after]
+                entries_after *= shape[after]
                 after += 1
             else:
                 entries *= given[before]
                 before += 1
         if start <= axis < before:
             break
-    flexible = [place for place in range(begin, after) if place in adapting]
+    flexible = [flexible_axis for flexible_axis in range(begin, after) if flexible_axis in adapting]
     if start == 0 or len(flexible) != 1:
         return None
-    own = [1] * len(given)
-    own[axis] = len(label)
-    run = np.broadcast_to(label.reshape(own[start:before]), tuple(given[start:before])).reshape(
+    label_shape = [1] * len(given)
+    label_shape[axis] = len(label)
+    run = np.broadcast_to(label.reshape(label_shape[start:before]), tuple(given[start:before])).reshape(
         tuple(shape[begin:after])
     )
-    place = flexible[0]
-    return np.moveaxis(run, place - begin, 0).reshape(shape[place], -1), place
+    flexible_axis = flexible[0]
+    return np.moveaxis(run, flexible_axis - begin, 0).reshape(shape[flexible_axis], -1), flexible_axis
 
 
 def moved_axis(name: str, args: Sequence[Any], kwargs: dict[str, Any], ndim: int, axis: int) -> int | None:
-    """Return where an axis is behind a function that moves axes, or `None` if the first axis or this one would go.
+    """Return where an axis is after a function that moves axes, or `None` for other functions or a moved first axis.
 
     Args:
         name: Name of the function.
-        args: Its arguments behind the tensor.
+        args: Its arguments after the tensor.
         kwargs: Its named arguments.
         ndim: Number of axes of the tensor.
         axis: The axis to follow.
@@ -259,26 +259,26 @@ def moved_axis(name: str, args: Sequence[Any], kwargs: dict[str, Any], ndim: int
         first, second = (value % ndim for value in values)
         order[first], order[second] = second, first
     elif name == "unsqueeze":
-        place = values[0] % (ndim + 1)
-        return None if place == 0 else axis + (place <= axis)
+        added = values[0] % (ndim + 1)
+        return None if added == 0 else axis + (added <= axis)
     else:
         return None
     return order.index(axis) if order[0] == 0 else None
 
 
 def reduced_axis(axes: Any, keeps: bool, ndim: int, axis: int) -> int | None:
-    """Return where an axis is behind a reduction over other axes, or `None` if the images or the axis are reduced."""
+    """Return where an axis is after a reduction over other axes, or `None` if it or the images are reduced."""
     axes = axes if isinstance(axes, (tuple, list)) else (axes,)
-    if not axes or not all(isinstance(one, int) for one in axes):
+    if not axes or not all(isinstance(reduced, int) for reduced in axes):
         return None
-    gone = {one % ndim for one in axes}
+    gone = {reduced % ndim for reduced in axes}
     if gone & {0, axis}:
         return None
-    return axis if keeps else axis - sum(one < axis for one in gone)
+    return axis if keeps else axis - sum(reduced < axis for reduced in gone)
 
 
 def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
-    """Return where an axis is behind an indexing that takes an interval of it, or `None` for any other indexing.
+    """Return where an axis is after an indexing that takes an interval of it, or `None` for any other indexing.
 
     Args:
         index: The expression in the brackets.
@@ -286,13 +286,13 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
         axis: The axis to follow; axis 0 has to remain whole.
 
     Returns:
-        (axis, interval): the axis behind, and the part of it that was taken.
+        (axis, interval): the axis in the result, and the part of it that was taken.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
     if Ellipsis in [entry for entry in entries if entry is Ellipsis]:
-        place = next(n for n, entry in enumerate(entries) if entry is Ellipsis)
-        entries[place : place + 1] = [slice(None)] * (ndim - taken)
+        dots = next(n for n, entry in enumerate(entries) if entry is Ellipsis)
+        entries[dots : dots + 1] = [slice(None)] * (ndim - taken)
     else:
         entries += [slice(None)] * (ndim - taken)
     source = behind = 0
@@ -305,7 +305,7 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
         if source == axis:
             whole = isinstance(entry, slice) and entry.step in (None, 1)
             bounds = [entry.start, entry.stop] if whole else [""]
-            return (behind, entry) if all(one is None or isinstance(one, int) for one in bounds) else None
+            return (behind, entry) if all(bound is None or isinstance(bound, int) for bound in bounds) else None
         if not isinstance(entry, (int, slice)):
             return None
         behind += isinstance(entry, slice)
@@ -316,11 +316,11 @@ def indexed_axis(index: Any, ndim: int, axis: int) -> tuple[int, slice] | None:
 def parameter_axes(
     name: str, args: Sequence[Any], axes: tuple[int, ...], shape: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the axes of a parameter behind a function that adds axes of size 1, or `None` for any other function.
+    """Return the axes of a parameter after a function that adds axes of size 1, or `None` for any other function.
 
     Args:
         name: Name of the function.
-        args: Its arguments behind the tensor.
+        args: Its arguments after the tensor.
         axes: Axis of the parameter at each axis of the tensor, or -1 for an added one.
         shape: Shape of the result.
     """
@@ -329,11 +329,11 @@ def parameter_axes(
         if not all(entry is None or entry == slice(None) for entry in entries):
             return None
         rest = iter(axes)
-        found = [-1 if entry is None else next(rest) for entry in entries]
-        return (*found, *rest)
+        result = [-1 if entry is None else next(rest) for entry in entries]
+        return (*result, *rest)
     if name == "unsqueeze" and args and isinstance(args[0], int):
-        place = args[0] % (len(axes) + 1)
-        return (*axes[:place], -1, *axes[place:])
+        added = args[0] % (len(axes) + 1)
+        return (*axes[:added], -1, *axes[added:])
     if name in ("view", "reshape") and len(axes) == 1:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
         if list(sizes).count(-1) == 1 and math.prod(shape) == max(shape):
@@ -341,7 +341,7 @@ def parameter_axes(
     return None
 
 
-# A subclass, such as one with an activation, counts as its base class; a trial cut finds those that differ.
+# A subclass, such as one with an activation, counts as its base class. A trial cut finds those that differ.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMS = (*BATCH_NORMS, nn.InstanceNorm2d, nn.GroupNorm)
 # Each of these processes every entry in the same way.
@@ -386,13 +386,13 @@ class ModuleLabels(ChannelRecord):
 
     def _reshaped(self, given: Tensor, value: Tensor, followed: Followed, adapting: Collection[int]) -> Followed | None:
         """Label a view; the sizes of the `adapting` axes follow the number of channels."""
-        found = reshaped(given.shape, followed.label, followed.axis, value.shape, adapting)
-        if found is None:
+        view = reshaped(given.shape, followed.label, followed.axis, value.shape, adapting)
+        if view is None:
             return None
-        (grid, axis), rows = found, self._unite_rows(found[0])
+        (grid, axis), rows = view, self._unite_rows(view[0])
         is_mixed = not np.array_equal(grid, np.broadcast_to(rows[:, None], grid.shape))
         if is_mixed and len(np.unique(self.united_channels()[followed.label])) == 1:
-            return None  # only all channels together could be removed
+            return None  # the channels could only be removed all together
         return Followed(rows, axis)
 
     def _through_channels(self, name: str, module: nn.Module, value: Tensor, label: Label) -> Label | None:
@@ -415,7 +415,7 @@ class ModuleLabels(ChannelRecord):
                 return self._unite_rows(label.reshape(-1, module.upscale_factor**2))
             return np.repeat(label, module.downscale_factor**2)
         if isinstance(module, nn.ChannelShuffle):
-            # As many channels remain in each group if channels in the same place of all groups go together.
+            # Groups stay equal if channels in the same place of all groups are removed together.
             return np.repeat(self._unite_rows(label.reshape(module.groups, -1).T), module.groups)
         if type(module) is nn.ConvTranspose2d:
             return self._through_transposed(name, module, value, label)
@@ -442,7 +442,8 @@ class ModuleLabels(ChannelRecord):
     def _through_transposed(self, name: str, module: nn.ConvTranspose2d, value: Tensor, label: Label) -> Label:
         """Label a transposed convolution: its outputs can be cut, and its inputs are frozen.
 
-        Methods plan no such layer. They see that a channel is not read any more only in weights of planned layers.
+        A method finds out from the weights of planned layers that nothing reads a channel any more, and it plans no
+        transposed convolution.
         """
         self._stop(f"'{name}' is a ConvTranspose2d, whose inputs are not cut", label)
         emitted = self._new(value.shape[1])
@@ -459,7 +460,7 @@ class ModuleLabels(ChannelRecord):
         label, name = self._labels[source], str(node.target)
         axis = value.ndim - 1 if isinstance(module, nn.Linear) else 1
         if self._axes[source] != axis:
-            # This axis was not followed so far.
+            # The layer mixes an axis that was not followed so far.
             self._freeze([source], f"'{name}' is applied to another axis")
             label = self._new(self.env[source].shape[axis])
             self.reasons.append((f"'{node.name}' reads an axis that was not followed", label))
@@ -476,7 +477,7 @@ class ModuleLabels(ChannelRecord):
         tensors = [*(self.env[source] for source in inputs), value]
         if last < 2 or any(self._axes[source] != last or self.env[source].ndim != value.ndim for source in inputs):
             return None
-        if any(one.shape[-1] % heads for one in tensors):
+        if any(tensor.shape[-1] % heads for tensor in tensors):
             return None
         # A head is removed as a whole from all of them.
         whole = self._new(heads)
@@ -494,9 +495,9 @@ class ModuleLabels(ChannelRecord):
         groups = int(getattr(module, "groups", 1))
         kind = "features" if isinstance(module, nn.Linear) else "channels"
         if (weight.shape[0], weight.shape[1] * groups) != (value.shape[axis], len(label)):
-            return None  # for example behind a gate, whose output has other channels than its input
+            return None  # for example after a gate, whose output has other channels than its input
         if groups > 1:
-            # A group is removed as a whole, with all its inputs and outputs: the rest is a grouped convolution again.
+            # Only whole groups are removed, with all inputs and outputs, so that the rest is a grouped convolution.
             self.grouped.add(name)
             whole = self._new(groups)
             self._unite(np.repeat(whole, len(label) // groups), label)
@@ -536,13 +537,13 @@ _FLATTENED = (("start_dim", 0), ("end_dim", -1))
 
 
 _OF_SHAPES = WITHOUT_CHANNELS | {"shape", "size", "numel", "nelement", "stride"}
-"""Attributes and methods of a tensor that do not depend on its values."""
+"""Attributes and methods of a tensor that depend at most on its shape."""
 _PROPERTIES = {name for name in WITHOUT_CHANNELS if not callable(getattr(Tensor, name))}
 _SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
 
 
 class _Numbers(fx.Proxy):
-    """A value of the graph that a model's code may count, or use as a number."""
+    """A value of the graph whose length a model's code may ask for, or which it may use as a number."""
 
     def __getattr__(self, k: str) -> Any:
         if k in _PROPERTIES and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
@@ -560,22 +561,22 @@ class _Numbers(fx.Proxy):
 
 
 class _NumbersAttribute(_Numbers, fx.proxy.Attribute):
-    """An attribute of such a value."""
+    """An attribute of a value of the graph, which is itself such a value."""
 
 
 class LeafTracer(fx.Tracer):
-    """Traces a model down to its layers; subclasses of torch's own layers (such as planned ones) are not entered.
+    """Traces a model down to its layers. A subclass of torch's own layers, such as a planned one, is a layer too.
 
     Arguments of the forward other than the first have their defaults. Where the code needs a number or a truth value
-    (`if x.shape[1] != 3`, `len(parts)`), the graph that was traced so far is run on a blank batch, and the value counts
-    if it depends on shapes only.
+    (`if x.shape[1] != 3`, `len(parts)`), the tracer runs the graph that it has so far on a blank batch. It gives the
+    code the value if that depends on shapes only.
 
     Args:
         blank: Batch of blank images, (N, C, H, W).
-        reads: Attributes of layers that the model's code read. What running a layer reads is removed from it.
+        reads: Attributes of layers that the model's code read. The tracer removes from it what its own runs read.
     """
 
-    proxy_buffer_attributes = True  # they are followed as parameters are
+    proxy_buffer_attributes = True  # buffers are followed as parameters are
 
     def __init__(self, blank: Tensor, reads: list[tuple[nn.Module, str]]) -> None:
         super().__init__()
@@ -584,7 +585,7 @@ class LeafTracer(fx.Tracer):
         self._buffers: dict[str, Tensor] = {}
 
     def trace(self, root: Any, concrete_args: Any = None) -> fx.Graph:
-        """Return the graph of a model, whose buffers and attributes the forward may replace by parts of the graph."""
+        """Return the graph of a model. Its forward may replace buffers and attributes by parts of the graph."""
         self._buffers = dict(root.named_buffers())
         return super().trace(root, concrete_args)
 
@@ -592,18 +593,18 @@ class LeafTracer(fx.Tracer):
         """Return the forward and its arguments: the images, and defaults."""
         function, given = super().create_args_for_root(root_fn, is_module, concrete_args)
         first = next(iter(self.graph.nodes))
-        for place, one in enumerate(given):
-            if isinstance(one, fx.Proxy) and one.node is not first:
-                name, default = str(one.node.target), one.node.args
+        for index, argument in enumerate(given):
+            if isinstance(argument, fx.Proxy) and argument.node is not first:
+                name, default = str(argument.node.target), argument.node.args
                 if name.startswith("*"):
                     default = ({},) if name.startswith("**") else ((),)
                 if default:
-                    self.graph.erase_node(one.node)
-                    given[place] = default[0]
+                    self.graph.erase_node(argument.node)
+                    given[index] = default[0]
         return function, given
 
     def create_arg(self, a: Any) -> Any:
-        """Return an argument or an output of the graph: of an object that holds tensors, what it holds."""
+        """Return an argument or an output of the graph; an object that holds tensors becomes a dictionary."""
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
             a = {field.name: getattr(a, field.name) for field in dataclasses.fields(a)}
         elif isinstance(a, Mapping):
@@ -627,19 +628,19 @@ class LeafTracer(fx.Tracer):
         """Iterate over the parts of a tensor, or over a shape."""
         value = self.value(obj.node)
         if isinstance(value, (tuple, list)):
-            return iter([obj[place] for place in range(len(value))])  # type: ignore[index]
-        found: Iterator[Any] = super().iter(obj)
-        return found
+            return iter([obj[index] for index in range(len(value))])  # type: ignore[index]
+        parts: Iterator[Any] = super().iter(obj)
+        return parts
 
     def known(self, proxy: fx.Proxy, of_shape: bool = False) -> Any:
         """Return the value of a proxy.
 
         Args:
             proxy: The proxy.
-            of_shape: Whether only the shape of a tensor, or the number of several, is asked for.
+            of_shape: Whether the caller uses only the shape of a tensor, or the number of several.
 
         Raises:
-            fx.proxy.TraceError: It depends on the values of the images.
+            fx.proxy.TraceError: The value depends on the values of the images.
         """
         value = self.value(proxy.node)
         if self._reads_values(proxy.node, of_shape):
@@ -647,13 +648,13 @@ class LeafTracer(fx.Tracer):
         return value
 
     def _reads_values(self, node: fx.Node, of_shape: bool) -> bool:
-        """Whether a node depends on the values of its tensors; `of_shape` if only its own shape is asked for."""
+        """Return whether a node depends on values of tensors; with `of_shape`, only the shape of the node matters."""
         left, seen = [(node, of_shape)], set()
         while left:
-            if (found := left.pop()) in seen:
+            if (pair := left.pop()) in seen:
                 continue
-            seen.add(found)
-            (node, of_shape), value = found, self._values[found[0]]
+            seen.add(pair)
+            (node, of_shape), value = pair, self._values[pair[0]]
             name = node.args[1] if node.target is getattr else _name(node)
             holds = isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_is_tensor, value)))
             if (holds and not of_shape) or name in _SHAPED_BY_VALUES:
@@ -662,14 +663,14 @@ class LeafTracer(fx.Tracer):
         return False
 
     def value(self, node: fx.Node) -> Any:
-        """Return the value of a node: run the graph up to it without what tracing replaces in modules."""
+        """Return the value of a node: run the graph up to it, with the original methods of modules."""
         replaced, before = (nn.Module.__call__, nn.Module.__getattr__), len(self._reads)
         nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
         try:
-            for one in self.graph.nodes:
-                if one not in self._values:
-                    self._values[one] = self._run(one)
-                if one is node:
+            for step in self.graph.nodes:
+                if step not in self._values:
+                    self._values[step] = self._run(step)
+                if step is node:
                     break
         finally:
             nn.Module.__call__, nn.Module.__getattr__ = replaced  # type: ignore[method-assign]
@@ -682,8 +683,8 @@ class LeafTracer(fx.Tracer):
             return self._blank
         if node.op == "get_attr":
             before = {**self._buffers, **{name: tensor for tensor, name in self.tensor_attrs.items()}}
-            found = before.get(str(node.target))
-            return operator.attrgetter(str(node.target))(self.root) if found is None else found
+            tensor_before = before.get(str(node.target))
+            return operator.attrgetter(str(node.target))(self.root) if tensor_before is None else tensor_before
         if node.op == "call_module":
             return self.root.get_submodule(str(node.target))(*args, **kwargs)  # type: ignore[union-attr]
         if node.op == "call_method":
@@ -691,13 +692,13 @@ class LeafTracer(fx.Tracer):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return an attribute of a module: of a buffer that the forward has assigned, the value of the graph."""
+        """Return an attribute of a module; for a buffer that the forward has assigned, the value of the graph."""
         if isinstance(attr_val, fx.Proxy):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether `m` is a single step of the graph."""
+        """Return whether `m` is a single step of the graph."""
         leaves = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *NORMS, ChannelConstant)
         return isinstance(m, leaves) or bool(groups_of(m)) or super().is_leaf_module(m, module_qualified_name)
 
@@ -705,22 +706,22 @@ class LeafTracer(fx.Tracer):
 def trace(model: nn.Module, blank: Tensor) -> tuple[fx.Graph, list[tuple[str, str]]]:
     """Return the graph of a model in its current mode, and (module, attribute) of what its code read of layers.
 
-    A copy is traced, because a forward may keep what it is given. Tensors that the forward or its trace made, such as
-    constants, become attributes of the model, so that it can run the graph.
+    The function traces a copy, because a forward may keep what it is given. Tensors that the forward or the tracer
+    made, such as constants, become attributes of the model, so that the model can run the graph.
 
     Args:
         model: A copy of the user's model.
         blank: Batch of blank images, (N, C, H, W).
     """
-    own = copied(model)
-    names = {id(module): name for name, module in own.named_modules()}
-    with recording_reads(own, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
-        graph = LeafTracer(blank, reads).trace(own)
+    duplicate = copied(model)
+    names = {id(module): name for name, module in duplicate.named_modules()}
+    with recording_reads(duplicate, (nn.Conv2d, nn.Linear, *NORMS, nn.PReLU, nn.ConvTranspose2d)) as reads:
+        graph = LeafTracer(blank, reads).trace(duplicate)
     for target in {str(node.target) for node in graph.nodes if node.op == "get_attr"}:
         owner, _, attribute = target.rpartition(".")
         module = model.get_submodule(owner)
-        if getattr(module, attribute, None) is None:  # not as a buffer: it is no state of a model that did not run
-            vars(module)[attribute] = getattr(own.get_submodule(owner), attribute)
+        if getattr(module, attribute, None) is None:  # not as a buffer: a model that did not run has no such state
+            vars(module)[attribute] = getattr(duplicate.get_submodule(owner), attribute)
     return graph, [(names[id(module)], attribute) for module, attribute in reads]
 
 
@@ -732,12 +733,12 @@ class ChannelLabels(ModuleLabels):
     """
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute a node, then label its result. Numbers (sizes, for instance) have no label."""
+        """Compute a node, then label its result. Numbers, such as sizes, get no label."""
         value = super().run_node(n)
         inputs = [node for node in n.all_input_nodes if node in self._labels]
         several = isinstance(value, (tuple, list)) and any(isinstance(entry, Tensor) for entry in value)
         if not (isinstance(value, (Tensor, *_PLAIN)) or several or value is None or n.op == "output"):
-            # An object of the model's own, such as a dataclass: what it holds is not followed.
+            # This is an object of the model's own, such as a dataclass, whose content is not followed.
             self._not_understood(n, None, inputs)
         if not (isinstance(value, Tensor) or several or value is None or n.op == "output"):
             self._freeze_parameters(n.all_input_nodes, f"'{n.name}' reads it")
@@ -752,8 +753,8 @@ class ChannelLabels(ModuleLabels):
             if not self._divided(n, value, inputs):
                 self._not_understood(n, None, inputs)
         elif isinstance(value, Tensor) and not self._is_parameter(n, value):
-            found = self._label(n, value, inputs)
-            label, axis = found or (self._not_understood(n, value, inputs), 1)
+            followed = self._label(n, value, inputs)
+            label, axis = followed or (self._not_understood(n, value, inputs), 1)
             self._labels[n], self._axes[n] = label, axis
         counted = [node for node in n.all_input_nodes if node not in self._explained]
         reason = f"'{n.name}' depends on their number"
@@ -761,9 +762,9 @@ class ChannelLabels(ModuleLabels):
         return value
 
     def _is_parameter(self, node: fx.Node, value: Tensor) -> bool:
-        """Whether a node is a parameter, possibly with added axes, that element-wise functions can meet."""
+        """Return whether a node is a parameter, possibly with added axes, that element-wise functions can meet."""
         if node.op == "get_attr":
-            if value.numel() == 1:  # a single number is a factor and has no channels
+            if value.numel() == 1:  # a single number has no channels
                 return True
             name = str(node.target)
             state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
@@ -784,13 +785,13 @@ class ChannelLabels(ModuleLabels):
             return True
         if len(sources) > 1 or node.args[0] is not sources[0]:
             return False
-        found = parameter_axes(_name(node), node.args[1:], axes, value.shape)
-        if found is not None:
-            self._parameters[node] = names, found
-        return found is not None
+        axes_after = parameter_axes(_name(node), node.args[1:], axes, value.shape)
+        if axes_after is not None:
+            self._parameters[node] = names, axes_after
+        return axes_after is not None
 
     def _is_number(self, source: fx.Node) -> bool:
-        """Whether a node is a tensor of one number without channels, such as a counter of steps."""
+        """Return whether a node is a tensor of one number without channels, such as a counter of steps."""
         given = self.env[source]
         return isinstance(given, Tensor) and given.numel() == 1 and source not in self._labels
 
@@ -833,7 +834,7 @@ class ChannelLabels(ModuleLabels):
         return self._through_function(name, node, value, inputs[0])
 
     def _elementwise(self, node: fx.Node, value: Tensor, inputs: list[fx.Node]) -> Followed | None:
-        """Label an operation on tensors and numbers, in which each tensor has all channels or one entry for all."""
+        """Label an element-wise operation. Each tensor must have an entry per channel, or one entry for all."""
         axes = {self._axes[source] + value.ndim - self.env[source].ndim for source in inputs}
         if len(axes) > 1:
             return None
@@ -854,16 +855,16 @@ class ChannelLabels(ModuleLabels):
         return Followed(labels[0], axis)
 
     def _meets(self, source: fx.Node, given: Tensor, value: Tensor, axis: int, label: Label) -> bool:
-        """Record that a parameter meets the channels of a label, if it has an entry for each of them."""
-        place = axis - value.ndim + given.ndim
-        if place < 0 or given.shape[place] == 1:
+        """Record that a parameter meets the channels of a label; return whether it fits them."""
+        axis_of_given = axis - value.ndim + given.ndim
+        if axis_of_given < 0 or given.shape[axis_of_given] == 1:
             return True
         names, axes = self._parameters.get(source, ((), ()))
-        if not names or axes[place] < 0 or given.shape[place] != len(label):
+        if not names or axes[axis_of_given] < 0 or given.shape[axis_of_given] != len(label):
             return False
         parts = [name.rpartition(".") for name in names]
         return all(
-            self._claim(owner, self.module.get_submodule(owner), attribute, axes[place], label)
+            self._claim(owner, self.module.get_submodule(owner), attribute, axes[axis_of_given], label)
             for owner, _, attribute in parts
         )
 
@@ -914,7 +915,7 @@ class ChannelLabels(ModuleLabels):
         elif name == "split":
             self._stop(f"'{node.name}' takes parts of a fixed size", label)
         if len(set(sizes)) == 1 and (name == "split" or among == len(sizes)):
-            # The parts stay equal if channels in the same place of all parts are removed together.
+            # Parts stay equal if channels in the same place of all parts are removed together.
             self._unite_rows(label.reshape(len(sizes), -1).T)
         else:
             self._stop(f"'{node.name}' takes parts of different size", label)
@@ -932,12 +933,12 @@ class ChannelLabels(ModuleLabels):
         if name in ("mean", "sum", "amax", "amin", "softmax"):
             axes = args[0] if args else kwargs.get("dim", ())
             keeps = name == "softmax" or bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
-            place = reduced_axis(axes, keeps, given.ndim, axis)
+            new_axis = reduced_axis(axes, keeps, given.ndim, axis)
         elif name == "squeeze" and args and isinstance(args[0], int):
-            place = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
+            new_axis = reduced_axis(args[0], value.ndim == given.ndim, given.ndim, axis)
         elif name == "getitem":
-            found = indexed_axis(args[0], given.ndim, axis)
-            return None if found is None else Followed(self._interval(node.name, label, found[1]), found[0])
+            indexed = indexed_axis(args[0], given.ndim, axis)
+            return None if indexed is None else Followed(self._interval(node.name, label, indexed[1]), indexed[0])
         elif name == "flatten":
             ends = [*args, *(kwargs.get(key, end) for key, end in _FLATTENED[len(args) :])]
             first, last = (end if isinstance(end, int) else None for end in ends)
@@ -945,7 +946,7 @@ class ChannelLabels(ModuleLabels):
         elif name in ("view", "reshape"):
             return self._viewed(args, given, value, same)
         elif name == "pad":
-            # The sizes are those of the last axes.
+            # `pad` begins with the last axis, two sizes an axis.
             sides = args[0] if args else kwargs.get("pad", ())
             last = given.ndim - len(sides) // 2 if isinstance(sides, (tuple, list)) else 0
             return same if axis < last else None
@@ -955,14 +956,14 @@ class ChannelLabels(ModuleLabels):
         elif name in ("pixel_shuffle", "pixel_unshuffle", "channel_shuffle") and (given.ndim, axis) == (4, 1):
             return self._shuffled(name, args, label)
         else:
-            place = moved_axis(name, args, kwargs, given.ndim, axis)
-        return None if place is None else Followed(label, place)
+            new_axis = moved_axis(name, args, kwargs, given.ndim, axis)
+        return None if new_axis is None else Followed(label, new_axis)
 
     def _interval(self, name: str, label: Label, taken: slice) -> Label:
         """Return the channels in an interval, and freeze those on which its place and its size depend.
 
-        Both bounds are numbers. A bound counts from the first channel, or from the last if it is negative; the channels
-        between have to stay. An interval that ends behind the last channel has no bound there.
+        A bound counts from the first channel, or from the last if it is negative. The channels that it counts have to
+        stay. An interval that ends after the last channel has no bound there.
         """
         for bound in (taken.start, taken.stop):
             if bound is not None and -len(label) < bound < len(label):
@@ -972,19 +973,19 @@ class ChannelLabels(ModuleLabels):
         return label[taken]
 
     def _viewed(self, args: Sequence[Any], given: Tensor, value: Tensor, followed: Followed) -> Followed | None:
-        """Label a view. Only sizes that are inferred, or computed of the number of channels, adapt themselves."""
+        """Label a view. Only sizes that torch infers, or that the code computes from the number of channels, adapt."""
         sizes = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
         if not sizes or len(sizes) != value.ndim:
             return None
-        # A stated number at the first axis would hold for one number of images only.
+        # A stated size of the first axis would fit one number of images only.
         if not (isinstance(sizes[0], fx.Node) or sizes[0] == -1) or value.shape[0] != given.shape[0]:
             return None
         shares = [size for size in sizes if isinstance(size, fx.Node) and self._is_share(size, followed.label)]
-        adapting = {place for place, size in enumerate(sizes) if size in shares or size == -1}
-        found = self._reshaped(given, value, followed, adapting)
-        if found is not None:
+        adapting = {index for index, size in enumerate(sizes) if size in shares or size == -1}
+        viewed = self._reshaped(given, value, followed, adapting)
+        if viewed is not None:
             self._explained.update(shares)
-        return found
+        return viewed
 
     def _shuffled(self, name: str, args: Sequence[Any], label: Label) -> Followed | None:
         """Label a function that exchanges channels and positions, or that shuffles channels."""
@@ -998,12 +999,12 @@ class ChannelLabels(ModuleLabels):
         return Followed(np.repeat(self._unite_rows(label.reshape(factor, -1).T), factor))
 
     def _is_share(self, number: fx.Node, label: Label) -> bool:
-        """Whether a number is in proportion to the number of channels of a label, whichever channels are removed."""
+        """Return whether a number stays in proportion to a label's number of channels, whichever are removed."""
         counted = self._numbers.share(number)
         if counted is None:
             return False
         channel = self.united_channels()
-        ours, theirs = (np.unique(channel[one], return_counts=True) for one in (label, counted))
+        ours, theirs = (np.unique(channel[labelled], return_counts=True) for labelled in (label, counted))
         return np.array_equal(ours[0], theirs[0]) and np.array_equal(ours[1] * theirs[1][0], theirs[1] * ours[1][0])
 
 

@@ -1,7 +1,7 @@
 """A trial cut: remove half of every index space from a copy, and compare its outputs with those of a masked copy.
 
-Tracing finds only what is in a model's graph. Python code that is not in it, such as
-`sum(p.numel() for p in self.parameters())`, can also depend on the number of channels, which shows only in a cut model.
+Tracing finds only what is in a model's graph. Other Python code, such as `sum(p.numel() for p in self.parameters())`,
+can also depend on the number of channels. Only a cut model shows this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 2
 TOLERANCE = 1e-3
-"""Largest difference relative to the largest output. Rounding changes outputs by 1e-6, a wrong size by factor 2."""
+"""Largest difference relative to the largest output. Rounding gives about 1e-6, and a wrong size a factor of 2."""
 ROUNDING = 1e-10
 """Largest rounding error, in float64, of an output that is zero."""
 CHANGES_OUTPUTS = "cutting it changes what the model computes, or ends its forward"
@@ -42,12 +42,12 @@ _DROPOUTS = {
 
 
 def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[int, int, int]) -> None:
-    """Freeze the index spaces whose removal from a copy does not give the outputs of a masked copy.
+    """Freeze the index spaces of which a cut copy does not give the outputs of a masked copy.
 
-    Outputs are compared for random images in evaluation and in training mode (with running statistics and without
-    dropout), and with batch normalisations of the user's own classes in training mode. Numbers that are not finite have
-    to be in the same places. Normalisation and all-zero parameters of the copies are drawn at random. The model stays
-    unchanged. Where outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
+    The copies get random images in evaluation and in training mode, with running statistics and without dropout. Batch
+    normalisations of the user's own classes also run in training mode. Infinities and NaN have to be in the same
+    places. The copies draw parameters of normalisation and all-zero parameters at random. The model stays unchanged. If
+    outputs differ in float32, float64 decides, because very deep networks can amplify rounding errors.
 
     Args:
         model: The bare model.
@@ -57,9 +57,9 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     free = [name for name, space in spaces.items() if not space.frozen and space.size > 1]
     if not free:
         return
-    # cuDNN rounds products to TF32, with errors as large as the tolerance, so it is switched off.
+    # cuDNN may round products to TF32, with errors as large as the tolerance.
     with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
-        torch.manual_seed(0)  # the same result in every process and in a resumed training
+        torch.manual_seed(0)  # every process and a resumed training must get the same result
         drawn = _drawn(model)
         first = first_parameter(model)
         images = torch.randn(BATCH, *input_shape, device=first.device)
@@ -97,8 +97,8 @@ def _freeze(spaces: IndexSpaces, names: Collection[str], reason: str) -> None:
 def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collection[str] = ()) -> None:
     """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
 
-    Each has a line of its own, unless there are many, as in a transformer. A line begins with the name of the method. A
-    method that removes no channels needs no warning.
+    Each space gets a line, or all get one line if there are more than `MOST_WARNINGS`, as in a transformer. A line
+    begins with the name of the method. A method that removes no channels needs no warning.
 
     Args:
         spaces: Index spaces of the model.
@@ -125,16 +125,16 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collec
 
 
 def removes_channels(method: Method) -> bool:
-    """Return whether a method may remove channels: it says so, reconfigures, or begins with what another trial gave."""
+    """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
     kind = type(method)
     reconfigures = kind.reconfigure is not Method.reconfigure
     return kind.shrinks_network or reconfigures or (kind.begin is not Method.begin and bool(method.depends_on()))
 
 
 def counted_reasons(reasons: Iterable[str]) -> list[str]:
-    """Return the most frequent kinds of reasons with their numbers. Reasons of one kind differ in names only."""
+    """Return the most frequent kinds of reasons with their counts. Reasons of one kind differ in quoted names only."""
     kinds: dict[str, list[str]] = {}
-    for reason in (one for several in reasons for one in several.split("; ")):
+    for reason in (reason_text for several in reasons for reason_text in several.split("; ")):
         kinds.setdefault(re.sub(r"'[^']*'", "''", reason), []).append(reason)
     first = sorted(kinds.values(), key=lambda alike: -len(alike))[:MOST_WARNINGS]
     named = [f"{alike[0]} ({len(alike)} times, {_names(alike)})" if len(alike) > 1 else alike[0] for alike in first]
@@ -147,7 +147,7 @@ def _names(alike: Iterable[str]) -> str:
 
 
 def _drawn(model: nn.Module) -> nn.Module:
-    """Return a float32 copy in which no parameter is zero, so that none hides the layers before it."""
+    """Return a float32 copy without all-zero parameters, which would hide the layers before them."""
     drawn = copied(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -179,76 +179,76 @@ def _more_exact(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
 
 
 def _agrees(model: nn.Module, spaces: IndexSpaces, names: Iterable[str], images: Tensor) -> bool:
-    """Whether a copy without half of the channels of these spaces has the outputs of a copy that does not read them."""
+    """Return whether a copy without half of these spaces' channels has the outputs of a copy with them masked."""
     kept = {}
     for name in names:
         order = torch.randperm(spaces[name].size)[: spaces[name].size // 2].tolist()
-        kept[name] = [spaces[name].original[place] for place in sorted(order)]
+        kept[name] = [spaces[name].original[index] for index in sorted(order)]
     masked = copied(model)
     _mask(masked, spaces, kept)
     cut = copied(masked)
     apply_plan(cut, ReconfigPlan(kept=kept), copy.deepcopy(spaces), None)
     try:
-        wanted = _outputs(masked, images)
-        found = _outputs(cut, images)
+        of_masked = _outputs(masked, images)
+        of_cut = _outputs(cut, images)
     except Exception as error:  # a forward may raise anything
         log.debug("the forward fails with a cut of %s: %s", ", ".join(kept), error)
         return False
-    if len(found) != len(wanted) or not any(output.isfinite().any() for output in wanted):
+    if len(of_cut) != len(of_masked) or not any(output.isfinite().any() for output in of_masked):
         return False
-    return all(map(_same_outputs, wanted, found))
+    return all(map(_same_outputs, of_masked, of_cut))
 
 
 def _same_outputs(wanted: Tensor, found: Tensor) -> bool:
-    """Whether two outputs, (...) in float64, are the same but for rounding. Of those not finite, all are the same."""
+    """Return whether two outputs in float64 are the same up to rounding, with infinities and NaN in the same places."""
     if wanted.shape != found.shape:
         return False
     differs = ~((wanted == found) | (wanted.isnan() & found.isnan()))
     if not differs.any():
         return True
-    # The largest of all may be a constant of the forward, such as the -1e9 of a masked class.
+    # The scale is that of the entries that differ: a constant of the forward, such as -1e9 for a masked class, is none.
     wanted, found = wanted[differs], found[differs]
-    largest_error = (wanted - found).abs().max()  # not finite if one of both is not
+    largest_error = (wanted - found).abs().max()  # infinite or NaN if one of the two is
     return bool(largest_error <= TOLERANCE * wanted.abs().max() + ROUNDING) and bool(largest_error.isfinite())
 
 
 def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
-    """Set all weights of convolution and linear layers to zero that read or produce the removed channels."""
+    """Set to zero all weights of convolution and linear layers that read or produce the removed channels."""
     tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     for name, channels in kept.items():
-        removed = [place for place, number in enumerate(spaces[name].original) if number not in set(channels)]
-        for one in spaces[name].slices:
-            if isinstance(model.get_submodule(one.module), (nn.Conv2d, nn.Linear)):
-                entries = one.entries[removed].flatten().to(tensors[one.tensor].device)
-                tensors[one.tensor].index_fill_(one.axis, entries, 0.0)
+        removed = [index for index, number in enumerate(spaces[name].original) if number not in set(channels)]
+        for part in spaces[name].slices:
+            if isinstance(model.get_submodule(part.module), (nn.Conv2d, nn.Linear)):
+                entries = part.entries[removed].flatten().to(tensors[part.tensor].device)
+                tensors[part.tensor].index_fill_(part.axis, entries, 0.0)
 
 
 def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Return all output tensors of the model, as real numbers in float64, in evaluation and in training mode.
 
-    A third time, the model is in evaluation mode except for normalisations of a subclass with its own forward, whose
+    If normalisations have a forward of their own, the model runs a third time with only these in training mode: their
     statistics of the images may be of several channels.
     """
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     norms = [module for module in model.modules() if isinstance(module, _NORMS)]
-    own = [norm for norm in norms if all(type(norm).forward is not kind.forward for kind in _NORMS)]
+    with_forward = [norm for norm in norms if all(type(norm).forward is not kind.forward for kind in _NORMS)]
     for training, own_training in ((False, False), (True, False), (False, True)):
-        if own_training and not own:
+        if own_training and not with_forward:
             continue
         model.train(training)
         for norm in norms:
             norm.eval()
-        for norm in own:
+        for norm in with_forward:
             norm.training = own_training  # its children, such as an activation, stay as they are
         torch.manual_seed(1)  # random choices, such as stochastic depth, are the same for both models
         with _WithoutDropout():
-            outputs = model(images)
-        found += [_real_numbers(tensor) for tensor in tensors_of(outputs)]
-    return found
+            output = model(images)
+        outputs += [_real_numbers(tensor) for tensor in tensors_of(output)]
+    return outputs
 
 
 def _real_numbers(tensor: Tensor) -> Tensor:
-    """Return a dense tensor in float64, in which a complex number is two numbers."""
+    """Return a tensor as a dense one in float64, in which a complex number is two numbers."""
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
@@ -256,12 +256,12 @@ def _real_numbers(tensor: Tensor) -> Tensor:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Return the tensors of a model's output: of a tensor, a list, a mapping, or an object with attributes."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     left, seen = [output], set()
     while left:
         part = left.pop()
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
         elif id(part) not in seen and not isinstance(part, (nn.Module, type)):
             seen.add(id(part))
             if isinstance(part, Mapping):
@@ -271,16 +271,16 @@ def tensors_of(output: Any) -> list[Tensor]:
             else:
                 left += getattr(part, "__dict__", {}).values()
                 left += [getattr(part, slot) for slot in _slots(type(part)) if hasattr(part, slot)]
-    return found
+    return tensors
 
 
 def _slots(kind: type) -> list[str]:
-    named = [vars(one).get("__slots__", ()) for one in kind.__mro__ if one.__module__ != "builtins"]
+    named = [vars(base).get("__slots__", ()) for base in kind.__mro__ if base.__module__ != "builtins"]
     return [slot for slots in named for slot in ((slots,) if isinstance(slots, str) else slots)]
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Makes dropout return its input: its random draws would depend on the number of channels."""
+    """Makes dropout return its input, because its random draws would depend on the number of channels."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

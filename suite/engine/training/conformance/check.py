@@ -23,7 +23,7 @@ class Result:
         name: Name of the contract.
         passed: Whether the method satisfies it.
         message: What was measured, or what is wrong.
-        place: `FILE:LINE, in FUNCTION` of the method's code that the failure comes from; empty if it passed.
+        place: `FILE:LINE, in FUNCTION` of the method's code that the failure comes from; empty if there is none.
     """
 
     name: str
@@ -54,7 +54,7 @@ def check(
         One result per contract, in order.
 
     Raises:
-        UsageError: if the method, the task or the model does not exist, or a parameter of method or model is wrong.
+        UsageError: if method, task or model does not exist, or one of their parameters is wrong.
     """
     subject = Subject(name, parameters, task, model, data_root, dtype)
     subject.method()
@@ -77,9 +77,9 @@ def _examine(contract: Callable[[Subject], str], subject: Subject) -> Result:
     try:
         return Result(contract.__name__, True, contract(subject))
     except Broken as broken:
-        place = place_of(broken.code or getattr(method, broken.hook, None), method)
-        return Result(contract.__name__, False, str(broken), place)
-    except Exception as error:  # an error in the method's own code is a finding
+        where = place_of(broken.code or getattr(method, broken.hook, None), method)
+        return Result(contract.__name__, False, str(broken), where)
+    except Exception as error:  # an error in the method's own code is a result of the check
         message = f"{type(error).__name__}: {error}"
         return Result(contract.__name__, False, message, place_of_error(error, method))
 

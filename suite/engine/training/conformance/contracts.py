@@ -36,16 +36,16 @@ def trains(subject: Subject) -> str:
     if not last < first:
         raise Broken(f"the training loss rises from {first:.3f} to {last:.3f}")
     accuracy = records[-1]["test_accuracy"]
-    found = f"training loss {first:.3f} to {last:.3f}, test accuracy {accuracy:.3f}"
+    text = f"training loss {first:.3f} to {last:.3f}, test accuracy {accuracy:.3f}"
     assert subject.splits.test is not None
     classes, images = trainer.ctx.num_classes, subject.splits.test.num_samples
     if accuracy <= guess(classes, images):
-        found += f", which is no more than guessing among {classes} classes reaches: the network has learned nothing"
-    return found
+        text += f", which is no more than guessing among {classes} classes reaches: the network has learned nothing"
+    return text
 
 
 def guess(classes: int, images: int) -> float:
-    """Return an accuracy that a guess seldom exceeds: two standard deviations above its mean."""
+    """Return an accuracy that guessing seldom exceeds: two standard deviations above its mean, as a fraction."""
     share = 1 / classes
     return share + 2 * math.sqrt(share * (1 - share) / images)
 
@@ -91,7 +91,7 @@ def products_are_right(subject: Subject) -> str:
 
 
 def leaves_the_rest_alone(subject: Subject) -> str:
-    """Before the first step, weights are unchanged or masked; without either, outputs have the same bits as before."""
+    """Before the first step, weights are unchanged or masked. If nothing changes a forward, outputs keep their bits."""
     bare = subject.initial_model().eval()
     trainer = subject.trainer()
     planned = trainer.model.eval()
@@ -158,7 +158,7 @@ def replays(subject: Subject) -> str:
     captured, replayed = 3, 8
     for name, operand, transform, tensor in _transforms(subject):
         seen += 1
-        # A replay in step 8 runs the step that was captured in step 3, with the random keys of step 8.
+        # The replay in step 8 repeats the step that was captured in step 3, with the random keys of step 8.
         result = transform(tensor, Site(name, operand, captured, 0, 0, _KeysOf(replayed)))
         eager = transform(tensor, Site(name, operand, replayed, 0, 0))
         if not torch.equal(expanded(result, tensor), expanded(eager, tensor)):
@@ -191,7 +191,7 @@ def density_is_true(subject: Subject) -> str:
 
 
 class _OnlyKept(Trainer):
-    """A trainer in whose steps the gradients are zero that a method does not use."""
+    """A trainer that sets the gradients to zero that the method does not use."""
 
     def gradients(self, images: Tensor, labels: Tensor, saved: SavedTensors | None = None) -> Outcome:
         self.kept.update(self.ctx)
@@ -214,8 +214,8 @@ def kept_gradients_suffice(subject: Subject) -> str:
         return "the method uses all gradients"
     without = subject.trainer_of(_OnlyKept)
     without.fit()
-    for (name, wanted), found in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
-        if not torch.equal(wanted, found):
+    for (name, wanted), got in zip(trainer.model.named_parameters(), without.model.parameters(), strict=True):
+        if not torch.equal(wanted, got):
             raise Broken(f"'{name}' differs at the end if the gradients that are not used are zero", "kept_gradients")
     elements = sum(parameter.numel() for parameter in trainer.model.parameters())
     return f"{without.kept.left_out // 4:,} of {elements:,} gradients are not used at the end"
@@ -289,7 +289,7 @@ CONTRACTS: tuple[Callable[[Subject], str], ...] = (
 
 
 def _transforms(subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """Yield all transforms at the start and before the last epoch, as (layer, operand, transform, operand's value)."""
+    """Yield all transforms at the start and before the last epoch, as (layer, operand, transform, tensor)."""
     yield from _transforms_of(subject.trainer(), subject)
     _, _, checkpoints = subject.undisturbed
     if len(checkpoints) > 1:
@@ -297,7 +297,7 @@ def _transforms(subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
 
 
 def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """Yield the transforms that a trainer's layers follow now, each with an operand of its shape, channels-last."""
+    """Yield the transforms that a trainer's layers follow now, each with a channels-last tensor for its operand."""
     outputs: dict[str, Tensor] = {}
     handles = [
         layer.register_forward_hook(lambda layer, inputs, output, name=name: outputs.__setitem__(name, output.detach()))
@@ -324,7 +324,7 @@ def _transforms_of(trainer: Trainer, subject: Subject) -> Iterator[tuple[str, An
 
 
 def _channels_agree(compressed: Compressed) -> bool:
-    """Whether the channels of each pixel are distinct, in order and in the groups that their positions say."""
+    """Return whether the channels of each pixel are distinct, in order and in the groups that their positions say."""
     channels = compressed.channels
     groups = torch.arange(channels.shape[-1], device=channels.device) // compressed.n
     in_range = (channels // compressed.m == groups) & (channels < compressed.shape[1])

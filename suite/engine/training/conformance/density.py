@@ -1,14 +1,14 @@
 """Compare the density that a method states with the operands of each product, in every step of a training.
 
-The multiply-adds that a product needs are those whose operands are both nonzero:
+A product needs the multiply-adds whose operands are both nonzero:
 
     forward     W is the result of `weight_forward`; activations count as dense
-    dgrad       dO is what the plan's transforms leave of the output gradient; W is as in the forward
-    wgrad       dO is what the plan's transforms leave of it; a weight's gradient counts only if the weight is nonzero
-                after the step, since the gradient of a weight that is masked again changes nothing
+    dgrad       dO is the result of the plan's transforms; W is as in the forward
+    wgrad       dO is the result of the plan's transforms; a weight's gradient counts only if the weight is nonzero
+                after the step, because the gradient of a weight that is masked again changes nothing
 
-Zeros that come from the data (behind a ReLU, for example) could hide a wrong density. So the transforms are applied to
-dense random gradients, with the shape and the site of the real ones.
+Zeros that come from the data (after a ReLU, for example) could hide a wrong density. The check therefore applies the
+transforms to dense random gradients, with the shape and the site of the real ones.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from suite.engine.training.trainer import Trainer
 from suite.method import Compact, Compressed, Density, OpPlan, Site
 
 IMAGES = 8
-"""Number of images of the random gradients, at most."""
+"""Largest number of images in the random gradients."""
 DRAWS, ERRORS = 32, 6
-"""Number of draws of a share that depends on random numbers, and the number of standard errors by which its mean may
-exceed the stated share: large enough that none of the thousands of comparisons in a training fails by chance."""
+"""Draws of a share that depends on random numbers, and the number of standard errors by which the mean of these draws
+may exceed the stated share. With 6, none of the thousands of comparisons in a training fails by chance."""
 EXACT = 1e-6
 PRODUCTS = {"forward": "the forward", "dgrad": "the data gradient", "wgrad": "the weight gradient"}
 HINTS = {
@@ -57,13 +57,13 @@ class _Seen:
 
 
 class DensityCheck:
-    """Compares stated density and operands in every step of a training. It changes no result.
+    """Compares stated density and operands in every step of a training, whose results stay the same.
 
     Args:
         trainer: A trainer before its first step.
 
     Attributes:
-        findings: One line for each product of each layer whose density is wrong, with the first step in which it is.
+        findings: One line for each product of a layer whose density is wrong, with the first such step.
         steps: Number of steps that were compared.
     """
 
@@ -85,7 +85,7 @@ class DensityCheck:
         self._outputs.clear()
 
     def _note(self, name: str, layer: Any, output: Tensor) -> None:
-        # Not the output's own channels: those of a gated layer are scattered among others.
+        # The output of a gated layer has more channels, among which those of the layer are scattered.
         channels = layer.weight.shape[0]
         if output.ndim == 4:
             self._outputs[name] = (min(len(output), IMAGES), channels, *output.shape[2:])
@@ -114,7 +114,7 @@ class DensityCheck:
 
     @torch.no_grad()
     def compare(self) -> None:
-        """Compare, after the step, what was stated with what was multiplied."""
+        """After the step, compare what was stated with what was multiplied."""
         self.steps += 1
         costs = self._trainer.ledger.current
         for name, seen in self._seen.items():
@@ -141,7 +141,7 @@ class DensityCheck:
 
 
 class ComparedTrainer(Trainer):
-    """A trainer whose steps are compared. The comparison changes no result."""
+    """A trainer that compares each of its steps. The results stay the same."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -174,7 +174,7 @@ def _needed(seen: _Seen, product: str, trained: Tensor, seed: int | None = None)
 
 
 def _agrees_in_the_mean(seen: _Seen, product: str, trained: Tensor, stated: float) -> bool:
-    """Whether a share is random and its mean over several draws is not above the stated share."""
+    """Return whether a share is random and its mean over several draws is not above the stated share."""
     draws = [_needed(seen, product, trained, seen.site.seed + 1 + draw) for draw in range(DRAWS)]
     spread = statistics.stdev(draws)
     return spread > EXACT and statistics.fmean(draws) <= stated + ERRORS * spread / math.sqrt(DRAWS)

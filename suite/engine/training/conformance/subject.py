@@ -89,7 +89,7 @@ class Subject:
         recipe: Recipe = replace(self._task.recipe(PRESET), epochs=EPOCHS, batch_size=BATCH_SIZE)
         if self._task_name == TASK:
             return replace(recipe, train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
-        # Another task may have fewer images than that.
+        # Another task may have fewer images than these limits.
         splits = self._task.load(self._data, recipe, 0, torch.device("cpu"))
         sizes = {"train_images": (splits.train, TRAIN_IMAGES), "test_images": (splits.test, TEST_IMAGES)}
         most: dict[str, Any] = {name: limit for name, (split, limit) in sizes.items() if split.num_samples > limit}
@@ -112,7 +112,7 @@ class Subject:
         return method
 
     def model(self) -> nn.Module:
-        """Return the initialised model; it has the same weights each time."""
+        """Return the initialised model, with the same weights each time."""
         torch.manual_seed(0)
         model = build_model(self._model_text, *self._inputs)
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
@@ -175,7 +175,7 @@ class Subject:
                 checkpoints.append(path.read_bytes())
 
             try:
-                # Resumed trainings are not compared, and end equally.
+                # This training compares its steps and resumed ones do not, but the results are the same.
                 trainer = self.trainer_of(ComparedTrainer, on_epoch=records.append, on_checkpoint=keep)
                 self.density = trainer.density
                 trainer.fit()
@@ -185,11 +185,9 @@ class Subject:
 
     @cached_property
     def _other(self) -> OtherTrial:
-        """Result of a trial for a method that depends on one: half of the channels removed, and the complete weights.
+        """Result of a trial for a method that depends on another: half of the channels removed, and complete weights.
 
-        The channels were removed after the first epoch.
-
-        Some methods use what was removed, others the weights.
+        The channels were removed after the first epoch. Some methods use what was removed, others the weights.
         """
         model = self.model()
         folder = files.temporary_folder("pdt-check-")
