@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import pickle
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from suite.checkpoint import load_model
+from suite.engine.training import own_loop
 from suite.errors import UsageError
 from suite.ops import apply, restore
 
@@ -316,6 +319,40 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
     other = Loop(METHODS["prunetrain"](), RECIPE, wide, optimizers=2, ema=0.8)
     with pytest.raises(UsageError, match=r"of another model: its '8.weight' is \(4, \d+\), here \(9, \d+\)"):
         other.hooks.load(path)
+
+
+class Touches:
+    """Creates a file when it is unpickled, if its code runs."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_damaged_file_is_refused_in_one_line_without_its_code_and_before_a_change(tmp_path):
+    path, loop = tmp_path / "state.pt", start("prunetrain")
+    steps(loop, 0, 4)
+    loop.hooks.save(path, epoch=1)
+    content, state = path.read_bytes(), torch.load(path)
+    code, new = Touches(tmp_path / "ran"), start("prunetrain")
+    before = [io.BytesIO(), io.BytesIO()]
+    torch.save(own_loop._state(new.hooks, {}), before[0])
+    cases = [content[:0], content[: len(content) // 2], content[:-1], np.random.default_rng(0).bytes(999)]
+    cases += [pickle.dumps(code), state | {"model": code}, [state], torch.ones(3), {"model": state["model"]}]
+    parts = ["method", "settings", "counts", "reconfigurations", "model", "optimizers", "averages", "hooks", "others"]
+    cases += [{key: value for key, value in state.items() if key != part} for part in (*parts, "format", "random")]
+    for content in cases:
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        with pytest.raises(UsageError, match=f"^{re.escape(str(path))}: [^\n]+$"):
+            new.hooks.load(path)
+    torch.save(own_loop._state(new.hooks, {}), before[1])
+    assert before[0].getvalue() == before[1].getvalue()
+    assert not (tmp_path / "ran").exists()
+    torch.save(state | {"hooks": {}}, path)  # what only the method can read is seen too late to change nothing
+    with pytest.raises(UsageError, match=r"\(KeyError: 'method'\); build the model again before another load$"):
+        new.hooks.load(path)
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
