@@ -167,7 +167,8 @@ class OwnLoop(MethodRunner):
                 or plain data: numbers, texts, tensors, and lists and dictionaries of these.
 
         Raises:
-            UsageError: on every rank, if something is neither or the file cannot be written. An existing file stays.
+            UsageError: on every rank, if something is neither or the file cannot be written; after a minute, if rank 0
+                calls it alone. An existing file stays.
         """
         _save(Path(path), self, others)
 
@@ -217,6 +218,7 @@ class OwnLoop(MethodRunner):
 def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
     """Write the state of a training; `OwnLoop.save` describes it."""
     # Every rank needs its own random numbers again, in a single file, so that no kill leaves files of two steps.
+    runner.ranks.meet("hooks.save")
     generators = runner.ranks.gather(_random_state(runner.ctx.device))
     failure = ""
     cause = None

@@ -7,6 +7,7 @@ import io
 import pickle
 import weakref
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,9 @@ if dist.is_available():
     # The default arguments in this module are the process group that exists when it is imported. torch._dynamo imports
     # it, and would keep the group, and gloo's threads, until the process ends, where they can abort it.
     import torch.distributed.nn
+
+
+ALL_CALL_S = 60.0  # how long rank 0 waits for the others in `Ranks.meet`
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,29 @@ class Ranks:
         dist.all_gather(contents, padded)
         self.traffic.add("bookkeeping", "all_gather", size_of([length, padded]))
         return [_value_of(found[: int(size)]) for found, size in zip(contents, lengths, strict=True)]
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have called this, on rank 0 for a minute at most; only gloo can do this.
+
+        Only rank 0's wait is short: its own work, such as an evaluation, may take longer than that of the others.
+
+        Args:
+            what: What every rank has to call, as the subject of the error message.
+
+        Raises:
+            UsageError: on rank 0, if another rank ended or has not called it.
+        """
+        if self.size == 1 or dist.get_backend() != "gloo":
+            return
+        try:
+            dist.monitored_barrier(timeout=None if self.rank else timedelta(seconds=ALL_CALL_S))
+        except RuntimeError as error:
+            if self.rank:
+                raise
+            raise UsageError(
+                f"{what} was called by rank 0, and another rank ended or did not call it within {ALL_CALL_S:.0f} s: "
+                "every rank has to call it, and not under `if rank == 0`"
+            ) from error
 
     def agree_on_tensors(self, digests: dict[str, str]) -> None:
         """Check that all ranks have the same tensors.
