@@ -441,3 +441,21 @@ def test_a_restored_model_can_be_saved_whole_although_it_was_planned():
     torch.save(restore(model), buffer)
     buffer.seek(0)
     assert torch.equal(torch.load(buffer, weights_only=False)(IMAGES), model(IMAGES))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cut_model_is_trained_again_only_after_it_was_restored(name, tmp_path):
+    first = start(name)
+    steps(first, 0, 8)
+    first.hooks.finish()
+    first.hooks.save_model(tmp_path / "model.pt")
+    with pytest.raises(
+        UsageError, match=r"layer '0' of the model was planned by .*: call suite\.ops\.restore\(model\) first"
+    ):
+        hooks(Nothing(), first.model)
+    models = [restore(first.model), load_model(tmp_path / "model.pt", net()).train()]
+    again = [Loop(METHODS[name](), RECIPE, model, optimizers=2, ema=0.8) for model in models]
+    for loop in again:
+        steps(loop, 0, 8)
+    for one, other in zip(*(loop.model.parameters() for loop in again), strict=True):
+        assert torch.equal(one, other)
