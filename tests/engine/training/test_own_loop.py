@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import pickle
+import random
 import re
 
 import numpy as np
@@ -268,9 +269,15 @@ def steps(loop, first, last):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, tmp_path):
     def everything(loop):
-        return [*loop.model.state_dict().values(), *loop.average.state_dict().values(), torch.rand(1)]
+        return [
+            *loop.model.state_dict().values(),
+            *loop.average.state_dict().values(),
+            torch.rand(1),
+            torch.tensor(random.random()),
+        ]
 
     torch.manual_seed(5)
+    random.seed(5)
     loop = start(name)
     steps(loop, 0, stop)
     torch.rand(stop)
@@ -278,6 +285,7 @@ def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, 
     steps(loop, stop, 16)
     wanted = everything(loop)
     torch.manual_seed(6)
+    random.seed(6)
     again = start(name)
     found = again.hooks.load(tmp_path / "state.pt", scheduler=again.schedules[0])
     again.wrap()
@@ -309,6 +317,9 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
         start("prunetrain").hooks.load(path, epoch=1)
     with pytest.raises(UsageError, match="loop cannot be saved: a Loop is not plain data"):
         loop.hooks.save(path, loop=loop)
+    torch.save(torch.load(path) | {"format": own_loop.FORMAT + 1}, tmp_path / "later.pt")
+    with pytest.raises(UsageError, match=r"later.pt: has format 2; this version reads 1"):
+        start("prunetrain").hooks.load(tmp_path / "later.pt")
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
         start("prunetrain").hooks.load(tmp_path / "other.pt")
