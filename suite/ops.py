@@ -17,7 +17,7 @@ from suite.engine.network.products import TORCH
 from suite.engine.training.data_parallel import reduce_gradients
 from suite.engine.training.own_loop import OwnLoop
 from suite.errors import UsageError, nearest
-from suite.method import Context, Method
+from suite.method import EMPTY_PLAN, Context, Method
 from suite.own_packages import check_own_packages
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
@@ -53,4 +53,12 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
             f"layer '{planned}' of the model was planned by an earlier apply() or convert(): call "
             "suite.ops.restore(model) first"
         )
-    return OwnLoop(method, Context(model, **context), train_size)
+    try:
+        return OwnLoop(method, Context(model, **context), train_size)
+    except Exception:
+        # A method that was refused leaves no plans, so that another one can be applied.
+        for layer in model.modules():
+            if isinstance(layer, PlannedLayer):
+                layer.op_plan = EMPTY_PLAN
+        restore(model)
+        raise
