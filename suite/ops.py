@@ -12,11 +12,12 @@ from typing import Any
 from torch import nn
 
 from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, restore
+from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.network.products import TORCH
 from suite.engine.training.data_parallel import reduce_gradients
 from suite.engine.training.own_loop import OwnLoop
-from suite.errors import nearest
-from suite.method import Context, Method
+from suite.errors import UsageError, nearest
+from suite.method import EMPTY_PLAN, Context, Method
 from suite.own_packages import check_own_packages
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
@@ -33,7 +34,8 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
     """Plan the layers of a model by a method, for a training loop of your own.
 
     Args:
-        model: The bare model, on its device; its layers are converted in place.
+        model: The bare model, on its device; its layers are converted in place. One that an earlier `apply` has planned
+            is refused until `restore` has been called; it may be cut.
         method: An instance of the method, with its parameters.
         train_size: Height and width of the first training images, if they differ from those of `input_shape`.
         context: Attributes of the method's context (`suite.method.Context`): `input_shape`, `num_classes`, `epochs` and
@@ -46,4 +48,17 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
         raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
     for name in context.keys() - set(GIVEN):
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
-    return OwnLoop(method, Context(model, **context), train_size)
+    if planned := next((name for name, layer in model.named_modules() if isinstance(layer, PlannedLayer)), None):
+        raise UsageError(
+            f"layer '{planned}' of the model was planned by an earlier apply() or convert(): call "
+            "suite.ops.restore(model) first"
+        )
+    try:
+        return OwnLoop(method, Context(model, **context), train_size)
+    except Exception:
+        # A method that was refused leaves no plans, so that another one can be applied.
+        for layer in model.modules():
+            if isinstance(layer, PlannedLayer):
+                layer.op_plan = EMPTY_PLAN
+        restore(model)
+        raise

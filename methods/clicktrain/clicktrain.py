@@ -173,11 +173,13 @@ class ClickTrain(Method):
             self._backends.choose(ctx, self._structures, self._masks.example)
             self._masked_from = ctx.step + 1
             ctx.replan()
-        weights, momenta = [ctx.layers[name].weight for name in self._masks], []
+        weights = [ctx.layers[name].weight for name in self._masks]
+        momenta: list[Tensor | None] = [None] * len(weights)
         if self.mask_momentum:
             assert ctx.optimizer is not None
-            momenta = [ctx.optimizer.state[weight].get("momentum_buffer") for weight in weights]
-        self._masks.apply(weights, momenta if all(momentum is not None for momentum in momenta) else ())
+            # An optimizer without momentum may have some of the weights.
+            momenta = [ctx.optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
+        self._masks.apply(weights, momenta)
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Choose the backends in the first epoch, so that every checkpoint holds the choice."""

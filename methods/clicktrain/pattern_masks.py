@@ -82,19 +82,19 @@ class PatternMasks(Mapping[str, PruneMask]):
         return PruneMask(None if patterns is None else outside_patterns(patterns, pool), kernels).kept(weight).bool()
 
     @torch.no_grad()
-    def apply(self, weights: Sequence[Tensor], momenta: Sequence[Tensor] = ()) -> None:
+    def apply(self, weights: Sequence[Tensor], momenta: Sequence[Tensor | None]) -> None:
         """Set to zero what is pruned, in place.
 
         Args:
             weights: Weight of every layer, in order.
-            momenta: Momentum of every layer, in order; empty to leave it unchanged.
+            momenta: Momentum of every layer, in order; `None` where there is none, or where it stays unchanged.
         """
         if not self._factors:
             masks = zip(self._masks.values(), weights, strict=True)
             self._factors = [mask.kept(weight.detach()) for mask, weight in masks]
         torch._foreach_mul_([*weights], self._factors)
-        if momenta:
-            torch._foreach_mul_([*momenta], self._factors)
+        if held := [pair for pair in zip(momenta, self._factors, strict=True) if pair[0] is not None]:
+            torch._foreach_mul_(*map(list, zip(*held, strict=True)))
 
     def kept(self, layers: Mapping[str, Layer]) -> Mapping[str, Tensor]:
         """Return which weights remain, (K, C, R, S) bool, by layer: the same tensors in each call."""

@@ -30,6 +30,8 @@ FEWEST = 2  # images of a class of such a folder: one for training and one for t
 SPLIT_SEED = 0
 LINK = "is a link to a folder, and such links are not followed inside of a class; move the folder itself there"
 LAYOUTS = "expected train/CLASS/*.jpg with test/ or val/, or CLASS/*.jpg"
+CLASS_NOT_SPLIT = "is a class, move the images of all classes out of the folders inside, into CLASS/"
+"""What to do with a class that is named like a split: folders inside would be taken for classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,10 @@ def _with_splits(root: Path, folders: Sequence[str], training: Sequence[str], ca
     own = f"use --data-root {root / trained}, of which a tenth becomes the test split, or add val/CLASS/*.jpg"
     if not candidates:
         near = nearest("test", [folder for folder in folders if folder != training[0]])
-        raise UsageError(f"{root}: has {training[0]}/, but no test/ or val/ with the test images{near}; {own}")
+        raise UsageError(
+            f"{root}: has {training[0]}/, but no test/ or val/ with the test images{near}; {own}; if "
+            f"{training[0]}/ {CLASS_NOT_SPLIT}"
+        )
     # Without regard to case, so that a class in other letters is an error below and makes no split unlabelled.
     known = {_same(name).lower() for name in classes}
     labelled = {
@@ -297,7 +302,10 @@ def _without_splits(root: Path, folders: Sequence[str], tests: Sequence[str]) ->
         raise UsageError(f"{root}: contains {found}; {hint}")
     for name in tests:
         if _folders(root / name):
-            raise UsageError(f"{root / name}: is a split by its name, but there is no train/ beside it; {LAYOUTS}")
+            raise UsageError(
+                f"{root / name}: is a split by its name, but there is no train/ beside it; {LAYOUTS}; if {name}/ "
+                f"{CLASS_NOT_SPLIT}"
+            )
     for name in folders:
         _refuse_unclear(root, name, folders)
     others: list[str] = []

@@ -1,5 +1,7 @@
 """What commands say about a number format that the processor has no arithmetic for, and `check --dtype`."""
 
+import copy
+import dataclasses
 import json
 
 import pytest
@@ -9,10 +11,11 @@ from toy_suite import forget_plugins
 from suite.cli import main as cli
 from suite.cli import tune_preparation
 from suite.cli.options import read_run_options
-from suite.cli.preparation import prepare
+from suite.cli.preparation import formats_in, prepare
 from suite.engine.cost import hardware
 from suite.engine.training import conformance
 from suite.engine.training.conformance.subject import Subject
+from suite.files import canonical_json
 from suite.measure import number_format
 from suite.trials.engines.subprocess_call import SubprocessResult
 from suite.trials.folder.records import write_record
@@ -86,6 +89,51 @@ def test_auto_measures_once_which_type_is_faster(zen_4, tmp_path, caplog):
     prepared(*quick, "mlp")
     assert len(zen_4) == 3
     assert "are measured again" in caplog.text
+
+
+@pytest.mark.usefixtures("zen_4")
+def test_an_answer_is_that_of_one_question(caplog):
+    line = ("--preset", "quick", "--batch-size", "16", "--model")
+    trial, narrow = prepared(*line, "mlp,mlp[width=8]")[1]
+    recipes = [trial.recipe | changed for changed in ({"mixup": 0.5}, {"batch_size": 8})]
+    others = [narrow, *(dataclasses.replace(trial, recipe=one) for one in recipes)]
+    others += [dataclasses.replace(trial, processes=2), dataclasses.replace(trial, arithmetic="other")]
+    asked = [(trial, 1), (trial, 2), *((one, 1) for one in others)]
+    assert len({number_format._path(canonical_json(number_format._question(*one))) for one in asked}) == 7
+    question = number_format._question(trial, 1)
+    for changed in question:
+        stored = {"question": question | {changed: "other"}, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}}
+        number_format._path(canonical_json(question)).write_text(json.dumps(stored))
+        assert number_format._stored(canonical_json(question)) is None
+    assert caplog.text.count("it answers another question") == len(question)
+
+
+def test_steps_that_are_timed_move_no_weight(zen_4, monkeypatch):
+    real, built = number_format.build_trainer, []
+
+    def build(*given, **named):
+        built.append(trainer := real(*given, **named))
+        trainer.first = copy.deepcopy(list(trainer.model.parameters()))
+        return trainer
+
+    monkeypatch.setattr(number_format, "build_trainer", build)
+    prepared("--preset", "quick", "--batch-size", "16", "--model", "mlp", "--set", "recipe.lr_start=0.5")
+    assert [trainer.dtype for trainer in built] == [torch.float32, torch.bfloat16]
+    for trainer in built:
+        assert trainer.ctx.step
+        assert all(map(torch.equal, trainer.first, trainer.model.parameters()))
+
+
+def test_a_folder_has_the_format_of_its_first_trial_on_the_device(zen_4, tmp_path):
+    (trial,) = prepared("--preset", "smoke")[1]
+    specs = [dataclasses.replace(trial, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    for spec in specs:
+        folder = Store(tmp_path).trial_folder(spec.trial_id)
+        folder.mkdir(parents=True)
+        write_record(folder, spec, "running")
+    first = min(specs, key=lambda spec: spec.trial_id)
+    assert formats_in(tmp_path, "cpu") == {(trial.task, trial.model): first.dtype}
+    assert formats_in(tmp_path, "cuda") == {}
 
 
 @pytest.mark.parametrize("typed", ["abc", "", "\u00b2"])

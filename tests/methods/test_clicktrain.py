@@ -126,6 +126,21 @@ def test_stages_are_named_in_the_record():
     assert named == ["warm-up", "lasso", "masked", "masked"]
 
 
+@pytest.mark.parametrize("second", [0.0, 0.9])
+def test_the_momentum_of_each_optimizer_is_masked_if_it_has_one(second):
+    run = Run(stages(mask_momentum=True))
+    first, *others = run.weights().values()
+    rest = [one for one in run.model.parameters() if one is not first]
+    run.optimizer = torch.optim.SGD([first], lr=0.05, momentum=0.9)
+    other = torch.optim.SGD(rest, lr=0.05, momentum=second)
+    run.runner.attach(run.optimizer, other)
+    run.epochs(3)
+    assert not run.optimizer.state[first]["momentum_buffer"][first == 0].any()
+    assert (first == 0).any()
+    for weight in others if second else ():
+        assert not other.state[weight]["momentum_buffer"][weight == 0].any()
+
+
 @pytest.mark.parametrize("mask_momentum", [False, True])
 def test_from_hard_pruning_on_what_goes_is_zero_after_every_step(mask_momentum):
     run = Run(stages(mask_momentum=mask_momentum))

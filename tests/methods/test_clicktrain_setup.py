@@ -182,7 +182,7 @@ def test_the_paper_masks_earlier_than_the_configuration():
     model, given = vgg11_click(), {"input_shape": SHAPE, "num_classes": 10, "batch_size": 4}
     for schedule, epoch in (("config", 143), ("paper", 94)):  # of Fig. 11 the row with the nearest compression, 11.5
         method = ClickTrain(schedule=schedule)
-        apply(model, method, task="cifar10", network="vgg11_click", epochs=190, **given)
+        apply(copy.deepcopy(model), method, task="cifar10", network="vgg11_click", epochs=190, **given)
         assert (method.choose_epoch, method.hard_prune_epoch) == (65, epoch)
 
 

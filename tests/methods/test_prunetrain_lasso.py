@@ -344,6 +344,16 @@ def test_the_proximal_step_is_that_of_the_optimizer(name, options):
     assert step_size(holders(optimizer), torch.zeros(1)).rate == 0
 
 
+def test_the_proximal_step_of_amsgrad_has_the_largest_square_so_far():
+    weight = torch.nn.Parameter(torch.full((2, 3), 5.0))
+    optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.0, 0.5), amsgrad=True)
+    for gradient in (4.0, 0.5, 0.5):
+        weight.grad, before = torch.full_like(weight, gradient), weight.detach().clone()
+        optimizer.step()
+        step = step_size(holders(optimizer), weight)
+        torch.testing.assert_close(step.rate * gradient / (step.squares.sqrt() + step.eps), before - weight.detach())
+
+
 def test_a_dead_channel_does_not_take_the_groups_that_cross_it():
     weight = torch.ones(4, 3)
     squares = torch.full((4, 3), 0.01)

@@ -12,7 +12,7 @@ from kernels import PruneRule
 from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
-from suite.ops import apply, convert
+from suite.ops import apply, convert, restore
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 16, 16)
@@ -95,7 +95,7 @@ def test_products_both_computes_all_gradients_from_one_pruned_gradient(parameter
     share = method.n / method.m if method.m == 4 else 2 / 12  # 1 of 8 and of the other 4
     assert method.density("1", hooks.ctx) == Density(1.0, share, share)
     only_data = masked(**parameters)
-    assert method.overhead("1", 2, hooks.ctx) == only_data.overhead("1", 2, planned(dense, only_data).ctx) > 0
+    assert method.overhead("1", 2, hooks.ctx) == only_data.overhead("1", 2, planned(restore(dense), only_data).ctx) > 0
 
 
 def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_layer():
@@ -201,7 +201,7 @@ def test_overhead_is_counted_for_each_pixel():
     }
     for mode, per_pixel in operations.items():
         method = masked(mode=mode)
-        hooks = planned(model, method)
+        hooks = planned(copy.deepcopy(model), method)
         assert method.overhead("1", 5, hooks.ctx) == per_pixel * 5 * 12 * 12
         assert method.overhead("0", 5, hooks.ctx) == method.overhead("3", 5, hooks.ctx) == 0.0
 

@@ -11,6 +11,7 @@ from small_training import CLASSES, SHAPE, SmallBatches, small_net
 from torch.nn.parallel import DistributedDataParallel
 
 from methods.prunetrain import PruneTrain
+from suite.engine.training import ranks
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.ops import apply
@@ -24,6 +25,7 @@ def start(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals, warnings)}
     found["loaded"] = loaded(rank, folder)
+    found["alone"] = saved_alone(rank, folder)  # last, since the ranks may have parted
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
 
@@ -112,6 +114,20 @@ def loaded(rank, folder):
         except UsageError as error:
             messages.append(str(error))
     return messages
+
+
+def saved_alone(rank, folder):
+    """Return the error of a save that only rank 0 calls, while rank 1 goes on to its next sum."""
+    _, hooks, _ = planned(RandomChannels(), rank)
+    ranks.ALL_CALL_S = 2
+    try:
+        if rank == 0:
+            hooks.save(f"{folder}/alone.pt")
+        else:
+            dist.all_reduce(torch.ones(1))
+    except (UsageError, RuntimeError) as error:
+        return str(error)
+    return ""
 
 
 def refusals(rank):

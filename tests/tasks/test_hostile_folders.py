@@ -125,6 +125,8 @@ UNCLEAR = {
     "other words": (below("mytrain yourtest"), "/mytrain: contains no image but the folder a/, as does yourtest/"),
     "only a training split": (below("seg_train other"), ": has seg_train/, but no test/ or val/"),
     "only test splits": (below("my_val my_test"), "/my_test: is a split by its name, but there is no train/"),
+    "a class train": (["train/in", "car"], "or add val/CLASS/*.jpg; if train/ is a class, move the images of all"),
+    "a class test": (["test/in", "car"], "or CLASS/*.jpg; if test/ is a class, move the images of all classes out of"),
     "no classes": (["seg_train", "seg_test"], "/seg_train: contains no folder of a class; expected train/CLASS"),
     "no labels": ([*below("seg_train/x"), "seg_test/seg_test"], "seg_test/ has no class of seg_train/x/"),
     "one class": ([*below("train/cat"), *below("val/cat")], "/train: contains only the class cat/"),

@@ -167,7 +167,8 @@ class OwnLoop(MethodRunner):
                 or plain data: numbers, texts, tensors, and lists and dictionaries of these.
 
         Raises:
-            UsageError: on every rank, if something is neither or the file cannot be written. An existing file stays.
+            UsageError: on every rank, if something is neither or the file cannot be written; after a minute, if rank 0
+                calls it alone. An existing file stays.
         """
         _save(Path(path), self, others)
 
@@ -217,6 +218,7 @@ class OwnLoop(MethodRunner):
 def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
     """Write the state of a training; `OwnLoop.save` describes it."""
     # Every rank needs its own random numbers again, in a single file, so that no kill leaves files of two steps.
+    runner.ranks.meet("hooks.save")
     generators = runner.ranks.gather(_random_state(runner.ctx.device))
     failure = ""
     cause = None
@@ -264,16 +266,18 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
             )
     if len(runner.reconfigurations) > runner.begun_with:
         raise UsageError("the model was cut already; build it again and apply the method, then load")
-    optimizers = _optimizers(runner)
     state = model_files.load(path, runner.ctx.device)
     if state.get("kind") != KIND:
         raise UsageError(f"{path}: was not written by hooks.save")
-    if state["format"] != FORMAT:
-        raise UsageError(f"{path}: has format {state['format']}; this version reads {FORMAT}")
-    here = _counts(runner)
-    for what, value in state["counts"].items():
-        if value != here[what]:
-            raise UsageError(f"{path}: was saved with {value} {what}, here there are {here[what]}")
+    if state.get("format") != FORMAT:
+        raise UsageError(f"{path}: has format {state.get('format')}; this version reads {FORMAT}")
+    # What it lacks is found before anything is changed.
+    for what, value in {**_state(runner, {}), "random": []}.items():
+        if not isinstance(state.get(what), dict if isinstance(value, dict) else type(value)):
+            raise UsageError(f"{path}: is damaged: its '{what}' is missing, or is no {type(value).__name__}")
+    for what, value in _counts(runner).items():
+        if (saved := state["counts"].get(what)) != value:
+            raise UsageError(f"{path}: was saved with {saved} {what}, here there are {value}")
     theirs, ours = state["method"] | state["settings"], _method(runner) | runner.settings
     for what in {**ours, **theirs}:
         if theirs.get(what) != ours.get(what):
@@ -281,9 +285,25 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     for name in others:
         if name not in state["others"]:
             raise UsageError(f"{path}: has no '{name}'{nearest(name, state['others'])}")
+    try:
+        _continue(path, runner, others, state)
+    except UsageError:
+        raise
+    except Exception as error:  # the content may make a method's own code raise anything
+        reason = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            f"{path}: is damaged, or of another version ({type(error).__name__}: {reason}); build the model again "
+            "before another load"
+        ) from error
+    return {name: value for name, value in state["others"].items() if name not in others}
+
+
+def _continue(path: Path, runner: OwnLoop, others: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Change the model and everything else as a file says that was checked."""
     # Cut the model first, so that everything has the shapes that were saved.
     _replay(path, runner, state)
     _load_into(path, "the model", runner.model, state["model"])
+    optimizers = _optimizers(runner)
     for number, (optimizer, own) in enumerate(zip(optimizers, state["optimizers"], strict=True), start=1):
         _load_into(path, f"optimizer {number}, {type(optimizer).__name__},", optimizer, own)
     for average, own in zip(runner.averages, state["averages"], strict=True):
@@ -292,7 +312,6 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     for name, value in others.items():
         _load_into(path, name, value, state["others"][name])
     _set_random_state(state["random"][runner.ranks.rank], runner.ctx.device)
-    return {name: value for name, value in state["others"].items() if name not in others}
 
 
 def _save_model(path: Path, runner: OwnLoop, model: nn.Module) -> None:

@@ -7,6 +7,7 @@ import io
 import pickle
 import weakref
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,9 @@ if dist.is_available():
     # torch._dynamo imported it later, the group and gloo's threads would live until the process ends, and could abort
     # it then.
     import torch.distributed.nn
+
+
+ALL_CALL_S = 60.0  # how long rank 0 waits for the others in `Ranks.meet`
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,29 @@ class Ranks:
         dist.all_gather(contents, padded)
         self.traffic.add("bookkeeping", "all_gather", size_of([length, padded]))
         return [_value_of(received[: int(size)]) for received, size in zip(contents, lengths, strict=True)]
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have called this, on rank 0 for a minute at most; only gloo can do this.
+
+        Only rank 0's wait is short: its own work, such as an evaluation, may take longer than that of the others.
+
+        Args:
+            what: What every rank has to call, as the subject of the error message.
+
+        Raises:
+            UsageError: on rank 0, if another rank ended or has not called it.
+        """
+        if self.size == 1 or dist.get_backend() != "gloo":
+            return
+        try:
+            dist.monitored_barrier(timeout=None if self.rank else timedelta(seconds=ALL_CALL_S))
+        except RuntimeError as error:
+            if self.rank:
+                raise
+            raise UsageError(
+                f"{what} was called by rank 0, and another rank ended or did not call it within {ALL_CALL_S:.0f} s: "
+                "every rank has to call it, and not under `if rank == 0`"
+            ) from error
 
     def agree_on_tensors(self, digests: dict[str, str]) -> None:
         """Check that all ranks have the same tensors.

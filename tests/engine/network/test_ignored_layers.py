@@ -1,6 +1,7 @@
 """Layers that a method leaves out by name (`ignore`), and layers that are not trained."""
 
 import copy
+import dataclasses
 import re
 
 import pytest
@@ -12,7 +13,8 @@ from torch import nn
 from methods.masks.masking import MaskedMethod
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
-from suite.engine.network.channels.ignored import ignored_modules
+from suite.engine.network.channels.ignored import ignored_modules, leave_out
+from suite.engine.network.channels.spaces import find_index_spaces
 from suite.errors import UsageError
 from suite.method import Method
 from suite.ops import apply
@@ -91,6 +93,22 @@ def test_a_normalisation_can_be_ignored_and_keeps_its_channels():
     assert hooks.ctx.spaces["4"].frozen_because == "ignore=5 leaves '5' out"
     assert not hooks.ctx.spaces["0"].frozen
     assert "4" in hooks.ctx.layers
+
+
+def test_only_what_nothing_else_froze_is_left_out_and_branches_are_fixed_by_module_and_by_channels():
+    model = resnet(1)
+    spaces = find_index_spaces(model, SHAPE)
+    free = {name for name, space in spaces.items() if not space.frozen}
+    assert leave_out(spaces, ignored_modules(model, ("*",))) == free < spaces.keys()
+    spaces = find_index_spaces(model, SHAPE)
+    spaces["3.branch.0"].frozen_because = "for another reason"  # the module inside is left out all the same
+    last = spaces.removable_branches["5.branch"]
+    spaces.removable_branches["5.branch"] = dataclasses.replace(last, spaces=("0",))  # with channels of the first layer
+    assert leave_out(spaces, ignored_modules(model, ("3.branch.1", "0"))) == {"0"}
+    assert spaces.fixed_branches == {
+        "3.branch": "ignore=3.branch.1 leaves '3.branch.1' out",
+        "5.branch": "ignore=0 leaves '0' out",
+    }
 
 
 def test_a_shared_weight_is_ignored_under_all_of_its_names():

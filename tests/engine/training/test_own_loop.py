@@ -2,6 +2,9 @@
 
 import dataclasses
 import io
+import pickle
+import random
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from suite.checkpoint import load_model
+from suite.engine.training import own_loop
 from suite.errors import UsageError
 from suite.ops import apply, restore
 
@@ -265,9 +269,15 @@ def steps(loop, first, last):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, tmp_path):
     def everything(loop):
-        return [*loop.model.state_dict().values(), *loop.average.state_dict().values(), torch.rand(1)]
+        return [
+            *loop.model.state_dict().values(),
+            *loop.average.state_dict().values(),
+            torch.rand(1),
+            torch.tensor(random.random()),
+        ]
 
     torch.manual_seed(5)
+    random.seed(5)
     loop = start(name)
     steps(loop, 0, stop)
     torch.rand(stop)
@@ -275,6 +285,7 @@ def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, 
     steps(loop, stop, 16)
     wanted = everything(loop)
     torch.manual_seed(6)
+    random.seed(6)
     again = start(name)
     found = again.hooks.load(tmp_path / "state.pt", scheduler=again.schedules[0])
     again.wrap()
@@ -306,6 +317,9 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
         start("prunetrain").hooks.load(path, epoch=1)
     with pytest.raises(UsageError, match="loop cannot be saved: a Loop is not plain data"):
         loop.hooks.save(path, loop=loop)
+    torch.save(torch.load(path) | {"format": own_loop.FORMAT + 1}, tmp_path / "later.pt")
+    with pytest.raises(UsageError, match=r"later.pt: has format 2; this version reads 1"):
+        start("prunetrain").hooks.load(tmp_path / "later.pt")
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
         start("prunetrain").hooks.load(tmp_path / "other.pt")
@@ -316,6 +330,40 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
     other = Loop(METHODS["prunetrain"](), RECIPE, wide, optimizers=2, ema=0.8)
     with pytest.raises(UsageError, match=r"of another model: its '8.weight' is \(4, \d+\), here \(9, \d+\)"):
         other.hooks.load(path)
+
+
+class Touches:
+    """Creates a file when it is unpickled, if its code runs."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_damaged_file_is_refused_in_one_line_without_its_code_and_before_a_change(tmp_path):
+    path, loop = tmp_path / "state.pt", start("prunetrain")
+    steps(loop, 0, 4)
+    loop.hooks.save(path, epoch=1)
+    content, state = path.read_bytes(), torch.load(path)
+    code, new = Touches(tmp_path / "ran"), start("prunetrain")
+    before = [io.BytesIO(), io.BytesIO()]
+    torch.save(own_loop._state(new.hooks, {}), before[0])
+    cases = [content[:0], content[: len(content) // 2], content[:-1], np.random.default_rng(0).bytes(999)]
+    cases += [pickle.dumps(code), state | {"model": code}, [state], torch.ones(3), {"model": state["model"]}]
+    parts = ["method", "settings", "counts", "reconfigurations", "model", "optimizers", "averages", "hooks", "others"]
+    cases += [{key: value for key, value in state.items() if key != part} for part in (*parts, "format", "random")]
+    for content in cases:
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        with pytest.raises(UsageError, match=f"^{re.escape(str(path))}: [^\n]+$"):
+            new.hooks.load(path)
+    torch.save(own_loop._state(new.hooks, {}), before[1])
+    assert before[0].getvalue() == before[1].getvalue()
+    assert not (tmp_path / "ran").exists()
+    torch.save(state | {"hooks": {}}, path)  # what only the method can read is seen too late to change nothing
+    with pytest.raises(UsageError, match=r"\(KeyError: 'method'\); build the model again before another load$"):
+        new.hooks.load(path)
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
@@ -404,3 +452,21 @@ def test_a_restored_model_can_be_saved_whole_although_it_was_planned():
     torch.save(restore(model), buffer)
     buffer.seek(0)
     assert torch.equal(torch.load(buffer, weights_only=False)(IMAGES), model(IMAGES))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cut_model_is_trained_again_only_after_it_was_restored(name, tmp_path):
+    first = start(name)
+    steps(first, 0, 8)
+    first.hooks.finish()
+    first.hooks.save_model(tmp_path / "model.pt")
+    with pytest.raises(
+        UsageError, match=r"layer '0' of the model was planned by .*: call suite\.ops\.restore\(model\) first"
+    ):
+        hooks(Nothing(), first.model)
+    models = [restore(first.model), load_model(tmp_path / "model.pt", net()).train()]
+    again = [Loop(METHODS[name](), RECIPE, model, optimizers=2, ema=0.8) for model in models]
+    for loop in again:
+        steps(loop, 0, 8)
+    for one, other in zip(*(loop.model.parameters() for loop in again), strict=True):
+        assert torch.equal(one, other)

@@ -59,6 +59,13 @@ def test_a_wrapper_that_was_made_before_a_cut_state_was_loaded_is_refused(found)
         assert after is None
 
 
+def test_a_save_that_only_rank_0_calls_is_refused_soon(found):
+    assert found[0]["alone"] == (
+        "hooks.save was called by rank 0, and another rank ended or did not call it within 2 s: every rank has to call "
+        "it, and not under `if rank == 0`"
+    )
+
+
 def test_what_cannot_work_on_ranks_is_one_line(found):
     for one in found:
         seeds, wrapped = one["refusals"]
