@@ -167,7 +167,7 @@ class OwnLoop(MethodRunner):
                 or plain data: numbers, texts, tensors, and lists and dictionaries of these.
 
         Raises:
-            UsageError: on every rank, if something is neither or the file cannot be written; after a minute, if rank 0
+            UsageError: on every rank, if something is neither or the file cannot be written; after five minutes, if rank 0
                 calls it alone. An existing file stays.
         """
         _save(Path(path), self, others)

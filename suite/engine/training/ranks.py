@@ -25,7 +25,7 @@ if dist.is_available():
     import torch.distributed.nn
 
 
-ALL_CALL_S = 60.0  # how long rank 0 waits for the others in `Ranks.meet`
+ALL_CALL_S = 300.0  # how long rank 0 waits for the others in `Ranks.meet`
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Ranks:
         return [_value_of(received[: int(size)]) for received, size in zip(contents, lengths, strict=True)]
 
     def meet(self, what: str) -> None:
-        """Wait until all ranks have called this, on rank 0 for a minute at most; only gloo can do this.
+        """Wait until all ranks have called this, on rank 0 for five minutes at most; only gloo can do this.
 
         Only rank 0's wait is short: its own work, such as an evaluation, may take longer than that of the others.
 
