@@ -167,8 +167,8 @@ class OwnLoop(MethodRunner):
                 or plain data: numbers, texts, tensors, and lists and dictionaries of these.
 
         Raises:
-            UsageError: on every rank, if something is neither or the file cannot be written; after five minutes, if rank 0
-                calls it alone. An existing file stays.
+            UsageError: on every rank, if something is neither or the file cannot be written; after five minutes,
+                if rank 0 calls it alone. An existing file stays.
         """
         _save(Path(path), self, others)
 
