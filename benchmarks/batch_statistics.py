@@ -4,7 +4,7 @@
 
 An evaluation uses running averages of mean and variance, which lag behind weights that change fast. Each finished trial
 of DIR that has its network is evaluated twice, with the views of its recipe: as it was saved, and with the mean and the
-variance of `IMAGES` augmented training images under its final weights ("precise BN": Wu and Johnson, arXiv 2105.07576).
+variance of about `IMAGES` augmented training images under its final weights (Wu and Johnson, arXiv 2105.07576).
 Both have the same training, so the difference says how a method is judged and not how it learns.
 """
 

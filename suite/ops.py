@@ -50,8 +50,8 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
     if planned := next((name for name, layer in model.named_modules() if isinstance(layer, PlannedLayer)), None):
         raise UsageError(
-            f"layer '{planned}' of the model was planned by an earlier apply() or convert(): call "
-            "suite.ops.restore(model) first"
+            f"layer '{planned}' of the model was planned by an earlier apply() or convert(): call finish() of its "
+            "hooks, then suite.ops.restore(model)"
         )
     try:
         return OwnLoop(method, Context(model, **context), train_size)

@@ -132,7 +132,7 @@ class GroupLasso(Method, ABC):
             example = f", such as '{untrained[0]}'" if untrained else ""
             raise ValueError(
                 "no channel of this model can be removed: each belongs to a layer whose weight is not trained "
-                f"(requires_grad){example}; if they are to be trained later, apply the method first, then freeze them"
+                f"(requires_grad){example}"
             )
 
     def on_attached(self, ctx: Context) -> None:

@@ -78,7 +78,7 @@ def lasso_layers(
     Args:
         layers: The layers by name.
         spaces: The model's index spaces.
-        left_out: Names of spaces whose groups are not penalised, as if they were frozen.
+        left_out: Names of spaces that count as frozen. An axis with a frozen and another space is penalised as a whole.
     """
     unpenalised = {
         name for name, space in spaces.items() if space.frozen or name in left_out or spaces.consists_of_heads(space)

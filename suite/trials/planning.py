@@ -53,7 +53,7 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
         raise UsageError(f"{option} '{text}': expected recipe.key=value")
     if section != "recipe":
         raise UsageError(f"{option} '{text}': '{section}' cannot be set; did you mean 'recipe.{key}'?")
-    if ",recipe." in value.replace(" ", ""):
+    if "=" in value:
         raise UsageError(f"{option} '{text}': repeat {option} for each field")
     known = declared(Recipe)
     if key not in known:

@@ -206,7 +206,7 @@ def _with_splits(root: Path, folders: Sequence[str], training: Sequence[str], ca
     trained = _trained(root, training[0], candidates)
     classes = _folders(root / trained)
     if not classes:
-        raise UsageError(f"{root / trained}: contains no folder of a class; {LAYOUTS}")
+        raise UsageError(f"{root / trained}: contains no folder of a class; {LAYOUTS}; if {trained}/ {CLASS_NOT_SPLIT}")
     own = f"use --data-root {root / trained}, of which a tenth becomes the test split, or add val/CLASS/*.jpg"
     if not candidates:
         near = nearest("test", [folder for folder in folders if folder != training[0]])

@@ -37,7 +37,19 @@ def test_estimated_statistics_undo_a_shift_of_the_running_means(trial):
     wrong = row_of(own, shifted, splits)
     assert wrong["shift"] == pytest.approx(3, abs=0.5)
     assert wrong["bias"] == 7 > right["bias"] > 0
-    assert right["estimated"] != right["saved"]
+    assert right["estimated"] == pytest.approx(right["saved"], abs=10)
+
+
+def test_estimated_statistics_bring_the_accuracy_back(trial):
+    own, folder = trial
+    path, splits = folder / "model.pt", load_splits(own)
+    right, shifted = row_of(own, load_model(path), splits), load_model(path)
+    norms = [one for one in shifted.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    norms[-1].running_mean += 3 * norms[-1].running_var.sqrt()
+    wrong = row_of(own, shifted, splits)
+    assert wrong["saved"] < right["saved"] - 20
+    assert wrong["estimated"] == right["estimated"]
+    assert row_of(own, torch.nn.Flatten(), splits) is None
 
 
 def test_a_folder_without_such_networks_is_refused(trial, tmp_path):

@@ -371,9 +371,10 @@ def restore(model: nn.Module) -> nn.Module:
         ValueError: if a layer's plan is not empty.
     """
     for name, layer in model.named_modules():
+        if isinstance(layer, PlannedLayer) and not layer.op_plan.empty:
+            raise ValueError(f"layer '{name}' still has a plan; call `finish` of its hooks first")
+    for layer in model.modules():
         if isinstance(layer, PlannedLayer):
-            if not layer.op_plan.empty:
-                raise ValueError(f"layer '{name}' still has a plan; call `finish` of its hooks first")
             layer.__class__ = layer.own_class  # type: ignore[assignment]
             for attribute in _OF_PLANS:
                 del vars(layer)[attribute]

@@ -269,18 +269,18 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     state = model_files.load(path, runner.ctx.device)
     if state.get("kind") != KIND:
         raise UsageError(f"{path}: was not written by hooks.save")
-    if state.get("format") != FORMAT:
+    if not _equal(state.get("format"), FORMAT):
         raise UsageError(f"{path}: has format {state.get('format')}; this version reads {FORMAT}")
     # What it lacks is found before anything is changed.
     for what, value in {**_state(runner, {}), "random": []}.items():
         if not isinstance(state.get(what), dict if isinstance(value, dict) else type(value)):
             raise UsageError(f"{path}: is damaged: its '{what}' is missing, or is no {type(value).__name__}")
     for what, value in _counts(runner).items():
-        if (saved := state["counts"].get(what)) != value:
+        if not _equal(saved := state["counts"].get(what), value):
             raise UsageError(f"{path}: was saved with {saved} {what}, here there are {value}")
     theirs, ours = state["method"] | state["settings"], _method(runner) | runner.settings
     for what in {**ours, **theirs}:
-        if theirs.get(what) != ours.get(what):
+        if not _equal(theirs.get(what), ours.get(what)):
             raise UsageError(f"{path}: was saved with {what} {theirs.get(what)}, here it is {ours.get(what)}")
     for name in others:
         if name not in state["others"]:
@@ -296,6 +296,11 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
             "before another load"
         ) from error
     return {name: value for name, value in state["others"].items() if name not in others}
+
+
+def _equal(saved: Any, value: Any) -> bool:
+    """Return whether a saved value is that of here. A damaged file may have a tensor, which compares with nothing."""
+    return type(saved) is type(value) and bool(saved == value)
 
 
 def _continue(path: Path, runner: OwnLoop, others: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -461,7 +461,7 @@ def test_a_cut_model_is_trained_again_only_after_it_was_restored(name, tmp_path)
     first.hooks.finish()
     first.hooks.save_model(tmp_path / "model.pt")
     with pytest.raises(
-        UsageError, match=r"layer '0' of the model was planned by .*: call suite\.ops\.restore\(model\) first"
+        UsageError, match=r"layer '0' of the model was planned by .*: call finish.* then suite\.ops\.restore\(model\)$"
     ):
         hooks(Nothing(), first.model)
     models = [restore(first.model), load_model(tmp_path / "model.pt", net()).train()]
