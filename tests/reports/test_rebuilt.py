@@ -24,11 +24,6 @@ def test_committed_suites_exist() -> None:
     assert len(SUITES) >= 6
 
 
-def test_tables_without_arithmetic_are_of_trials_with_subnormal_numbers() -> None:
-    found = {trial.text("arithmetic") for folder in SUITES for trial in read(folder).trials}
-    assert found == {"ieee"}
-
-
 def numbers(text: str) -> dict[str, list[str]]:
     """Return the numbers and verdicts of sentences and tables by method, in reading order, for any wording.
 
