@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from suite import registry
 from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
-from suite.parameters import REQUIRED, Parameter, allowed, check, convert, declared, normal, resolve, search_of, show
-from suite.recipe import Recipe
+from suite.parameters import REQUIRED, Parameter, allowed, check, convert, declared, normal, resolve, show
+from suite.recipe import FOR_ONE_METHOD, Recipe
 
 if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
     from torch import nn
@@ -132,7 +132,7 @@ def _is_default(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 class MethodChoice(Choice):
     """A method with the values typed for its parameters and for fields of the recipe.
 
-    `sdgp[n=2,recipe.learning_rate=0.1]` changes the learning rate for SDGP alone. Only fields that `tune` searches can
+    `sdgp[n=2,recipe.learning_rate=0.1]` changes the learning rate for SDGP alone. Only the fields `FOR_ONE_METHOD` can
     be typed like this.
     """
 
@@ -140,9 +140,9 @@ class MethodChoice(Choice):
 
     @classmethod
     def also_typed(cls) -> Mapping[str, Parameter]:
-        """Return the fields of the recipe that `tune` searches, as `recipe.FIELD`."""
-        fields = {f"{RECIPE}{name}": field for name, field in declared(Recipe).items()}
-        return {name: field for name, field in fields.items() if search_of(field.annotation)}
+        """Return the fields of the recipe that can be typed for one method, as `recipe.FIELD`."""
+        fields = declared(Recipe)
+        return {f"{RECIPE}{name}": fields[name] for name in FOR_ONE_METHOD}
 
     @property
     def recipe_fields(self) -> dict[str, Any]:

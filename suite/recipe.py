@@ -21,6 +21,10 @@ WIDEST_GAP: Final = 0.20
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
 """Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
+ADDED: Final = {"precise_bn": 0}
+"""Fields that records may lack, because they are older, with the values that their trials had."""
+FOR_ONE_METHOD: Final = ("learning_rate", "precise_bn")
+"""Fields that can be typed for one method: `sdgp[recipe.learning_rate=0.1]`. Others would make it another training."""
 
 _ROUNDING = 1e-9
 _SharesOfEpochs = Annotated[tuple[Annotated[float, Interval(gt=0, le=1)], ...], "as a share of the epochs"]
@@ -124,6 +128,10 @@ class Recipe:
         lookahead_decay: Decay of this average per step, at the end of the training.
         lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step. A
             training that ends earlier has no average.
+        precise_bn: Number of training images from which the running statistics of batch normalisation are estimated
+            again after the last step, with the final weights; 0 for none. It is rounded up to whole batches, at most
+            an epoch. Running averages lag behind weights that change fast. The forward passes count as training
+            FLOPs and as training time. (Y. Wu and J. Johnson, arXiv 2105.07576.)
         mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
             none. The training loss is then that of mixed images.
         cutmix: Both parameters of the Beta distribution for replacing a rectangle of a training image by that of
@@ -181,6 +189,7 @@ class Recipe:
     lookahead_steps: Annotated[int, Ge(0)] = 0
     lookahead_decay: Annotated[float, Interval(gt=0, lt=1)] = 0.95
     lookahead_after: Annotated[float, Ge(0)] = 0.0
+    precise_bn: Annotated[int, Ge(0)] = 0
     mixup: Annotated[float, Ge(0)] = 0.0
     cutmix: Annotated[float, Ge(0)] = 0.0
     micro_batches: Annotated[int, Ge(1)] = 1
@@ -308,6 +317,15 @@ class Recipe:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.learning_rate * (1 - (1 - self.lr_end) * fall)
+
+
+def identifying(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe that distinguish it from others, as records of any age do.
+
+    Args:
+        fields: `Recipe.fields`, or those of a record, which lacks the fields that were added after it.
+    """
+    return {name: value for name, value in fields.items() if name not in ADDED or value != ADDED[name]}
 
 
 def control_epochs(epochs: float) -> list[float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from suite.recipe import identifying
 from suite.trials.controls import BASELINE
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial, finite
@@ -86,7 +87,7 @@ def recipe(trial: Trial) -> str:
     if not trial.spec.get("recipe"):
         return ""
     shared = {**trial.spec["recipe"], **(trial.spec.get("replaced") or {})}
-    return json.dumps(shared, sort_keys=True, default=str)
+    return json.dumps(identifying(shared), sort_keys=True, default=str)
 
 
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from suite.choices import RECIPE, MethodChoice
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
-from suite.parameters import Search, declared, normal, search_of
+from suite.parameters import Parameter, Search, normal, search_of
 from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 
@@ -100,9 +100,7 @@ def space(
     Raises:
         UsageError: A value is both typed and searched, or nothing is left to search.
     """
-    fields = declared(Recipe)
-    annotations = {name: fields[name.removeprefix(RECIPE)].annotation for name in choice.also_typed()}
-    annotations |= {name: item.annotation for name, item in choice.declared.items() if search_of(item.annotation)}
+    annotations = {name: item.annotation for name, item in _searched(choice).items()}
     defaults = {**{RECIPE + name: value for name, value in vars(recipe).items()}, **choice.parameters(task, preset)}
     typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
     dimensions = []
@@ -127,11 +125,16 @@ def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
     Raises:
         UsageError: No method declares a search of a name.
     """
-    known = {name for choice in choices for name in choice.also_typed()}
-    known |= {name for choice in choices for name, item in choice.declared.items() if search_of(item.annotation)}
+    known = {name for choice in choices for name in _searched(choice)}
     for name in names:
         if name not in known:
             raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, sorted(known))}")
+
+
+def _searched(choice: MethodChoice) -> dict[str, Parameter]:
+    """Return what declares a search: fields of the recipe as `recipe.FIELD`, and parameters of the method."""
+    typed = {**choice.also_typed(), **choice.declared}
+    return {name: item for name, item in typed.items() if search_of(item.annotation)}
 
 
 def _dimension(method: str, name: str, annotation: Any, default: Any) -> Dimension:

@@ -13,7 +13,7 @@ from typing import Any
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 from suite.parameters import without_lists
-from suite.recipe import IEEE, Recipe
+from suite.recipe import IEEE, Recipe, identifying
 from suite.trials.plugin_files import check_defining_files, check_known, digests
 
 PRESETS = ("smoke", "quick", "paper")
@@ -90,6 +90,7 @@ class TrialSpec:
     def hash(self) -> str:
         """SHA-256, in hex, of the canonical JSON of the fields that determine the result."""
         determines = {name: getattr(self, name) for name in _HASHED}
+        determines["recipe"] = identifying(self.recipe)
         determines["task"] = {"name": self.task_name, "parameters": self.task_parameters}
         determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
         determines["data"] = self.data_copy["checksum"]

@@ -78,6 +78,15 @@ def test_tasks_data_copies_types_and_recipes_are_never_mixed(suite: Any) -> None
     assert any("recipe epochs=50" in group.title for group in groups)
 
 
+def test_records_from_before_a_field_of_recipes_join_those_that_have_its_default(suite: Any) -> None:
+    result = {"accuracy": 70.0, "time": 300.0}
+    suite.add("dense", 0, **result)
+    suite.add("sdgp", 0, **result, recipe={"precise_bn": 0})
+    assert len(build(read(suite.write())).groups) == 1
+    suite.add("clicktrain", 0, **result, recipe={"precise_bn": 500})
+    assert len(build(read(suite.write())).groups) == 2
+
+
 def test_a_failed_trial_joins_the_group_it_does_not_contradict(suite: Any) -> None:
     suite.add_all(("dense",))
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="x", hardware_id="")

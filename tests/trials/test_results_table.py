@@ -119,6 +119,18 @@ def test_fields_of_the_recipe_are_columns_where_trials_differ(store):
     assert list(table(store)[one.trial_id]) == [*COLUMNS, *names[1:]]  # without its record, only the table knows them
 
 
+def test_a_field_that_earlier_records_lack_is_a_column_where_a_trial_changed_it(store):
+    one = spec(0)
+    earlier = dataclasses.replace(one, recipe={name: one.recipe[name] for name in one.recipe if name != "precise_bn"})
+    other = dataclasses.replace(one, recipe={**one.recipe, "precise_bn": 500})
+    assert earlier.hash == one.hash != other.hash
+    for trial in (earlier, other):
+        put(store, trial, "done", result=RESULT)
+    write_results(store)
+    rows = table(store)
+    assert (rows[one.trial_id]["recipe.precise_bn"], rows[other.trial_id]["recipe.precise_bn"]) == ("0", "500")
+
+
 def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
     path = store.folder / "results.csv"
     frame = pd.read_csv(path, dtype=str, keep_default_na=False)

@@ -57,6 +57,8 @@ def test_the_name_is_fixed():
 
 
 def hash_by_hand(spec):
+    # A field that was added later is left out at its default.
+    recipe = {name: value for name, value in RECIPE.items() if name != "precise_bn"}
     content = {
         "data": "ab" * 32,
         "device": "cpu",
@@ -67,7 +69,7 @@ def hash_by_hand(spec):
         "parameters": {"n": 2, "sizes": [1, 2]},
         "preset": "smoke",
         "processes": 1,
-        "recipe": {**RECIPE, "milestones": [0.5, 0.75]},
+        "recipe": {**recipe, "milestones": [0.5, 0.75]},
         "seed": 7,
         "task": {"name": "digits", "parameters": {}},
     }

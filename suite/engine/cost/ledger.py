@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,28 +88,36 @@ class Ledger:
         """
         self._steps += 1
         self._samples += samples
-        step_flops = dict.fromkeys(COLUMNS, 0.0)
+        self.step_flops = self._add(samples, PRODUCTS)
+        self._kept_gradients.update(self._ctx)
+        all_of_it = self._all_communication
+        self.step_communication = {**all_of_it, "gradients": all_of_it["gradients"] - self._kept_gradients.left_out}
+        for kind, size in self.step_communication.items():
+            self.train_communication[kind] += size
+
+    def add_forward(self, samples: int) -> None:
+        """Count a forward pass of `samples` images that is part of the training but not of a step."""
+        self._add(samples, PRODUCTS[:1])
+
+    def _add(self, samples: int, products: Sequence[str]) -> dict[str, float]:
+        """Count the first of `PRODUCTS` for `samples` images, and return their FLOPs by variant."""
+        added = dict.fromkeys(COLUMNS, 0.0)
         for name, dense in self.dense.items():
             cost, layer = self.current.get(name), self._ctx.layers.get(name)
             sums = self._interval[name]
             # A method knows only the planned layers that still exist.
             density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
-            for index, product in enumerate(PRODUCTS):
+            for index, product in enumerate(products):
                 whole = float(dense.flops(product) * samples)
                 now = float(cost.flops(product) * samples) if cost else 0.0
                 values = (whole, now, now * density[index], now * (executed[index] if executed else 1.0))
                 for column, value in zip(COLUMNS, values, strict=True):
                     sums[product][column] += value
-                    step_flops[column] += value
-        self.step_flops = step_flops
-        self._kept_gradients.update(self._ctx)
-        all_of_it = self._all_communication
-        self.step_communication = {**all_of_it, "gradients": all_of_it["gradients"] - self._kept_gradients.left_out}
-        for kind, size in self.step_communication.items():
-            self.train_communication[kind] += size
+                    added[column] += value
         for column in COLUMNS:
-            self.train_flops[column] += step_flops[column]
+            self.train_flops[column] += added[column]
+        return added
 
     def counts(self) -> Tensor:
         """Return the counts of the running interval and of the whole trial, as one tensor that ranks can sum."""
@@ -178,7 +186,8 @@ class Ledger:
 
     def to_csv(self, last_epoch: int) -> str:
         """Return `layers.csv`: one row per layer and interval; `last_epoch` is the last epoch, finished or not."""
-        rows = self._rows + (self._interval_rows(last_epoch) if self._steps else [])
+        is_open = any(flops["forward"]["dense"] for flops in self._interval.values())
+        rows = self._rows + (self._interval_rows(last_epoch) if is_open else [])
         text = io.StringIO()
         fields = list(rows[0]) if rows else ["interval"]
         writer = csv.DictWriter(text, fields, lineterminator="\n")
@@ -244,7 +253,8 @@ class Ledger:
             density = density_of_weights(cost, self._model) if cost else 0.0
             row: dict[str, Any] = {
                 "interval": number,
-                "first_epoch": self._first_epoch,
+                # After a change at the end of the last epoch, an interval has only a forward pass that is no step.
+                "first_epoch": min(self._first_epoch, last_epoch),
                 "last_epoch": last_epoch,
                 "steps": self._steps,
                 "samples": self._samples,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from suite.engine.cost.clock import Clock
 from suite.engine.cost.flops import LayerCost, count, count_layers
@@ -154,6 +155,9 @@ class Trainer:
                 if self.average:
                     self.average.finish()
                 self.runner.finish()
+                if self.recipe.precise_bn:
+                    with self.clock.span("reconfigure"):
+                        self.estimate_statistics()
             with self.clock.span("check"):
                 self.parallel.check_states()
             if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
@@ -301,6 +305,23 @@ class Trainer:
         self.ctx.progress = done / self.recipe.length(whole)
         with self.clock.span("reconfigure"):
             return self.runner.plan_epoch_end()
+
+    def estimate_statistics(self) -> None:
+        """Estimate the statistics of batch normalisation from `recipe.precise_bn` images, and count the passes."""
+        counted = self.ledger.counts()
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            update_bn(self._images_for_statistics(), self.model)
+        self.parallel.add_counts(self.ledger, counted, self.ledger.step_cost())
+        self.parallel.average_buffers()
+
+    def _images_for_statistics(self) -> Iterator[Tensor]:
+        """Yield this rank's images of each batch of the next epoch that has images for every rank."""
+        ctx = self.ctx
+        shares = self.parallel.shares(self.split, ctx.epochs_done, ctx.batch_size, self.mixing)
+        for batch in islice(shares, math.ceil(self.recipe.precise_bn / ctx.batch_size)):
+            if batch.size >= self.parallel.ranks.size:
+                yield batch.images
+                self.ledger.add_forward(len(batch.images))  # after the pass, which metered what kernels executed
 
     def apply_plan(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.

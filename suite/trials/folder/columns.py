@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.recipe import ADDED
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
@@ -334,7 +335,8 @@ def minor_version(version: str) -> str:
 
 def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe by column."""
-    others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in recipe.items() if name not in COLUMNS}
+    fields = {**ADDED, **recipe} if recipe else {}
+    others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in fields.items() if name not in COLUMNS}
     return {**{name: recipe.get(name) for name in RECIPE_COLUMNS}, **others}
 
 

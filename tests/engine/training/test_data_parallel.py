@@ -85,6 +85,18 @@ def test_running_means_of_the_averaged_weights_are_averaged_over_the_ranks_too(f
     assert first.abs().max() > 0
 
 
+def test_estimated_statistics_are_averaged_over_the_ranks_and_their_passes_are_counted_once(found):
+    convolution, *_ = normalised_net()
+    shares = [images.tensor_split(RANKS) for images, _ in SmallBatches(71, seed=1, drop_last=False).epoch(2, 35)]
+    assert [len(share) for share in shares.pop()] == [1, 0]  # a batch that has no image for rank 1 is left out
+    means = torch.stack([convolution(share).mean((0, 2, 3)).detach() for both in shares for share in both])
+    recipe = dataclasses.replace(UNEVEN, epochs=2, learning_rate=0.0, precise_bn=70)
+    flops = trained(Grows(), recipe, normalised_net())["records"][-1]["train_flops"]
+    for mean, last in (one["estimated"] for one in found):
+        torch.testing.assert_close(mean, means.mean(0))
+        assert last["train_flops"] == pytest.approx(flops)
+
+
 def test_a_resumed_training_gets_the_dropout_of_each_rank(found):
     for rank in range(RANKS):
         (whole, again), *_ = found[rank]["resumed"]
