@@ -129,9 +129,9 @@ class Recipe:
         lookahead_after: Epochs after which this average begins, as a copy of the weights after the next step. A
             training that ends earlier has no average.
         precise_bn: Number of training images from which the running statistics of batch normalisation are estimated
-            again after the last step, with the final weights; 0 for none. It is rounded up to whole batches, at most
-            an epoch. Running averages lag behind weights that change fast. The forward passes count as training
-            FLOPs and as training time. (Y. Wu and J. Johnson, arXiv 2105.07576.)
+            again after the last step, with the final weights and unmixed images; 0 for none. It is rounded up to whole
+            batches, at most an epoch. Running averages lag behind weights that change fast. The passes count as
+            training FLOPs and as training time; `plan` leaves them out. (Y. Wu and J. Johnson, arXiv 2105.07576.)
         mixup: Both parameters of the Beta distribution for mixing pairs of training images and their labels; 0 for
             none. The training loss is then that of mixed images.
         cutmix: Both parameters of the Beta distribution for replacing a rectangle of a training image by that of
@@ -189,7 +189,7 @@ class Recipe:
     lookahead_steps: Annotated[int, Ge(0)] = 0
     lookahead_decay: Annotated[float, Interval(gt=0, lt=1)] = 0.95
     lookahead_after: Annotated[float, Ge(0)] = 0.0
-    precise_bn: Annotated[int, Ge(0)] = 0
+    precise_bn: Annotated[int, Interval(ge=0, le=1_000_000_000)] = 0
     mixup: Annotated[float, Ge(0)] = 0.0
     cutmix: Annotated[float, Ge(0)] = 0.0
     micro_batches: Annotated[int, Ge(1)] = 1

@@ -33,7 +33,7 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
-from suite.recipe import FLUSH
+from suite.recipe import ADDED, FLUSH
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label
@@ -249,7 +249,9 @@ def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
         known = ("epochs", "batch_size")
         differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
         return ", ".join(("recipe not recorded", *(f"{key}={group.key[key]}" for key in differing if group.key[key])))
-    own, *others = ({} if not one.key["recipe"] else flatten(json.loads(one.key["recipe"])) for one in (group, *twins))
+    own, *others = (
+        {} if not one.key["recipe"] else flatten({**ADDED, **json.loads(one.key["recipe"])}) for one in (group, *twins)
+    )
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])
 

@@ -185,8 +185,9 @@ def _candidate(
         return dataclasses.replace(refused, reason=f"{reason}, and the same command trains one that can be timed")
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept" if missing else ""
-    if trial.elsewhere and any(record.get("reconfigured") for record in trial.epochs):
-        reason = "its reconfigurations were timed on another machine"
+    is_cut = any(record.get("reconfigured") for record in trial.epochs)
+    if trial.elsewhere and (is_cut or spec.make_recipe().precise_bn):
+        reason = f"its {'reconfigurations' if is_cut else 'passes of precise_bn'} were timed on another machine"
     if any(not (folder / "trials" / other / "model.pt").is_file() for other in spec.depends_on.values()):
         reason = reason or "a trial that it depends on has no model.pt here"
     if reason and trial.name in repeated:

@@ -322,6 +322,15 @@ def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it()
     assert one.hash == typed.hash
 
 
+def test_statistics_of_one_method_are_its_own_and_it_stays_in_the_group():
+    options = ["--methods", "dense,sdgp[recipe.precise_bn=64]", *SMALL]
+    dense, typed = plan(resolve(read_run_options(options)))
+    assert (typed.recipe["precise_bn"], typed.replaced) == (64, {"precise_bn": 0})
+    assert (dense.recipe["precise_bn"], dense.replaced) == (0, {})
+    rows = [Trial({"trial_id": one.trial_id, "method": one.method}, {}, spec=one.to_json()) for one in (dense, typed)]
+    assert len(group_trials(rows)[0]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Ledger:
         built: Layers of the model as it was built, by phase.
         evaluated: Layers of the model now for images of an evaluation.
         phase: The present phase. A phase without a size has images of `input_shape`.
-        train_flops: FLOPs of all steps, by variant.
+        train_flops: FLOPs of all steps, and of other passes of the training (`add_forward`), by variant.
         step_flops: FLOPs of the last step, by variant.
         step_overhead: Operations of the method itself in the last step.
         step_communication: Bytes that a rank communicates in such a step of data-parallel training, by kind.
@@ -88,36 +88,37 @@ class Ledger:
         """
         self._steps += 1
         self._samples += samples
-        self.step_flops = self._add(samples, PRODUCTS)
-        self._kept_gradients.update(self._ctx)
-        all_of_it = self._all_communication
-        self.step_communication = {**all_of_it, "gradients": all_of_it["gradients"] - self._kept_gradients.left_out}
-        for kind, size in self.step_communication.items():
-            self.train_communication[kind] += size
-
-    def add_forward(self, samples: int) -> None:
-        """Count a forward pass of `samples` images that is part of the training but not of a step."""
-        self._add(samples, PRODUCTS[:1])
-
-    def _add(self, samples: int, products: Sequence[str]) -> dict[str, float]:
-        """Count the first of `PRODUCTS` for `samples` images, and return their FLOPs by variant."""
-        added = dict.fromkeys(COLUMNS, 0.0)
+        step_flops = dict.fromkeys(COLUMNS, 0.0)
         for name, dense in self.dense.items():
             cost, layer = self.current.get(name), self._ctx.layers.get(name)
             sums = self._interval[name]
             # A method knows only the planned layers that still exist.
             density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
-            for index, product in enumerate(products):
+            for index, product in enumerate(PRODUCTS):
                 whole = float(dense.flops(product) * samples)
                 now = float(cost.flops(product) * samples) if cost else 0.0
                 values = (whole, now, now * density[index], now * (executed[index] if executed else 1.0))
                 for column, value in zip(COLUMNS, values, strict=True):
                     sums[product][column] += value
-                    added[column] += value
+                    step_flops[column] += value
+        self.step_flops = step_flops
+        self._kept_gradients.update(self._ctx)
+        all_of_it = self._all_communication
+        self.step_communication = {**all_of_it, "gradients": all_of_it["gradients"] - self._kept_gradients.left_out}
+        for kind, size in self.step_communication.items():
+            self.train_communication[kind] += size
         for column in COLUMNS:
-            self.train_flops[column] += added[column]
-        return added
+            self.train_flops[column] += step_flops[column]
+
+    def add_forward(self, samples: int) -> None:
+        """Count a forward pass of `samples` images that belongs to the training but to no step.
+
+        It is in `train_flops` alone, and not in the variant `dense`, by which the others are divided.
+        """
+        flops = float(samples * sum(cost.flops("forward") for cost in self.current.values()))
+        for column in COLUMNS[1:]:
+            self.train_flops[column] += flops
 
     def counts(self) -> Tensor:
         """Return the counts of the running interval and of the whole trial, as one tensor that ranks can sum."""
@@ -186,8 +187,7 @@ class Ledger:
 
     def to_csv(self, last_epoch: int) -> str:
         """Return `layers.csv`: one row per layer and interval; `last_epoch` is the last epoch, finished or not."""
-        is_open = any(flops["forward"]["dense"] for flops in self._interval.values())
-        rows = self._rows + (self._interval_rows(last_epoch) if is_open else [])
+        rows = self._rows + (self._interval_rows(last_epoch) if self._steps else [])
         text = io.StringIO()
         fields = list(rows[0]) if rows else ["interval"]
         writer = csv.DictWriter(text, fields, lineterminator="\n")
@@ -253,8 +253,7 @@ class Ledger:
             density = density_of_weights(cost, self._model) if cost else 0.0
             row: dict[str, Any] = {
                 "interval": number,
-                # After a change at the end of the last epoch, an interval has only a forward pass that is no step.
-                "first_epoch": min(self._first_epoch, last_epoch),
+                "first_epoch": self._first_epoch,
                 "last_epoch": last_epoch,
                 "steps": self._steps,
                 "samples": self._samples,

@@ -61,7 +61,8 @@ class Trainer:
 
     Raises:
         UsageError: if the recipe's execution is not possible on this device or for this method, if `recipe.freeze`
-            names no trained parameter, or if a batch has fewer images than there are ranks.
+            names no trained parameter, if `recipe.precise_bn` finds no statistics, or if a batch has fewer images than
+            there are ranks.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Trainer:
         compile_backend: str = "inductor",
     ) -> None:
         check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
+        if recipe.precise_bn and not any(getattr(one, "running_mean", None) is not None for one in model.modules()):
+            raise UsageError("recipe.precise_bn needs a network with batch normalisation and running statistics")
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
         self.on_trained, self.on_epoch, self.on_checkpoint, self.on_step = on_trained, on_epoch, on_checkpoint, on_step
         self.clock = Clock(device)
@@ -315,13 +318,13 @@ class Trainer:
         self.parallel.average_buffers()
 
     def _images_for_statistics(self) -> Iterator[Tensor]:
-        """Yield this rank's images of each batch of the next epoch that has images for every rank."""
-        ctx = self.ctx
-        shares = self.parallel.shares(self.split, ctx.epochs_done, ctx.batch_size, self.mixing)
-        for batch in islice(shares, math.ceil(self.recipe.precise_bn / ctx.batch_size)):
-            if batch.size >= self.parallel.ranks.size:
-                yield batch.images
-                self.ledger.add_forward(len(batch.images))  # after the pass, which metered what kernels executed
+        """Yield this rank's micro-batches of the next epoch. A smaller last batch would have too much weight."""
+        ctx, whole = self.ctx, min(self.ctx.batch_size, self.split.num_samples)
+        batches = self.parallel.epoch(self.split, ctx.epochs_done, ctx.batch_size)
+        for images, _, size in islice(batches, math.ceil(self.recipe.precise_bn / ctx.batch_size)):
+            if size == whole:
+                self.ledger.add_forward(len(images))
+                yield from images.tensor_split(min(self.recipe.micro_batches, len(images)))
 
     def apply_plan(self, plan: ReconfigPlan) -> None:
         """Change model, optimizer and schedule by the method's plan.

@@ -166,7 +166,14 @@ SCHEMA: tuple[Column, ...] = (
         "Training steps with input, pruning, regularizer and reconfiguration; without evaluation and compilation.",
     ),
     Column("eval_time_s", float, "s", "measured", "Evaluation time", "Evaluations after the epochs."),
-    Column("reconfigure_time_s", float, "s", "measured", "Reconfiguration time", "Surgery, and `precise_bn`; part of `train_time_s`."),
+    Column(
+        "reconfigure_time_s",
+        float,
+        "s",
+        "measured",
+        "Reconfiguration time",
+        "Surgery, and `precise_bn`; part of `train_time_s`.",
+    ),
     Column(
         "wall_time_s", float, "s", "measured", "Wall time", "From start to end of the trial's process, all attempts."
     ),

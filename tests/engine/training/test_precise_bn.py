@@ -6,55 +6,77 @@ import io
 
 import pytest
 import torch
-from small_methods import Nothing
+from small_methods import Nothing, WeightMask
 from small_training import RECIPE, SHAPE, SmallBatches, small_trainer, without_times
+from torch import nn
 
 from suite.engine.cost.flops import count
-from suite.method import Method, ReconfigPlan
+from suite.errors import UsageError
 
 PRECISE = dataclasses.replace(RECIPE, precise_bn=30)  # two batches of 16
 
 
-class ChangesLast(Method):
-    """Changes the network at the end of the last epoch, which begins a new interval of the ledger."""
-
-    def reconfigure(self, ctx):
-        return ReconfigPlan(batch_size=16) if ctx.epochs_done == ctx.epochs else None
-
-
-def fitted(recipe, method):
+def fitted(recipe, method=None, **options):
     records = []
-    trainer = small_trainer(method, recipe, on_epoch=records.append)
+    trainer = small_trainer(method or Nothing(), recipe, on_epoch=records.append, **options)
     trainer.fit()
     return trainer, records
 
 
-def test_statistics_are_those_of_the_first_batches_of_another_epoch_under_the_final_weights():
-    trainer, records = fitted(PRECISE, Nothing())
-    plain, plain_records = fitted(RECIPE, Nothing())
+@pytest.mark.parametrize(
+    ("method", "changed", "dtype"),
+    [
+        (Nothing, {}, torch.float32),
+        (Nothing, {}, torch.bfloat16),
+        (Nothing, {"micro_batches": 2}, torch.float32),
+        (Nothing, {"mixup": 0.4, "ema": 0.9}, torch.float32),
+        (WeightMask, {}, torch.float32),
+    ],
+)
+def test_statistics_are_those_of_batches_of_the_next_epoch_under_the_final_weights(method, changed, dtype):
+    trainer, records = fitted(dataclasses.replace(PRECISE, **changed), method(), dtype=dtype)
+    plain, plain_records = fitted(dataclasses.replace(RECIPE, **changed), method(), dtype=dtype)
     for one, other in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
+    assert records[-1]["test_loss"] == trainer.evaluation.record(trainer.splits)["test_loss"]
+    trainer.model.train()
+    outputs, last = [], trainer.model[3].branch[4]
+    last.register_forward_pre_hook(lambda norm, inputs: outputs.append(inputs[0].float()))
     batches = [images for images, _ in SmallBatches(64, seed=1).epoch(3, 16)][:2]
-    outputs = [trainer.model[0](images) for images in batches]
-    norm = trainer.model[1]
-    torch.testing.assert_close(norm.running_mean, sum(one.mean((0, 2, 3)) for one in outputs) / 2)
-    torch.testing.assert_close(norm.running_var, sum(one.var((0, 2, 3)) for one in outputs) / 2)
-    assert norm.momentum == plain.model[1].momentum
+    found = last.running_mean.clone(), last.running_var.clone()
+    with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        for images in batches:
+            for part in images.chunk(changed.get("micro_batches", 1)):
+                trainer.model(part)
+    torch.testing.assert_close(found[0], torch.stack([one.mean((0, 2, 3)) for one in outputs]).mean(0))
+    torch.testing.assert_close(found[1], torch.stack([one.var((0, 2, 3)) for one in outputs]).mean(0))
+    assert last.momentum == 0.1
     assert [without_times(one) for one in records[:-1]] == [without_times(one) for one in plain_records[:-1]]
     assert records[-1]["test_loss"] != plain_records[-1]["test_loss"]
-    assert records[-1]["test_loss"] == trainer.evaluation.record(trainer.splits)["test_loss"]
     assert trainer.clock.seconds["reconfigure"] > plain.clock.seconds["reconfigure"]
 
 
-@pytest.mark.parametrize("method", [Nothing, ChangesLast])
-def test_the_forward_passes_are_counted_in_every_table(method):
-    trainer, (*_, last) = fitted(PRECISE, method())
-    plain, (*_, before) = fitted(RECIPE, method())
+def test_the_passes_count_as_flops_of_the_training_and_not_of_its_steps():
+    (trainer, (*_, last)), (plain, (*_, before)) = fitted(PRECISE), fitted(RECIPE)
     forward = sum(layer.flops("forward") for layer in count(plain.model, SHAPE).layers.values())
     assert forward > 0
-    for variant, flops in last["train_flops"].items():
-        assert flops - before["train_flops"][variant] == 32 * forward
-        rows = list(csv.DictReader(io.StringIO(trainer.ledger.to_csv(3))))
-        assert sum(float(row[f"{p}_{variant}"]) for row in rows for p in ("forward", "dgrad", "wgrad")) == flops
-        assert all(int(row["first_epoch"]) <= int(row["last_epoch"]) for row in rows)
+    added = {variant: flops - before["train_flops"][variant] for variant, flops in last["train_flops"].items()}
+    assert added == {"dense": 0, "current": 32 * forward, "effective": 32 * forward, "executed": 32 * forward}
     assert last["step_flops"] == before["step_flops"]
+    rows, expected = (list(csv.DictReader(io.StringIO(one.ledger.to_csv(3)))) for one in (trainer, plain))
+    assert [row["forward_executed"] for row in rows] == [row["forward_executed"] for row in expected]
+
+
+def test_a_smaller_last_batch_is_left_out():
+    whole = dataclasses.replace(RECIPE, drop_last=False, precise_bn=1000)
+    first, second = (fitted(dataclasses.replace(whole, precise_bn=count), train_images=65)[0] for count in (64, 1000))
+    assert torch.equal(first.model[1].running_mean, second.model[1].running_mean)
+
+
+def test_a_network_without_running_statistics_is_refused():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.LazyLinear(4)
+    )
+    model(torch.zeros(2, *SHAPE))
+    with pytest.raises(UsageError, match=r"recipe\.precise_bn needs a network with batch normalisation"):
+        small_trainer(Nothing(), PRECISE, model)
