@@ -19,7 +19,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from suite.choices import build_method
@@ -27,6 +26,7 @@ from suite.engine.network.model_files import load_model
 from suite.engine.training.data_parallel import DataParallel
 from suite.engine.training.evaluation import Evaluation
 from suite.engine.training.method_runner import MethodRunner
+from suite.engine.training.trainer import with_running_statistics
 from suite.errors import UsageError
 from suite.method import Context
 from suite.task import Splits
@@ -52,7 +52,7 @@ def row_of(spec: TrialSpec, model: nn.Module, splits: Splits) -> dict[str, Any] 
         standard deviation, and `bias`: the size of the biases. Both are means over the channels of a layer, namely of
         that where they are largest.
     """
-    norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
+    norms = with_running_statistics(model)
     if not norms:
         return None
     recipe, device, inputs = spec.make_recipe(), device_of(spec), inputs_of(spec)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from suite.engine.cost.clock import Clock
@@ -88,7 +89,7 @@ class Trainer:
         compile_backend: str = "inductor",
     ) -> None:
         check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
-        if recipe.precise_bn and not any(getattr(one, "running_mean", None) is not None for one in model.modules()):
+        if recipe.precise_bn and not with_running_statistics(model):
             raise UsageError("recipe.precise_bn needs a network with batch normalisation and running statistics")
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
         self.on_trained, self.on_epoch, self.on_checkpoint, self.on_step = on_trained, on_epoch, on_checkpoint, on_step
@@ -503,6 +504,11 @@ class Phases:
         finally:
             if frozen:
                 self.freeze(model, False)
+
+
+def with_running_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """Return the layers of batch normalisation that have running means and variances."""
+    return [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:
