@@ -159,6 +159,8 @@ def refuse_earlier(folder: Path) -> None:
     Raises:
         UsageError: The record has an earlier format. The message has the command that converts its suite.
     """
+    if not (folder / "trial.json").is_file():  # a named pipe would be waited for
+        return
     try:
         record = json.loads(packed.read(folder / "trial.json"))
         is_earlier = record["sha256"] == packed.digest(record) and record.get("format", 1) < FORMAT
