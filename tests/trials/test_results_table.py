@@ -11,7 +11,7 @@ import pytest
 from test_store import put, spec
 
 from suite.cli import main as cli
-from suite.cli.export import export
+from suite.cli.export import export, page_contents
 from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.columns import COLUMNS, read_table
@@ -256,6 +256,16 @@ def test_export_holds_what_a_report_is_built_from_and_nothing_else(whole, tmp_pa
     assert export([str(whole.folder), str(other)]) == 0
     packs = sorted(path.relative_to(other) for path in other.rglob("*.gz"))
     assert all((other / path).read_bytes() == (destination / path).read_bytes() for path in packs)
+
+
+def test_export_has_figures_of_the_verdict_and_the_text_of_the_others(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("![a\\]: b (c)](figures/g-1-loss.svg)\n\nx ![](y)\n\n![d](figures/g-1-gain-time.svg)\n")
+    assert page_contents(page).decode().splitlines()[::2] == [
+        r"*Figure, which the command that writes this page draws:* a\]: b (c)",
+        "x ![](y)",
+        "![d](figures/g-1-gain-time.svg)",
+    ]
 
 
 def test_export_refuses_what_it_would_overwrite_or_cannot_read(whole, tmp_path, capsys):
