@@ -122,7 +122,7 @@ def layers(text: str, batch: int | None) -> Iterator[tuple[str, Layer]]:
         kernel, side = (f"{pair[0]}x{pair[1]}" for pair in (same[0].kernel, size))
         stride = "" if layer.geometry.stride == (1, 1) else f", stride {layer.geometry.stride[0]}"
         shape = "linear" if layer.geometry.kind == "linear" else f"{kernel}{stride}, {side}"
-        yield f"{same[0].in_channels} to {same[0].out_channels}, {shape}", layer
+        yield f"{layer.names[0]} ({same[0].in_channels} to {same[0].out_channels}, {shape})", layer
 
 
 def _layer(names: list[str], module: nn.Module, cost: LayerCost, batch: int) -> Layer:
@@ -131,12 +131,12 @@ def _layer(names: list[str], module: nn.Module, cost: LayerCost, batch: int) -> 
     shape: tuple[int, ...] = (batch * cost.macs // (cost.in_channels * cost.out_channels), cost.in_channels)
     if isinstance(module, nn.Conv2d):
         layout, shape = torch.channels_last, (batch, cost.in_channels, *cost.input)
-        geometry = Geometry("conv", module.stride, module.padding, module.dilation, module.groups)  # type: ignore[arg-type]
+        geometry = Geometry("conv", module.stride, module.padding, module.dilation, module.groups)
 
     def normal(size: tuple[int, ...]) -> Tensor:
         return torch.randn(size, generator=generator).contiguous(memory_format=layout)
 
-    weight = normal(tuple(module.weight.shape))  # type: ignore[union-attr, arg-type]
+    weight = normal(tuple(module.weight.shape))
     weight *= weight[0].numel() ** -0.5
     activation = normal(shape).relu_()
     grad = normal(tuple(TORCH.forward(activation, weight, None, geometry).shape))

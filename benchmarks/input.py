@@ -56,7 +56,7 @@ def splits(folder: Path, size: int, cache: str) -> Splits:
     """Return the splits of the task, after decoding what its cache lacks."""
     task = TaskChoice.read(f"imagefolder[image_size={size},crop_area={AREA},cache={cache}]").build()
     recipe = task.recipe("quick")
-    return task.load(task.prepare(folder, "quick", recipe), recipe, 0, CPU)  # type: ignore[no-any-return]
+    return task.load(task.prepare(folder, "quick", recipe), recipe, 0, CPU)
 
 
 def consume(batches: Iterable[Any], images: int = 2**60) -> None:
@@ -106,8 +106,8 @@ def measure(typed: argparse.Namespace, home: Path, results: Results) -> None:
         )
         results.add(f"{name}: DataLoader / ours, an image", ratio, images)
 
-    model = build_model("resnet18", (3, size, size), len(theirs.dataset.classes))  # type: ignore[attr-defined]
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build_model("resnet18", (3, size, size), len(theirs.dataset.classes))
+    model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     batches = itertools.chain.from_iterable(stored.train.epoch(next(epochs), BATCH) for _ in itertools.count())
     batch, labels = next(batches)

@@ -32,10 +32,10 @@ def test_a_run_prints_and_saves_every_layer(typed, capsys):
         assert one["compress_s"] > 0
         assert one["dense_s"] > 0
         assert 0 < one["low"] <= one["median"] <= one["high"]
-    two = next(one for name, one in found.items() if "16 to 16" in name)
+    two = next(one for name, one in found.items() if "(16 to 16, 3x3, 16x16)" in name)
     assert two["layers"] == ["residual1.branch.block1.conv", "residual1.branch.block2.conv"]
     printed = capsys.readouterr().out
-    assert f"{MODEL}, dgrad, 8 to 16, 5x5, stride 2, 32x32: 1:4 float32 / dense" in printed
+    assert f"{MODEL}, dgrad, down.conv (8 to 16, 5x5, stride 2, 32x32): 1:4 float32 / dense" in printed
     assert f"{MODEL}, wgrad, all layers in their fastest type, ms: dense" in printed
 
 
@@ -67,8 +67,8 @@ def test_the_error_is_far_below_its_bound(dtype, product):
 def test_layers_have_the_geometry_of_the_network():
     found = dict(gradients.layers("resnet18", 1))
     assert sum(len(layer.names) for layer in found.values()) == 20  # all but the first convolution, and the classifier
-    sampled = found["64 to 128, 1x1, stride 2, 56x56"]
+    sampled = found["layer2.0.downsample.0 (64 to 128, 1x1, stride 2, 56x56)"]
     assert sampled.names == ["layer2.0.downsample.0"]
     assert (sampled.size, tuple(sampled.grad.shape)) == ((56, 56), (1, 128, 28, 28))
     assert sampled.geometry.stride == (2, 2)
-    assert found["512 to 1000, linear"].activation.shape == (1, 512)
+    assert found["fc (512 to 1000, linear)"].activation.shape == (1, 512)
