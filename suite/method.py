@@ -190,7 +190,7 @@ class Method:
             that it contains): they have no plan and no mask, and keep their channels.
 
     Class variables, which are not parameters (annotate them with `ClassVar`):
-        version: Part of the trial's hash. Increase it when the results of the method change.
+        version: Part of the trial's id. Increase it when a training's bits or a declared default change by intention.
         source: The paper or code that the method follows, for `describe` and the report.
         replayable: Whether a step can be captured as a CUDA graph and replayed without Python
             (`recipe.execution=cuda_graph`). Transforms and `regularization` must then use `site.kernel_seed` and not

@@ -27,6 +27,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
 from suite.brackets import CLOSING, OPENING, split
 from suite.errors import UsageError
+from suite.files import canonical_json
 
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
@@ -349,6 +350,24 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{thing.__name__} has no parameter {', '.join(sorted(map(str, unknown)))}")
         values |= layer
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
+
+
+def by_leaf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by their own names, without those of groups: `{"flip": True}` for `{"images": {"flip": True}}`."""
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        leaves |= by_leaf(value) if isinstance(value, Mapping) else {name: value}
+    return leaves
+
+
+def at_default(thing: Any, values: Mapping[str, Any]) -> list[str]:
+    """Return the names, as `by_leaf` has them, of values that equal the defaults that a class or function declares."""
+    defaults = by_leaf(resolve(thing))
+    return [
+        name
+        for name, value in by_leaf(values).items()
+        if name in defaults and canonical_json(value) == canonical_json(defaults[name])
+    ]
 
 
 def can_be_set(annotation: Any) -> bool:

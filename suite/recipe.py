@@ -21,8 +21,6 @@ WIDEST_GAP: Final = 0.20
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
 """Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
-ADDED: Final = {"precise_bn": 0}
-"""Fields that records may lack, because they are older, with the values that their trials had."""
 FOR_ONE_METHOD: Final = ("learning_rate", "precise_bn")
 """Fields that can be typed for one method: `sdgp[recipe.learning_rate=0.1]`. Others would make it another training."""
 
@@ -317,15 +315,6 @@ class Recipe:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.learning_rate * (1 - (1 - self.lr_end) * fall)
-
-
-def identifying(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a recipe that distinguish it from others, as records of any age do.
-
-    Args:
-        fields: `Recipe.fields`, or those of a record, which lacks the fields that were added after it.
-    """
-    return {name: value for name, value in fields.items() if name not in ADDED or value != ADDED[name]}
 
 
 def control_epochs(epochs: float) -> list[float]:

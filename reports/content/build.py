@@ -33,7 +33,8 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
-from suite.recipe import ADDED, FLUSH
+from suite.parameters import resolve
+from suite.recipe import FLUSH, Recipe
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
 from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label
@@ -250,7 +251,8 @@ def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
         differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
         return ", ".join(("recipe not recorded", *(f"{key}={group.key[key]}" for key in differing if group.key[key])))
     own, *others = (
-        {} if not one.key["recipe"] else flatten({**ADDED, **json.loads(one.key["recipe"])}) for one in (group, *twins)
+        {} if not one.key["recipe"] else flatten({**resolve(Recipe), **json.loads(one.key["recipe"])})
+        for one in (group, *twins)
     )
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])

@@ -123,7 +123,7 @@ def _shell_path(word: str) -> str:
 # most trials.
 _LEFT_OUT = (
     *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
-    *("initial_weights", "products"),
+    *("at_default", "initial_weights", "products"),
 )
 MEANING = (
     "Measured: by a clock or counter on this hardware, in these runs. Training time is the wall time of the training "

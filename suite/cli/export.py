@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,9 +18,13 @@ from suite.trials.folder.records import without_home
 from suite.trials.folder.results import write_results
 from suite.trials.folder.store import Store
 
-# Files of the folder, copied unchanged.
+# Files of the folder.
 WHOLE = ("suite.json", "results.csv", "report.md", "time.json", "profile.json", "tune.json")
-FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied unchanged
+FOLDERS = ("figures", "reproduce")  # subfolders whose files are copied
+CARRIED = "-gain-"  # figures of the verdict are copied; the commands that drew the others can draw them from the copy
+# An image of a page, unless it is such a figure.
+IMAGE = re.compile(rb"^!\[(.*)\]\((?!.*-gain-).*\)$", re.MULTILINE)
+IN_WORDS = rb"*Figure, which the command that writes this page draws:* \1"
 RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
 
 
@@ -28,7 +33,7 @@ def export(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog=f"{program_name()} export",
         description="Copy an output folder without models and logs, with a current report, to commit or share it. "
-        "run --out DEST continues the copy.",
+        "report DEST draws the figures that are left out, and run --out DEST continues the copy.",
     )
     parser.add_argument("folder", metavar="DIR", help="output folder of a command")
     parser.add_argument("destination", metavar="DEST", help="new or empty folder")
@@ -69,15 +74,22 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     for name in WHOLE:
         if (source / name).is_file():
             files.refuse_link(source / name)
-            yield Path(name), (source / name).read_bytes()
+            yield Path(name), page_contents(source / name)
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
             if path.is_file() and not path.name.startswith("."):  # temporary files of killed processes have a dot
                 files.refuse_link(path)
-                yield path.relative_to(source), path.read_bytes()
+                if path.suffix != ".svg" or CARRIED in path.name:
+                    yield path.relative_to(source), page_contents(path)
     for trial in Store(source).trial_folders():
         for place, content in trial_contents(trial):
             yield trial.relative_to(source) / place, content
+
+
+def page_contents(path: Path) -> bytes:
+    """Return the content of a file; a page has the text of each figure that is not copied in its place."""
+    content = path.read_bytes()
+    return IMAGE.sub(IN_WORDS, content) if path.suffix == ".md" else content
 
 
 def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from suite.recipe import identifying
+from suite.files import canonical_json
+from suite.parameters import at_default
+from suite.recipe import Recipe
 from suite.trials.controls import BASELINE
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial, finite
@@ -80,14 +82,15 @@ def is_control(trial: Trial) -> bool:
 
 
 def recipe(trial: Trial) -> str:
-    """Return the recipe as one text that can be compared; empty if `trial.json` has none.
+    """Return what differs from the recipe's declared defaults as one text; empty if `trial.json` has no recipe.
 
     A value that a method alone has is part of its label. This text then has the value of the other methods.
     """
     if not trial.spec.get("recipe"):
         return ""
     shared = {**trial.spec["recipe"], **(trial.spec.get("replaced") or {})}
-    return json.dumps(identifying(shared), sort_keys=True, default=str)
+    defaults = at_default(Recipe, shared)
+    return canonical_json({name: value for name, value in shared.items() if name not in defaults})
 
 
 def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:

@@ -17,7 +17,7 @@ from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import convert, declared, normal
+from suite.parameters import at_default, by_leaf, convert, declared, normal
 from suite.recipe import FEWEST_BUDGETS, FLUSH, Recipe, control_epochs
 from suite.trials import controls
 from suite.trials.plugin_files import defining_files
@@ -163,10 +163,12 @@ class _Setting:
 
     Attributes:
         task: The task as text.
+        definition: Its class.
         task_parameters: Values of all its parameters.
     """
 
     task: str
+    definition: Any
     task_parameters: Mapping[str, Any]
     recipe: Recipe
     recipe_source: str
@@ -211,12 +213,27 @@ def _setting(
         raise UsageError(f"task {choice.name}: {error}") from error
     default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
     models = typed_models or [ModelChoice.read(default or task.model_on(suite.device, suite.preset))]
+    parameters = choice.parameters(suite.preset, suite.recipe)
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
-    parameters = choice.parameters(suite.preset, suite.recipe)
+        _check_names(model, {"the recipe": recipe.fields(), f"task {choice.name}": parameters})
     own = [_method(suite, method, choice.name, recipe) for method in methods]
-    return _Setting(str(choice), parameters, recipe, source, models, own)
+    return _Setting(str(choice), choice.definition, parameters, recipe, source, models, own)
+
+
+def _check_names(model: ModelChoice, others: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that no two of model, task and recipe share the name of a value, since ids tell values by name alone.
+
+    Raises:
+        UsageError: A name occurs twice.
+    """
+    named: dict[str, str] = {}
+    for where, values in {**others, f"model {model.name}": model.parameters()}.items():
+        for name in by_leaf(values):
+            if name in named:
+                raise UsageError(f"{where}: its parameter '{name}' is a name of {named[name]} too; give it another one")
+            named[name] = where
 
 
 def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
@@ -246,8 +263,6 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
-    if not parameters["ignore"]:  # trials keep the ids that they had before every method had this parameter
-        del parameters["ignore"]
     before = {}
     for text in method.depends_on():
         read_names(text, "method", f"{choice} depends on")
@@ -275,6 +290,9 @@ def _template(
 ) -> _Template:
     fields, shared = declared(Recipe), setting.recipe.fields()
     own = {name: normal(value, fields[name].annotation) for name, value in method.recipe.fields().items()}
+    defaults = [f"method.{name}" for name in at_default(method.choice.definition, method.parameters)]
+    defaults += at_default(Recipe, own) + at_default(model.definition, model.parameters())
+    defaults += at_default(setting.definition, setting.task_parameters)
     trial = TrialSpec(
         method=method.choice.name,
         variant=method.choice.variant,
@@ -286,6 +304,7 @@ def _template(
         model_parameters=model.parameters(),
         preset=suite.preset,
         recipe=own,
+        at_default=tuple(sorted(defaults)),
         replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},
         recipe_source=setting.recipe_source,
         seed=suite.seeds[0],

@@ -12,8 +12,8 @@ from typing import Any
 
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
-from suite.parameters import without_lists
-from suite.recipe import IEEE, Recipe, identifying
+from suite.parameters import by_leaf, without_lists
+from suite.recipe import FLUSH, Recipe
 from suite.trials.plugin_files import check_defining_files, check_known, digests
 
 PRESETS = ("smoke", "quick", "paper")
@@ -22,8 +22,11 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
-# The fields that determine a trial's result. Two runs of the same trial may differ in other fields.
-_HASHED = ("method", "parameters", "method_version", "preset", "recipe", "seed", "device", "dtype", "processes")
+# Fields that determine a trial's result besides the values of parameters. Two runs of a trial may differ in others.
+_HASHED = ("method", "method_version", "preset", "seed", "device", "dtype", "processes", "arithmetic", "depends_on")
+# Hashed only if they differ from these values, as every field must be that is added here.
+_DEFAULTS = {"method_version": 1, "processes": 1, "arithmetic": FLUSH, "depends_on": {}, "defined_by": {}}
+_TUPLES = ("at_default", "plugins", "callbacks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,8 @@ class TrialSpec:
 
     Attributes:
         method: Name of the method.
-        parameters: Values of all parameters of the method, but for an empty `ignore`.
-        method_version: `Method.version`.
+        parameters: Values of all parameters of the method.
+        method_version: `Method.version`, which rises when a training's bits change by intention.
         variant: Typed parameters of the method, `k=v` joined by commas; not hashed.
         task: Task with the parameters that differ from the defaults of its preset: `imagenette[image_size=160]`.
         task_parameters: Values of all parameters of the task.
@@ -41,6 +44,8 @@ class TrialSpec:
         model_parameters: Values of all parameters of the model.
         preset: Name of the preset; hashed, since methods may read it.
         recipe: `Recipe.fields` after overrides.
+        at_default: Flat names (`flat_values`) of the values that equal their declared defaults. They are not hashed, so
+            that a new parameter or field with a default changes no id.
         replaced: The command's values of recipe fields that were typed for this method alone; not hashed.
         recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
         seed: Seed of initial weights, batch order and augmentation.
@@ -50,7 +55,7 @@ class TrialSpec:
         data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
         control: Whether the trial is a control of other methods (`Method.is_control`); not hashed.
-        arithmetic: `flush` if subnormal numbers count as zero (`suite.subnormals`). Records without it are `ieee`.
+        arithmetic: `flush` if subnormal numbers count as zero, or `ieee` (`suite.subnormals`).
         plugins: Absolute paths of plugin files to load first; not hashed.
         callbacks: Names of the callbacks that are called in the trial's process; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.
@@ -70,6 +75,7 @@ class TrialSpec:
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
     preset: str
     recipe: Mapping[str, Any]
+    at_default: tuple[str, ...] = ()
     seed: int
     device: str
     device_index: int | None = None
@@ -77,7 +83,7 @@ class TrialSpec:
     data_copy: Mapping[str, Any]
     processes: int = 1
     control: bool = False
-    arithmetic: str = IEEE
+    arithmetic: str = FLUSH
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
     depends_on: Mapping[str, str] = field(default_factory=dict)
@@ -88,21 +94,28 @@ class TrialSpec:
 
     @property
     def hash(self) -> str:
-        """SHA-256, in hex, of the canonical JSON of the fields that determine the result."""
-        determines = {name: getattr(self, name) for name in _HASHED}
-        determines["recipe"] = identifying(self.recipe)
-        determines["task"] = {"name": self.task_name, "parameters": self.task_parameters}
-        determines["model"] = {"name": self.model.partition("[")[0], "parameters": self.model_parameters}
-        determines["data"] = self.data_copy["checksum"]
-        if self.arithmetic != IEEE:
-            determines["arithmetic"] = self.arithmetic
-        if self.depends_on:
-            determines["depends_on"] = self.depends_on
-        if self.files:
-            determines["parameters"] = {**self.parameters, **self.files}
-        if self.defined_by:
-            determines["defined_by"] = digests(self.defined_by)
-        return hashlib.sha256(canonical_json(determines).encode()).hexdigest()
+        """SHA-256, in hex, of the canonical JSON of what determines the result and differs from declared defaults."""
+        values = {name: value for name, value in self.flat_values().items() if name not in self.at_default}
+        values |= {f"method.{name}": digest for name, digest in self.files.items()}
+        determines = {
+            **{name: getattr(self, name) for name in _HASHED},
+            "task": self.task_name,
+            "model": self.model.partition("[")[0],
+            "data": self.data_copy["checksum"],
+            "defined_by": digests(self.defined_by),
+            "values": values,
+        }
+        content = {name: value for name, value in determines.items() if _DEFAULTS.get(name) != value}
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+    def flat_values(self) -> dict[str, Any]:
+        """Return the values of all parameters and of the recipe by flat name.
+
+        The parameters of the method have the prefix `method.`. The others have no prefix, so that a field of the recipe
+        may become a parameter of a task, or move into a group, without a new id.
+        """
+        method = {f"method.{name}": value for name, value in by_leaf(self.parameters).items()}
+        return method | by_leaf(self.recipe) | by_leaf(self.task_parameters) | by_leaf(self.model_parameters)
 
     @property
     def trial_id(self) -> str:
@@ -153,7 +166,7 @@ class TrialSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` restores this spec. It also has the hash, for readers."""
-        lists = {name: list(getattr(self, name)) for name in ("plugins", "callbacks")}
+        lists = {name: list(getattr(self, name)) for name in _TUPLES}
         return {**dataclasses.asdict(self), **lists, "hash": self.hash}
 
     @classmethod
@@ -167,7 +180,7 @@ class TrialSpec:
             fields = {name: value for name, value in data.items() if name != "hash"}
             for name in ("parameters", "task_parameters", "model_parameters", "recipe", "replaced"):
                 fields[name] = without_lists(fields.get(name, {}))
-            lists = {name: tuple(fields.get(name, ())) for name in ("plugins", "callbacks")}
+            lists = {name: tuple(fields.get(name, ())) for name in _TUPLES}
             spec = cls(**{**fields, **lists})
             digest = spec.hash
         except (TypeError, KeyError, AttributeError) as error:

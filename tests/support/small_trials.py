@@ -7,7 +7,7 @@ from pathlib import Path
 from suite import registry
 from suite.choices import MethodChoice
 from suite.recipe import Recipe
-from suite.subnormals import FLUSH
+from suite.subnormals import FLUSH, IEEE
 from suite.trials.folder.packed import COMPRESSED, pack
 from suite.trials.folder.records import write_record
 from suite.trials.spec import TrialSpec
@@ -30,6 +30,7 @@ def spec(method, seed=0, task="digits", model="", **changes):
         seed=seed,
         device="cpu",
         dtype="float32",
+        arithmetic=IEEE,
         data_copy=vars(task.prepare(Path("unused"), "smoke")),
     )
 

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from small_trials import spec
 from toy_suite import ROOT
 
-from suite.subnormals import FLUSH, IEEE
+from suite.subnormals import FLUSH
 
 METHOD = """
 import os
@@ -71,12 +70,3 @@ def test_ranks_and_workers_of_ray_flush(ask, tmp_path):
     pytest.importorskip("ray", reason="needs the extra [ray]")
     ray = ("--engine", "ray", "--ray-address", "local", "--out", tmp_path / "ray")
     assert list(ask(*METHODS, *ray).values()) == [FLUSH]
-
-
-def test_records_without_arithmetic_are_ieee_and_keep_their_hash():
-    trial = spec("dense")
-    data = trial.to_json()
-    assert data.pop("arithmetic") == IEEE
-    assert type(trial).from_json(data) == trial
-    with pytest.raises(ValueError, match="the spec has the hash"):
-        type(trial).from_json({**data, "arithmetic": FLUSH})

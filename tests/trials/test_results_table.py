@@ -11,7 +11,7 @@ import pytest
 from test_store import put, spec
 
 from suite.cli import main as cli
-from suite.cli.export import export
+from suite.cli.export import export, page_contents
 from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.columns import COLUMNS, read_table
@@ -120,9 +120,9 @@ def test_fields_of_the_recipe_are_columns_where_trials_differ(store):
 
 
 def test_a_field_that_earlier_records_lack_is_a_column_where_a_trial_changed_it(store):
-    one = spec(0)
+    one = dataclasses.replace(spec(0), at_default=("precise_bn",))
     earlier = dataclasses.replace(one, recipe={name: one.recipe[name] for name in one.recipe if name != "precise_bn"})
-    other = dataclasses.replace(one, recipe={**one.recipe, "precise_bn": 500})
+    other = dataclasses.replace(one, recipe={**one.recipe, "precise_bn": 500}, at_default=())
     assert earlier.hash == one.hash != other.hash
     for trial in (earlier, other):
         put(store, trial, "done", result=RESULT)
@@ -140,14 +140,6 @@ def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
     shutil.rmtree(store.folder / "trials")
     write_results(store)
     assert {(row["my_note"], row["recipe.note"]) for row in table(store).values()} == {("x", "y")}
-
-
-def test_a_record_of_a_another_format_is_refused(store):
-    path = store.trial_folder(spec(0).trial_id) / "trial.json"
-    record = {**json.loads(path.read_text()), "format": 3}
-    write_json(path, {**record, "sha256": packed.digest(record)})
-    message = read_record(path.parent)["message"]
-    assert message == "damaged record: its format is 3; this version of the suite reads 2"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +256,16 @@ def test_export_holds_what_a_report_is_built_from_and_nothing_else(whole, tmp_pa
     assert export([str(whole.folder), str(other)]) == 0
     packs = sorted(path.relative_to(other) for path in other.rglob("*.gz"))
     assert all((other / path).read_bytes() == (destination / path).read_bytes() for path in packs)
+
+
+def test_export_has_figures_of_the_verdict_and_the_text_of_the_others(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("![a\\]: b (c)](figures/g-1-loss.svg)\n\nx ![](y)\n\n![d](figures/g-1-gain-time.svg)\n")
+    assert page_contents(page).decode().splitlines()[::2] == [
+        r"*Figure, which the command that writes this page draws:* a\]: b (c)",
+        "x ![](y)",
+        "![d](figures/g-1-gain-time.svg)",
+    ]
 
 
 def test_export_refuses_what_it_would_overwrite_or_cannot_read(whole, tmp_path, capsys):

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from suite.errors import UsageError
 from suite.files import canonical_json
-from suite.recipe import ADDED
+from suite.parameters import resolve
+from suite.recipe import Recipe
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
@@ -342,7 +343,7 @@ def minor_version(version: str) -> str:
 
 def recipe_cells(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe by column."""
-    fields = {**ADDED, **recipe} if recipe else {}
+    fields = {**resolve(Recipe), **recipe} if recipe else {}
     others = {f"{RECIPE_PREFIX}{name}": canonical_json(value) for name, value in fields.items() if name not in COLUMNS}
     return {**{name: recipe.get(name) for name in RECIPE_COLUMNS}, **others}
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from suite import files
 from suite.errors import UsageError, validate
-from suite.recipe import IEEE
 
 LARGEST = 64 * 2**20  # bytes
 
@@ -41,11 +40,6 @@ class GroupEntries(Strict, Generic[Entry]):
 
     key: dict[str, str]
     methods: dict[str, Entry]
-
-    @field_validator("key")
-    @classmethod
-    def _with_arithmetic(cls, key: dict[str, str]) -> dict[str, str]:
-        return {"arithmetic": IEEE, **key}  # records without the key have this arithmetic
 
 
 class Content(Strict, Generic[Entry]):
@@ -73,7 +67,7 @@ class EntryFile(Generic[Entry]):
         """Return the entries in a suite's folder; empty if there is no such file.
 
         Raises:
-            UsageError: The file is damaged, or an earlier version of the suite wrote it; one line.
+            UsageError: The file is damaged; one line.
         """
         path = folder / self.name
         files.refuse_link(path)
@@ -86,8 +80,8 @@ class EntryFile(Generic[Entry]):
                 raise ValueError("a group occurs twice")
         except (UsageError, ValueError) as error:
             raise UsageError(
-                f"{path} is damaged, or of an earlier version: {str(error).removeprefix(': ')}; delete it, and measure "
-                f"again: python run_suite.py {self.verb} {folder}"
+                f"{path} is damaged: {str(error).removeprefix(': ')}; delete it, and measure again: "
+                f"python run_suite.py {self.verb} {folder}"
             ) from error
         return groups
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.errors import UsageError, in_words
+from suite.errors import in_words
 from suite.trials.folder import packed
 from suite.trials.folder.columns import COLUMNS
 from suite.trials.spec import LARGEST_SEED, TrialSpec
@@ -30,9 +30,6 @@ FILES = ("model.pt", "epochs.jsonl", "layers.csv")
 
 LARGEST_RECORD = 64 * 2**20  # bytes
 _LARGEST = {int: 2**63 - 1, float: 1.7e308}
-FORMAT = 2
-"""Format of the records that this version of the suite writes. Records without a format have format 1."""
-CONVERT = "python tools/rename_trials.py OLD NEW writes a copy of the folder in it"
 # The type that a field of a specification has by its annotation, and the message about another type. Numbers have their
 # own limits.
 _KINDS: dict[str, tuple[type, str]] = {
@@ -72,7 +69,6 @@ def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", 
     if status not in (*ENDED, RUNNING):
         raise ValueError(f"'{status}' is not a status of a trial")
     content = {
-        "format": FORMAT,
         "trial_id": spec.trial_id,
         "spec": spec.to_json(),
         "status": status,
@@ -153,23 +149,6 @@ def damage(folder: Path, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def refuse_earlier(folder: Path) -> None:
-    """Refuse a trial whose record is intact but has an earlier format.
-
-    Raises:
-        UsageError: The record has an earlier format. The message has the command that converts its suite.
-    """
-    try:
-        record = json.loads(packed.read(folder / "trial.json"))
-        is_earlier = record["sha256"] == packed.digest(record) and record.get("format", 1) < FORMAT
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # the reader of the record names the damage
-    if is_earlier:
-        raise UsageError(
-            f"{folder}: its record has an earlier format than {FORMAT}, which this version reads; {CONVERT}"
-        )
-
-
 def is_export(folder: Path) -> bool:
     """Return whether `export` wrote the folder of a trial, with compressed files and without a model."""
     packed_files = (folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)
@@ -218,8 +197,6 @@ def _checked(record: Any, name: str) -> dict[str, Any]:
     if record["sha256"] != packed.digest(record):
         raise ValueError("it was changed: its checksum does not match")
     record = files.clean_data(record)
-    if (version := record.get("format", 1)) != FORMAT:
-        raise ValueError(f"its format is {str(version)[:40]}; this version of the suite reads {FORMAT}")
     spec = record.get("spec")
     if not isinstance(spec, dict) or "hash" not in spec:
         raise ValueError("it has no spec with a hash")

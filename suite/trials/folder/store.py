@@ -37,7 +37,6 @@ from suite.trials.folder.records import (
     export_damage,
     is_export,
     read_record,
-    refuse_earlier,
     write_json,
     write_record,
 )
@@ -248,15 +247,8 @@ class Store:
         return self.folder / "trials" / trial_id
 
     def trial_folders(self) -> list[Path]:
-        """Return the folders of all trials that ever started, by name.
-
-        Raises:
-            UsageError: An earlier version wrote the suite, and its records have another format.
-        """
-        folders = sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
-        if folders:
-            refuse_earlier(folders[0])
-        return folders
+        """Return the folders of all trials that ever started, by name."""
+        return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
 
     def status(self, trial_id: str, in_use: bool = False) -> str:
         """Return one of `ENDED`, or `""` for a trial that never started.
