@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
 # Run everything that needs a GPU, on a machine that may be switched off at any moment:
 #     benchmarks/on_gpu.sh OUT [PART ...]
-# Parts (default: all), the most important first: speed of pruning (bars), training steps, checks and tests of kernels,
-# tests of the suite, compiled steps, convolutions that skip weights (patterns), pruning of many layers and at other n:m
-# (layers, large), cut networks (pruned), compute-sanitizer (memcheck, racecheck), and suites of trials. After every
-# part, OUT/on_gpu.tar.gz has the results in runs/gpu without networks. The same command continues with what is missing,
-# on another machine after `tar -xzf on_gpu.tar.gz -C runs`; delete runs/gpu to begin anew. A part takes at most
-# PDT_PART_SECONDS (480), all of them PDT_TOTAL_SECONDS (570). Exit status: 0 if all are done, 1 if some are not, 2 for
-# wrong usage or without a GPU.
+# Parts (default: all), the most important first: speed of pruning a large gradient, training steps, tests of kernels and
+# of the suite, compiled steps, pruning of the layers of ResNet-9, compute-sanitizer (memcheck, racecheck), and suites of
+# trials. After every part, OUT/on_gpu.tar.gz has the results in runs/gpu without networks. The same command continues
+# with what is missing, on another machine after `tar -xzf on_gpu.tar.gz -C runs`; delete runs/gpu to begin anew. A part
+# takes at most PDT_PART_SECONDS (480), all of them PDT_TOTAL_SECONDS (570). Exit status: 0 if all are done, 1 if some
+# are not, 2 for wrong usage or without a GPU.
 set -uo pipefail
-parts=(bars steps steps-graph check tests tests-suite steps-compile patterns layers large pruned memcheck racecheck
-  smoke quick table1 prunetrain clicktrain)
+parts=(large steps steps-graph tests tests-suite steps-compile layers memcheck racecheck smoke quick table1 prunetrain
+  clicktrain)
 refuse() { echo "on_gpu.sh: error: $1" >&2 && exit 2; }
 (($#)) || refuse "name a folder for the archive: benchmarks/on_gpu.sh OUT [${parts[*]}]"
 out=$(realpath -m "$1") chosen=("${@:2}") not_done=()
@@ -28,7 +27,7 @@ pathlib.Path(sys.argv[1]).write_text(json.dumps(collect("cuda"), indent=2) + "\n
 pack() { tar -czf "$out/.part" --exclude='*.pt' --exclude='.*' -C runs gpu && mv "$out/.part" "$out/on_gpu.tar.gz"; }
 run() { # NAME COMMAND...: if its part is chosen and not done, and time is left
   local name=$1 status=0 seconds=$((${PDT_TOTAL_SECONDS:-570} - SECONDS)) most=${PDT_PART_SECONDS:-480}
-  [[ " ${chosen[*]} " == *" ${name%-taps} "* ]] || return
+  [[ " ${chosen[*]} " == *" $name "* ]] || return
   [[ ! -e $results/done/$name ]] || { echo "== $name: already done" && return; }
   ((seconds >= 20)) || { echo "== $name: not started, no time is left" && not_done+=("$name") && return; }
   echo "== $*"
@@ -44,28 +43,26 @@ run() { # NAME COMMAND...: if its part is chosen and not done, and time is left
 }
 pytest=(python3 -m pytest -rs -p no:cacheprovider)
 tests=(env OMP_NUM_THREADS=8 "${pytest[@]}" -v -m gpu) # their references are computed on the CPU
-steps=(python3 -m benchmarks.steps.bench_step --device cuda --json "$results/bench_step.json" --execution)
-bench=("${pytest[@]}" benchmarks/kernels/bench_kernels.py -q --benchmark-columns=median --device cuda --json)
-kernels() { run "$1" "${bench[@]}" "$results/kernels-$1.json" "${@:2}"; }
+bench=("${pytest[@]}" benchmarks/kernels/bench_kernels.py -q --benchmark-min-rounds 30 --benchmark-columns median)
+kernels() { run "$1" "${bench[@]}" --benchmark-json "$results/kernels-$1.json" -k "$2"; }
+masks="warmup=0,mixup=0,hard_prune=0"
+steps() { # PART EXECUTION METHODS
+  run "$1" python3 -m benchmarks.step --device cuda --execution "$2" --methods "$3" --model resnet9 --batch-size 512 \
+    --dtypes float32 bfloat16 float16 --json "$results/$1.json"
+}
 suite() { run "$1" python3 run_suite.py "${@:2}" --device cuda --out "$results/$1"; }
 cifar() { suite "$1" --task cifar10 --preset "${@:2}"; }
 
-kernels bars --shapes large --groups 2:4,4:8,8:16,16:32 --modes magnitude,random,sample_channel
-run steps "${steps[@]}" eager
-run steps-graph "${steps[@]}" cuda_graph
-run check python3 -m benchmarks.kernels.check_kernels --device cuda
+kernels large "large and (magnitude or random or sample_channel)"
+steps steps eager "sdgp,prunetrain,clicktrain[$masks,backend=masked],clicktrain[$masks,backend=skipping]"
+steps steps-graph cuda_graph sdgp
 run tests "${tests[@]}" tests/kernels
 run tests-suite "${tests[@]}" tests --ignore tests/kernels
-run steps-compile "${steps[@]}" compile
-run patterns python3 -m benchmarks.steps.bench_patterns layers --device cuda --json "$results/bench_patterns.json"
-kernels layers --shapes resnet9,resnet18,resnet50 --groups 2:4,4:8,8:16 --dtypes float32,bfloat16 \
-  --modes magnitude,random,sample_channel
-kernels large --shapes large --groups 1:2,2:8,2:16 --compile
-run pruned python3 -m benchmarks.steps.bench_pruned --device cuda --json "$results/bench_pruned.json"
+steps steps-compile compile "sdgp,prunetrain"
+kernels layers "not large"
 for tool in memcheck racecheck; do # without torch's caching allocator, each tensor has bounds that the tool can check
-  sanitizer=(env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool "$tool")
-  run "$tool" "${sanitizer[@]}" python3 -m benchmarks.kernels.check_kernels --device cuda --few
-  run "$tool-taps" "${sanitizer[@]}" "${pytest[@]}" tests/kernels/test_cuda_sparse_conv.py -m gpu -k small
+  run "$tool" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool "$tool" "${pytest[@]}" \
+    tests/kernels/test_cuda_launch.py tests/kernels/test_cuda_sparse_conv.py -m gpu -k "oracle and (2-4 or 3-7) or small"
 done
 cifar smoke smoke --methods dense,sdgp,prunetrain,clicktrain
 cifar quick quick --seeds 3 --methods "dense,sdgp[mode=rescaled|magnitude],prunetrain,clicktrain"
@@ -74,7 +71,7 @@ cifar prunetrain quick --recipe resnet9 --model resnet50_cifar --epochs 20 --see
   --methods "dense,prunetrain[round_to=8,interval=2]"
 cifar clicktrain quick --recipe resnet9 --model vgg11_click --epochs 12 --seeds 2 \
   --methods "dense,clicktrain[schedule=paper,backend=masked|skipping|auto],clicktrain[schedule=paper,scope=filter]"
-timeout 60 python3 -m benchmarks.kernels.tables "$results"/kernels-*.json -o "$results" >"$results/tables.txt" 2>&1
+timeout 60 python3 -m benchmarks.kernels.tables "$results"/kernels-*.json >"$results/kernels.txt" 2>&1
 pack
 ((${#not_done[@]} == 0)) || { echo "not done: ${not_done[*]}" && exit 1; }
 echo "all done: ${chosen[*]}"

@@ -1,4 +1,4 @@
-"""The tools: tests with other versions of torch, mutations that the tests are to notice, and the sizes of packages."""
+"""The tools: tests with other versions of torch, and mutations that the tests are to notice."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools import house, mutations
+from tools import mutations
 from tools import test_with_torch as tool
 
 ROOT = Path(__file__).parents[1]
@@ -195,10 +195,3 @@ def test_mutations_that_cannot_be_run_end_with_status_2(small_tree, monkeypatch,
     with pytest.raises(SystemExit, match="2"):
         mutations.main([])
     assert "no file is moved/*.py, which SUBJECTS lists" in capsys.readouterr().err
-
-
-def test_sizes_count_what_git_tracks_and_imports_inside_functions(small_tree):
-    nested = "import os\n\n\ndef f():\n    import json\n\n    def g():\n        from re import sub\n"
-    (small_tree / "package" / "sums.py").write_text(nested)
-    (small_tree / "package" / "untracked.py").write_text("x = 1\n")
-    assert house.sizes(small_tree) == [("package", 1, 5, 2), ("tests", 2, 4, 0)]

@@ -1,21 +1,17 @@
-"""Sizes of the house: lines, files and imports inside functions by package, and the files that a command passes.
+"""Print the files that a command of the suite passes.
 
-    python tools/house.py sizes [FOLDER]
     python tools/house.py trace --methods dense --task digits --preset smoke
 
-`trace` runs the command of the suite, without its `--out`, in this working tree, and prints in how many of the
-project's files a function runs: in all of its processes, and in the process of a trial. Bodies of modules and classes
-do not count, nor do files `__init__.py`.
+The command runs without its `--out`, in this working tree. A file counts if one of its functions runs: in any process
+of the command, or in the process of a trial. Bodies of modules and classes do not count, nor do files `__init__.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,27 +36,6 @@ threading.setprofile(profile)
 """
 
 
-def sizes(root: Path) -> list[tuple[str, int, int, int]]:
-    """Return package, files, lines that are not blank, and imports inside functions, of all files that git tracks."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True)
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for name in listed.stdout.split():
-        path = Path(name)
-        parts = path.parts[:-1]
-        package = "/".join(parts[:2] if parts[:1] == ("suite",) else parts[:1]) or "."
-        text = (root / path).read_text(encoding="utf-8")
-        counts = (1, sum(bool(line.strip()) for line in text.splitlines()), _imports_inside_functions(text))
-        found[package] = [before + more for before, more in zip(found[package], counts, strict=True)]
-    return [(package, *counts) for package, counts in sorted(found.items())]  # type: ignore[misc]
-
-
-def _imports_inside_functions(text: str) -> int:
-    functions = [one for one in ast.walk(ast.parse(text)) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    inside = {id(one) for function in functions for one in ast.walk(function)
-              if isinstance(one, (ast.Import, ast.ImportFrom))}  # fmt: skip
-    return len(inside)
-
-
 def trace(arguments: list[str]) -> tuple[set[str], set[str]]:
     """Run a command, and return the files of the project that it passes, and those that the process of a trial passes.
 
@@ -83,25 +58,17 @@ def trace(arguments: list[str]) -> tuple[set[str], set[str]]:
 
 def main() -> int:
     """Print what was asked for, and return the exit status."""
-    verb, arguments = (sys.argv[1:2] or [""])[0], sys.argv[2:]
-    if verb == "sizes":
-        rows = sizes(Path(arguments[0]) if arguments else ROOT)
-        rows.append(("all", *(sum(row[index] for row in rows) for index in (1, 2, 3))))  # type: ignore[arg-type]
-        print(f"{'package':24}{'files':>7}{'lines':>9}{'imports inside functions':>27}")
-        for package, files, lines, imports in rows:
-            print(f"{package:24}{files:7,}{lines:9,}{imports:27,}")
-        return 0
-    if verb == "trace" and arguments:
-        try:
-            command, trial = trace(arguments)
-        except subprocess.CalledProcessError as error:  # the command has said why
-            return int(error.returncode)
-        for file in sorted(command):
-            print(f"{'trial' if file in trial else '':7}{Path(file).relative_to(ROOT)}")
-        print(f"{len(command)} files in the whole command, {len(trial)} in the process of a trial")
-        return 0
-    print(__doc__, file=sys.stderr)
-    return 2
+    if sys.argv[1:2] != ["trace"] or len(sys.argv) == 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        command, trial = trace(sys.argv[2:])
+    except subprocess.CalledProcessError as error:  # the command has said why
+        return int(error.returncode)
+    for file in sorted(command):
+        print(f"{'trial' if file in trial else '':7}{Path(file).relative_to(ROOT)}")
+    print(f"{len(command)} files in the whole command, {len(trial)} in the process of a trial")
+    return 0
 
 
 if __name__ == "__main__":

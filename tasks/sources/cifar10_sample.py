@@ -1,6 +1,6 @@
 """The sample of CIFAR-10 in the package: concatenated JPEG files.
 
-`tools/draw_cifar10_sample.py` creates it. `tasks/data/cifar10_sample.md` describes its origin.
+`tasks/data/cifar10_sample.md` describes its origin.
 """
 
 from __future__ import annotations

@@ -16,14 +16,13 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "on_gpu.sh"
 PARTS = (
-    *("bars", "steps", "steps-graph", "check", "tests", "tests-suite", "steps-compile", "patterns", "layers", "large"),
-    *("pruned", "memcheck", "racecheck", "smoke", "quick", "table1", "prunetrain", "clicktrain"),
+    *("large", "steps", "steps-graph", "tests", "tests-suite", "steps-compile", "layers", "memcheck", "racecheck"),
+    *("smoke", "quick", "table1", "prunetrain", "clicktrain"),
 )
 CALLS = (
-    *("--groups 2:4,4:8,8:16,16:32", "--execution eager", "--execution cuda_graph", "check_kernels --device cuda"),
-    *("-m gpu tests/kernels", "-m gpu tests --ignore tests/kernels", "--execution compile", "bench_patterns layers"),
-    *("--shapes resnet9,resnet18,resnet50", "--groups 1:2,2:8,2:16 --compile", "bench_pruned"),
-    *("check_kernels --device cuda --few", "test_cuda_sparse_conv.py") * 2,
+    *("-k large and", "--execution eager", "--execution cuda_graph", "-m gpu tests/kernels"),
+    *("-m gpu tests --ignore tests/kernels", "--execution compile", "-k not large"),
+    *("test_cuda_launch.py tests/kernels/test_cuda_sparse_conv.py",) * 2,
     *("--preset smoke", "--preset quick --seeds 3", "reproduce sdgp-table1", "resnet50_cifar", "vgg11_click"),
 )
 PYTHON = """#!/usr/bin/env bash
@@ -87,54 +86,54 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_all_parts_run_in_order_and_the_same_command_runs_the_one_that_failed(machine):
-    status, output, _, called = machine.run(BREAKS="bench_patterns")
+    status, output, _, called = machine.run(BREAKS="execution compile")
     assert status == 1
-    assert "it breaks\n== patterns: FAILED (exit status 3)\n" in output
-    assert output.endswith("not done: patterns\n")
+    assert "it breaks\n== steps-compile: FAILED (exit status 3)\n" in output
+    assert output.endswith("not done: steps-compile\n")
     assert len(called) == len(CALLS)
     assert all(part in line for part, line in zip(CALLS, called, strict=True)), called
     packed = machine.packed()
-    done = {f"done/{part}" for part in (*PARTS, "memcheck-taps", "racecheck-taps")}
-    assert {name for name in packed if name.startswith("done/")} == done - {"done/patterns"}
-    assert {"machine.json", "patterns.txt", "smoke/trial.json"} <= packed
+    done = {f"done/{part}" for part in PARTS}
+    assert {name for name in packed if name.startswith("done/")} == done - {"done/steps-compile"}
+    assert {"machine.json", "steps-compile.txt", "smoke/trial.json"} <= packed
     assert not [name for name in packed if name.endswith(".pt") or "/." in name]
     assert [path.name for path in machine.out.iterdir()] == ["on_gpu.tar.gz"]
 
     status, output, _, called = machine.run()
     assert (status, len(called)) == (0, 1)
-    assert "bench_patterns" in called[0]
+    assert "--execution compile" in called[0]
     assert output.endswith(f"all done: {' '.join(PARTS)}\n")
 
 
 def test_finished_parts_are_in_the_archive_of_a_machine_that_was_switched_off(machine, tmp_path):
-    process = machine.start(SLOW="check_kernels")
+    process = machine.start(SLOW="-m gpu tests/kernels")
     end = time.monotonic() + 60
-    while not any("check_kernels" in line for line in machine.calls()):
+    while not any("-m gpu tests/kernels" in line for line in machine.calls()):
         assert time.monotonic() < end
         time.sleep(0.02)
     script = psutil.Process(process.pid)
     for one in (script, *script.children(recursive=True)):
         one.kill()
     process.communicate()
-    finished = {"done/bars", "done/steps", "done/steps-graph"}
+    finished = {"done/large", "done/steps", "done/steps-graph"}
     assert {name for name in machine.packed() if name.startswith("done/")} == finished
 
     other = Machine(tmp_path / "second")
     with tarfile.open(machine.out / "on_gpu.tar.gz") as tar:
         tar.extractall(other.checkout / "runs", filter="data")
-    status, output, _, called = other.run("bars", "check")
+    status, output, _, called = other.run("large", "tests")
     assert (status, len(called)) == (0, 1)
-    assert "== bars: already done\n" in output
+    assert "== large: already done\n" in output
 
 
 def test_time_limits_stop_a_part_and_start_none(machine):
-    status, output, _, _ = machine.run("pruned", "steps", SLOW="bench_pruned", PDT_PART_SECONDS=1)
+    status, output, _, _ = machine.run("layers", "steps", SLOW="-k not large", PDT_PART_SECONDS=1)
     assert status == 1
-    assert "== pruned: stopped by its time limit; the same command continues\n" in output
-    assert output.endswith("not done: pruned\n")
-    status, output, _, called = machine.run("pruned", PDT_TOTAL_SECONDS=10)
+    assert "== layers: stopped by its time limit; the same command continues\n" in output
+    assert output.endswith("not done: layers\n")
+    status, output, _, called = machine.run("layers", PDT_TOTAL_SECONDS=10)
     assert (status, called) == (1, [])
-    assert "== pruned: not started, no time is left\n" in output
+    assert "== layers: not started, no time is left\n" in output
 
 
 def test_wrong_usage_and_a_machine_without_a_gpu_are_one_line(machine):

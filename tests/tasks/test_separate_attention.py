@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from masked_cuts import differences
 from torch import nn
 
 pytest.importorskip("torchvision")
 from torchvision.models import VisionTransformer
 
-from benchmarks.surgery import differences
 from suite.choices import ModelChoice, build_model
 from suite.engine.cost.flops import count
 from suite.engine.network.channels.spaces import find_index_spaces

@@ -1,6 +1,4 @@
-"""How far surgery goes in networks of torchvision and timm, and whether a cut network equals a masked one.
-
-    python -m benchmarks.surgery [NAME ...] [--library torchvision|timm] [--markdown FILE]
+"""How far surgery goes in a network of torchvision or timm, and whether a cut network equals a masked one.
 
 A network of timm is called `timm/NAME`. For each network at a small image that it takes: the share of its channels (of
 convolutions and linear layers) that can be cut, the operations that freeze the others, and two differences between the
@@ -9,49 +7,34 @@ outputs is relative to the largest output. The difference of the next step is th
 a state from a step before the cut; for each weight tensor it is relative to the largest change in that tensor.
 Parameters that are initially almost zero and the statistics of batch normalisation are drawn first, so that every
 channel has an effect.
-
-FILE names all networks of the library: the classification networks of torchvision, or 98 of timm's. It is written after
-each one, of torchvision the smallest first. Networks that it has already, from the same
-versions, are not examined again, so that the same command continues after an interruption.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import importlib
-import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
-from torchvision.models import get_model_weights
 
 from suite.choices import ModelChoice
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails
 from suite.engine.network.copies import copied
-from suite.files import write
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
 from suite.reconfiguration import IndexMap
 
 SIDES = {"inception_v3": 75, "alexnet": 64, "maxvit_t": 224, "vit_h_14": 28}  # others: 32
 SIDE_OF_TIMM = 96  # of networks that take images of any size
-TIMM = Path(__file__).with_name("timm_networks.txt").read_text(encoding="utf-8").split()
-"""Networks of timm in its table: of every kind that trains on a CPU, with few weights."""
-TORCHVISION, TIMMS = "torchvision", "timm"
-IN_TIMM = f"{TIMMS}/"
+IN_TIMM = "timm/"
 CLASSES = 10
 TOO_LARGE_FOR_STEPS = 400e6  # weights; two networks and their optimizers in float64 need about 56 bytes per weight
 MOST_REASONS = 3
-NOT_YET = "not examined yet"
 OUTPUT = "the model's output"  # it is frozen in every network
 SMALLEST = 1e-3  # the scale of a block that is initially almost zero would hide the block
 
@@ -74,6 +57,19 @@ class Row:
     reasons: tuple[tuple[str, int], ...]
     difference: float | None = None
     step_difference: float | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as a page has it: name, channels, both differences, and what else freezes channels."""
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in self.reasons if reason != OUTPUT)
+        found = ("–" if value is None else f"{value:.0e}" for value in (self.difference, self.step_difference))
+        return self.name, f"{self.free:,}/{self.channels:,}" if self.channels else "–", *found, reasons
+
+
+def rows_of(page: str) -> dict[str, tuple[str, ...]]:
+    """Return the cells of each network of a page, which two spaces at least separate."""
+    lines = page.split("```")[1].strip().splitlines()[1:]
+    found = (re.split(r" {2,}", line) for line in lines)
+    return {cells[0]: (*cells[:4], cells[4] if len(cells) > 4 else "") for cells in found}
 
 
 def examine(name: str, compares: bool = True) -> Row:
@@ -210,81 +206,3 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor) ->
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(images), torch.arange(len(images))).backward()
     optimizer.step()
-
-
-def line_of(row: Row) -> str:
-    """Return a row as a line of the table; columns are separated by two spaces at least."""
-    share = f"{row.free:,}/{row.channels:,}" if row.channels else "–"
-    reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons if reason != OUTPUT)
-    found = ["–" if value is None else f"{value:.0e}" for value in (row.difference, row.step_difference)]
-    first = _first_column(row.name, TIMMS if row.name.startswith(IN_TIMM) else TORCHVISION)
-    return f"{first}{share:>16}{found[0]:>9}{found[1]:>9}  {reasons}".rstrip()
-
-
-def _first_column(text: str, library: str) -> str:
-    return f"{text:<20}" if library == TORCHVISION else f"{text:<36}"
-
-
-def table(lines: Mapping[str, str], library: str = TORCHVISION) -> str:
-    """Return the page of all networks with their lines, and with the command and the versions at its head."""
-    rows = (lines.get(name, f"{_first_column(name, library)}  {NOT_YET}") for name in sorted(builders(library)))
-    return "\n".join((_head(library), *rows, "```", ""))
-
-
-def builders(library: str = TORCHVISION) -> list[str]:
-    """Return the names of a library's networks, those of torchvision by the size of its published weights."""
-    if library == TIMMS:
-        return [f"{IN_TIMM}{name}" for name in TIMM]
-    names = torchvision.models.list_models(module=torchvision.models)
-    return sorted(names, key=lambda name: get_model_weights(name).DEFAULT.meta["num_params"])  # type: ignore[attr-defined]
-
-
-def examined(text: str) -> dict[str, str]:
-    """Return the line of each network that a table has examined."""
-    found = re.finditer(r"^([\w/]+) {2,}\S.*$", text.partition("```")[2], re.MULTILINE)
-    return {line[1]: line[0] for line in found if line[1] != "network" and NOT_YET not in line[0]}
-
-
-def _head(library: str) -> str:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    versions += f", {library} {importlib.import_module(library).__version__}"
-    title, command = "torchvision's classification networks", "--markdown docs/development/torchvision-surgery.md"
-    if library == TIMMS:
-        title, command = f"{len(TIMM)} of timm's networks", "--library timm --markdown FILE"
-    return f"""# Surgery on {title}
-
-Written by `python -m benchmarks.surgery {command}`, whose `--help` explains
-the columns; with {versions}, on a CPU ({platform.machine()}) and one thread.
-
-The model's output is always frozen. Channels that only go together, such as a group of a convolution, count as one.
-`outputs` and `step` are differences between the cut network and the masked one; steps of more than
-{TOO_LARGE_FOR_STEPS / 1e6:.0f} million weights are not compared.
-The command continues with networks that are `{NOT_YET}`.
-
-```
-{_first_column("network", library)}{"can be cut/all":>16}{"outputs":>9}{"step":>9}  what else freezes channels"""
-
-
-def main() -> None:
-    """Examine the networks and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--library", choices=(TORCHVISION, TIMMS), default=TORCHVISION)
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    lines: dict[str, str] = {}
-    if options.markdown and options.markdown.exists():
-        text = options.markdown.read_text(encoding="utf-8")
-        if text.startswith(_head(options.library)):
-            lines = examined(text)
-    for name in options.names or builders(options.library):
-        if name not in lines:
-            lines[name] = line_of(examine(name))
-            print(lines[name], flush=True)
-        if options.markdown:
-            write(options.markdown, table(lines, options.library))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,15 @@
 """Random networks are cut as the masked network computes, and a network that is cut wrongly is found."""
 
 import pytest
+import random_networks
+from random_networks import RandomNetwork, examine
 
-from benchmarks import random_networks
-from benchmarks.random_networks import RandomNetwork, examine
 from suite.engine.network.channels.tracing import ChannelLabels
 
-SEEDS = range(20)
+SEEDS, MORE = range(20), range(20, 200)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in MORE)])
 def test_a_random_network_is_cut_right(seed):
     found = examine(seed)
     assert not found.is_wrong, found

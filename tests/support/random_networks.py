@@ -1,27 +1,22 @@
-"""Surgery on random networks: whether any is cut wrongly, or ends in an error.
+"""Random networks for surgery: each follows from a seed.
 
-    python -m benchmarks.random_networks [--count N] [--seed N]
-
-Each network is a random chain of blocks: residuals, splits, concatenations, shuffles, grouped and depthwise
-convolutions, attention, squeeze-and-excitation, arithmetic with shapes, loops, intervals of channels, and operations
-that mix channels. For each seed: the share of the channels that can be cut; how many sets of channels the trial cut
-had to freeze, because labelling alone would have cut them wrongly; and the differences of `benchmarks.surgery` between
-the cut and the masked network, in their outputs and in the next step of SGD and AdamW.
+A network is a random chain of blocks: residuals, splits, concatenations, shuffles, grouped and depthwise convolutions,
+attention, squeeze-and-excitation, arithmetic with shapes, loops, intervals of channels, and operations that mix
+channels. What is found about one: the share of the channels that can be cut; how many sets of channels the trial cut
+had to freeze, because labelling alone would have cut them wrongly; and the differences of `masked_cuts`.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from masked_cuts import differences
 from torch import Tensor, nn
 
-from benchmarks.surgery import differences
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.trial_cut import CHANGES_OUTPUTS, freeze_what_fails
 
@@ -327,32 +322,3 @@ def examine(seed: int) -> Found:
     blocks = model.blocks()
     outputs, step = differences(model, spaces, SHAPE, True) if free else (0.0, 0.0)
     return Found(seed, blocks, free, sum(space.size for space in produced), by_trial, outputs, step or 0.0)
-
-
-def main() -> None:
-    """Examine the networks of consecutive seeds and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first network")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}")
-    print("seed  can be cut/all  frozen by the trial cut  outputs     step  blocks")
-    found = []
-    for seed in range(options.seed, options.seed + options.count):
-        one = examine(seed)
-        found.append(one)
-        wrong = "  WRONG" if one.is_wrong else ""
-        share = f"{one.free}/{one.channels}"
-        numbers = f"{seed:>4}{share:>16}{one.frozen_by_trial:>25}{one.outputs:>9.0e}{one.step:>9.0e}"
-        print(f"{numbers}  {one.blocks}{wrong}", flush=True)
-    wrong_ones = [one.seed for one in found if one.is_wrong]
-    print(
-        f"{len(found)} networks, {sum(one.free for one in found)} of {sum(one.channels for one in found)} channels can "
-        f"be cut; {sum(one.frozen_by_trial > 0 for one in found)} networks with sets that only the trial cut froze; "
-        f"cut wrongly: {wrong_ones or 'none'}"
-    )
-
-
-if __name__ == "__main__":
-    main()
