@@ -11,8 +11,6 @@ processes or threads as there are cores. Pairs alternate.
                    central crops; against the same epoch of the `DataLoader`
     training only  the same without reading test images; the cache decodes them nevertheless
     step           seconds for a batch from the cache, relative to a training step of resnet18 on it
-    dali           epochs without a cache, decoded by DALI on the GPU if there is one, otherwise on the CPU; only if
-                   DALI is installed
 """
 
 from __future__ import annotations
@@ -35,16 +33,12 @@ from torchvision.transforms import v2
 from suite.choices import build_model
 from suite.engine.cost.hardware import available_cores
 from suite.engine.cost.interleaved import Ratio, interleaved_ratio, ratio_of
-from suite.errors import UsageError
 from suite.subnormals import FLUSH, use_arithmetic
 from suite.trials.provenance import collect
 from tasks.image_files import IMAGENET
 from tasks.images.crops import CropBatches
-from tasks.images.cutting import Cutter
-from tasks.images.dali import DaliCutter, check_dali
-from tasks.images.decoding import MAX_PIXELS
 from tasks.images.stored import ImageSource, StoredImages
-from tasks.sources.image_cache import FileImages, store
+from tasks.sources.image_cache import store
 from tasks.sources.image_tree import ImageTree, read_tree
 
 BATCH, AREA, STORED_SIDE, FIRST_EPOCHS = 64, 0.35, 128, 12
@@ -98,9 +92,7 @@ def cached(tree: ImageTree, path: Path, size: int) -> tuple[CropBatches, CropBat
     return _split(train, True, size), _split(test, False, size)
 
 
-def _split(
-    source: ImageSource, training: bool, size: int, device: torch.device = CPU, cutter: Cutter | None = None
-) -> CropBatches:
+def _split(source: ImageSource, training: bool, size: int) -> CropBatches:
     return CropBatches(
         source,
         np.arange(len(source.labels)),
@@ -109,11 +101,10 @@ def _split(
         crop_area=AREA,
         flip=True,
         normalization=IMAGENET,
-        device=device,
+        device=CPU,
         training=training,
         seed=0,
         drop_last=training,
-        cutter=cutter,
     )
 
 
@@ -194,24 +185,6 @@ def rest(options: argparse.Namespace, tree: ImageTree, theirs: Any, split: CropB
 
     share = interleaved_ratio(lambda: next(batches), step, max(options.pairs, 10))
     show("step", share, "batch from the cache / training step of resnet18 in float32")
-    try:
-        check_dali()
-    except UsageError as error:
-        print(f"dali          not measured: {error}")
-    else:
-        files = FileImages(tree, "train", MAX_PIXELS)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        by_dali = _split(files, True, options.size, device, DaliCutter(files, options.size, device))
-
-        def read() -> None:
-            consume(by_dali.epoch(next(epochs), BATCH), images)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-
-        read()  # creates the pipeline
-        ratio = interleaved_ratio(lambda: consume(theirs, images), read, options.pairs)
-        speeds = f"{images / ratio.first_s:,.0f} and {images / ratio.second_s:,.0f} images/s"
-        show("dali", ratio, f"DataLoader / DALI on {device.type}, both from files: {speeds}")
 
 
 if __name__ == "__main__":
