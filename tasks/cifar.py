@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,7 +14,7 @@ from suite.task import DataCopy, Splits, Task
 from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded
 from tasks.pipeline import Normalization, make_splits
 from tasks.sources.cache import Source, decode_once
-from tasks.sources.cifar_archive import PublishedArchive, find_archive
+from tasks.sources.cifar_archive import find_archive
 from tasks.sources.download import DownloadFailed, fetch
 from tasks.sources.image_folder import ImageFolder
 
@@ -47,15 +47,13 @@ class Cifar(Task):
 
     Class attributes:
         dataset: Name of torchvision's class, which describes the published archive.
-        label_key: Key of the labels in a batch of that archive.
-        mirrors: URLs of byte-identical copies of the archive.
+        mirrors: URLs of byte-identical copies of the archive, which are tried before that of the authors.
         classes: Names of the classes in the order of the labels; folders of image files have these names.
         without_data: Options that need no download, for the message about missing data.
     """
 
     input_shape = (3, 32, 32)
     dataset: ClassVar[str]
-    label_key: ClassVar[str]
     mirrors: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[tuple[str, ...]]
     without_data: ClassVar[str] = "--task digits"
@@ -64,7 +62,7 @@ class Cifar(Task):
         """Find the images in the data root, or download them, and decode them once.
 
         The search order is: the published batches, first unpacked, then packed; image files in
-        `NAME/{train,test}/CLASS/*.{png,jpg,jpeg}`; the published archive on its authors' host and its mirrors.
+        `NAME/{train,test}/CLASS/*.{png,jpg}`; the published archive on its mirrors and its authors' host.
 
         Raises:
             MissingData: The images are not found and cannot be downloaded.
@@ -78,7 +76,11 @@ class Cifar(Task):
         except OSError as error:  # no permission for a folder of the path
             raise UsageError(f"{error.filename or data_root}: cannot be read: {error.strerror or error}") from error
         cached = decode_once(self.registered_name, source, data_root)
-        note = NOTES[source.kind].format(title=self.title) + self._incomplete(source)
+        note = NOTES[source.kind].format(title=self.title)
+        if isinstance(source, ImageFolder):
+            train, test = len(source.tree.train), len(source.tree.test)
+            if (train, test) != (TRAIN_IMAGES, TEST_IMAGES):
+                note += f"; incomplete: {train:,} training and {test:,} test images"
         return DataCopy(source.kind, cached.checksum, str(cached.path), note)
 
     def load(self, copy: DataCopy, recipe: Recipe, seed: int, device: torch.device) -> Splits:
@@ -118,22 +120,23 @@ class Cifar(Task):
 
     def _fetch(self, data_root: Path) -> Source:
         published = self._published()
-        archive = data_root / published.filename
+        archive: Path = data_root / published.filename
         logger.info("%s is not in %s; downloading the published archive (170 MB)", self.title, data_root)
         try:
-            fetch((published.url, *self.mirrors), published.md5, archive)
+            fetch((*self.mirrors, published.url), published.tgz_md5, archive)
         except (DownloadFailed, OSError) as error:
             name = self.registered_name
             raise MissingData(
-                f"task {name}: {data_root} contains neither {published.folder}, {published.filename} nor {name}/train, "
-                f"and the download failed ({error}); give another folder with --data-root or PDT_DATA, "
+                f"task {name}: {data_root} contains neither {published.base_folder}, {published.filename} nor "
+                f"{name}/train, and the download failed ({error}); give another folder with --data-root or PDT_DATA, "
                 f"or use data that needs no download: {self.without_data}"
             ) from error
         source = self._find(data_root)
         assert source is not None, f"{archive} was downloaded, but it does not exist"
         return source
 
-    def _published(self) -> PublishedArchive:
+    def _published(self) -> Any:
+        """Return torchvision's class, which describes and reads the published archive."""
         # torchvision takes a second to import. Only data that was published as an archive needs it.
         try:
             import torchvision.datasets as datasets
@@ -142,14 +145,4 @@ class Cifar(Task):
                 f"torchvision cannot be loaded ({error}); install the release for torch {torch.__version__}"
             ) from error
 
-        return PublishedArchive.of_torchvision(getattr(datasets, self.dataset), self.label_key)
-
-    def _incomplete(self, source: Source) -> str:
-        """Return a note for a folder with fewer or more images than were published; empty otherwise."""
-        if not isinstance(source, ImageFolder):
-            return ""
-        train, test = (len(source.files[split]) for split in ("train", "test"))
-        if (train, test) == (TRAIN_IMAGES, TEST_IMAGES):
-            return ""
-        logger.warning("%s contains %d training and %d test images, not 50,000 and 10,000", source.path, train, test)
-        return f"; incomplete: {train:,} training and {test:,} test images"
+        return getattr(datasets, self.dataset)

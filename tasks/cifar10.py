@@ -109,7 +109,6 @@ class CIFAR10(Cifar):
         **PAPER_RECIPES,
     }
     dataset = "CIFAR10"
-    label_key = "labels"
     mirrors = MIRRORS
     classes = CLASSES
     models = MODELS

@@ -43,7 +43,6 @@ class CIFAR100(Cifar):
     paper_recipe = PAPER_RECIPES["prunetrain"].source
     paper_recipes = PAPER_RECIPES
     dataset = "CIFAR100"
-    label_key = "fine_labels"
     classes = CLASSES
     models = MODELS
     recipes = RECIPES

@@ -16,15 +16,13 @@ from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches
-from tasks.images.cutting import Cutter, TorchvisionCutter
-from tasks.images.dali import DaliCutter, check_dali
-from tasks.images.decoding import MAX_PIXELS, shown
+from tasks.images.decoding import MAX_PIXELS, SUFFIXES, shown
 from tasks.images.splits import choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
-from tasks.sources.image_cache import FileImages, check, store
-from tasks.sources.image_tree import LINK, ImageTree, read_tree
+from tasks.sources.image_cache import FileImages, store
+from tasks.sources.image_tree import ImageTree, read_tree
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +45,6 @@ class ImageFilesTask(Task):
             for 8/7 of the image size, rounded, as 256 for 224.
         crop_area: Smallest share of an image's area in a random crop.
         cache: Whether image files are decoded once, `on`, or in every epoch, `off`.
-        decoder: Library that decodes and cuts image files in every epoch, with `cache=off`: `torchvision`, on the CPU,
-            or `dali`, on the device of the training.
         bad_images: Treatment of files that are not images: `refuse` ends the command, `skip` leaves them out.
 
     Class attributes:
@@ -67,11 +63,10 @@ class ImageFilesTask(Task):
         eval_resize: Annotated[int, Interval(ge=8, le=4096)] | None = None,
         crop_area: Annotated[float, Interval(gt=0, le=1)] = 0.08,
         cache: Literal["on", "off"] = "on",
-        decoder: Literal["torchvision", "dali"] = "torchvision",
         bad_images: Literal["refuse", "skip"] = "refuse",
     ) -> None:
         self.image_size, self.eval_resize, self.crop_area = image_size, eval_resize, crop_area
-        self.cache, self.decoder, self.bad_images = cache, decoder, bad_images
+        self.cache, self.bad_images = cache, bad_images
 
     def find(self, data_root: Path) -> ImageTree:
         """Find the folder of images.
@@ -95,60 +90,33 @@ class ImageFilesTask(Task):
             MissingData: There are no images.
             UsageError: The folder or a file in it cannot be used.
         """
-        if self.decoder == "dali":
-            if preset == "smoke":
-                raise UsageError("decoder=dali decodes files, but smoke generates its images; use another preset")
-            if self.cache == "on":
-                raise UsageError(
-                    "decoder=dali decodes files in every epoch, but the cache has decoded images; add the "
-                    "parameter cache=off to the task"
-                )
-            check_dali()
         if preset == "smoke":
             data = generated_shapes()
             return DataCopy("generated", data.checksum(), note=NOTE, num_classes=len(SHAPES), image_size=SIDE)
         tree = self.find(data_root.expanduser())
         if not str(tree.root.resolve()).isprintable():  # records and reports are UTF-8
             raise UsageError(f"{shown(tree.root.resolve())}: the name of this folder is not readable text; rename it")
+        if self.cache == "off" and self.bad_images == "skip":
+            raise UsageError("bad_images=skip needs cache=on, which stores what is left out")
         if self.bad_images == "refuse":
             self._refuse_others(tree)
         place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
         side = self.stored_side[preset]
         detected = self.detected_side(tree) if self.image_size is None else 0
-        if self.cache == "off":
-            if self.bad_images == "skip":
-                raise UsageError("bad_images=skip needs cache=on, which stores what is left out")
-            meta = check(tree, self._remembered_checks(data_root, f"{self.registered_name}-{place}.checked"))
-            note = self._note(tree, meta)
-            self._warn_of_shared(tree, meta)
-            return DataCopy("files", _digest(tree, side), str(tree.root), note, len(tree.classes), detected)
-        path = self._cache(data_root) / f"{self.registered_name}-{side}-{place}"
+        folder = cache_folder(data_root.expanduser(), self.caches_in_home)
+        path = folder / f"{self.registered_name}-{side}-{place}"
         try:
-            meta = store(tree, path, side, self.bad_images == "skip")
+            if self.cache == "off":
+                meta = store(tree, folder / f"{self.registered_name}-checked-{place}", MAX_PIXELS, False, keep=False)
+                kind, checksum, path = "files", _digest(tree, side), tree.root
+            else:
+                meta = store(tree, path, side, self.bad_images == "skip")
+                kind, checksum = "decoded", meta["checksum"]
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
-        note = self._note(tree, meta)
-        self._warn_of_shared(tree, meta)
-        return DataCopy("decoded", meta["checksum"], str(path), note, len(tree.classes), detected)
-
-    def _cache(self, data_root: Path) -> Path:
-        """Return the folder for decoded images.
-
-        Raises:
-            UsageError: No folder is writable.
-        """
-        return cache_folder(data_root.expanduser(), self.caches_in_home)
-
-    def _remembered_checks(self, data_root: Path, name: str) -> Path | None:
-        """Return the file that remembers a check; `None` if no folder is writable, since a check needs none."""
-        try:
-            return self._cache(data_root) / name
-        except UsageError:
-            return None
-
-    def _warn_of_shared(self, tree: ImageTree, meta: Mapping[str, Any]) -> None:
         if meta["shared"]:
             log.warning("%s: %s; the test accuracy is too high by them", shown(tree.root), _shared(meta["shared"]))
+        return DataCopy(kind, checksum, str(path), self._note(tree, meta), len(tree.classes), detected)
 
     def _refuse_others(self, tree: ImageTree) -> None:
         """Check that the folder contains only images, and only in the folders of classes.
@@ -156,18 +124,15 @@ class ImageFilesTask(Task):
         Raises:
             UsageError: There are other files.
         """
-        setting = f"--task {self.registered_name}[bad_images=skip]"
-        for files, fault, remedy in (
-            (tree.others, "is not an image by its name", "remove it"),
-            (tree.outside, "is an image next to the folders, and not in that of a class", "move or remove it"),
-        ):
-            if files and (tree.root / files[0]).is_symlink() and (tree.root / files[0]).is_dir():
-                raise UsageError(f"{shown(tree.root / files[0])}: {LINK}, or leave out such files with {setting}")
-            if files:
-                more = f", like {len(files) - 1:,} others" if len(files) > 1 else ""
-                raise UsageError(
-                    f"{shown(tree.root / files[0])}: {fault}{more}; {remedy}, or leave out such files with {setting}"
-                )
+        if tree.others:
+            first, count = tree.others[0], len(tree.others)
+            image = first.lower().endswith(SUFFIXES)
+            fault = "is an image next to the folders of classes" if image else "is not an image by its name"
+            more = f" (the first of {count:,} such files)" if count > 1 else ""
+            raise UsageError(
+                f"{shown(tree.root / first)}: {fault}{more}; move or remove it, or leave out such files with --task "
+                f"{self.registered_name}[bad_images=skip]"
+            )
 
     def _note(self, tree: ImageTree, meta: Mapping[str, Any]) -> str:
         """Return one line that tells which images are used, and what was converted and left out."""
@@ -218,7 +183,6 @@ class ImageFilesTask(Task):
                 training=training,
                 seed=seed,
                 drop_last=recipe.drop_last,
-                cutter=_cutter(sources[name], size, self.decoder, device),
             )
 
         return Splits(
@@ -244,19 +208,10 @@ class ImageFilesTask(Task):
                 sides = [side for side in set(self.stored_side.values()) if _digest(tree, side) == copy.checksum]
                 if not sides:
                     raise MissingData(f"{copy.path}: the files have changed since this trial was planned{again}")
-                # DALI cuts from the images of the files, which are not reduced first.
-                side = MAX_PIXELS if self.decoder == "dali" else sides[0]
-                return {name: FileImages(tree, name, side) for name in ("train", "test")}
+                return {name: FileImages(tree, name, sides[0]) for name in ("train", "test")}
             return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
         except DamagedCache as error:
             raise MissingData(f"{error}{again}") from error
-
-
-def _cutter(source: ImageSource, size: int, decoder: str, device: torch.device) -> Cutter:
-    if decoder == "torchvision":
-        return TorchvisionCutter(source, size)
-    assert isinstance(source, FileImages), "prepare() refuses DALI for other sources"
-    return DaliCutter(source, size, device)
 
 
 def _digest(tree: ImageTree, side: int) -> str:
@@ -271,8 +226,7 @@ def _remarks(tree: ImageTree, meta: Mapping[str, Any]) -> str:
         remarks.append(_shared(meta["shared"]))
     for files, singular, several in (
         (meta["skipped"], "file that cannot be read as an image", "files that cannot be read as images"),
-        (tree.others, "file that is not an image by its name", "files that are not images by their names"),
-        (tree.outside, "image outside the folders of classes", "images outside the folders of classes"),
+        (tree.others, "file that is not an image of a class", "files that are not images of a class"),
     ):
         if files:
             kind = f"{singular} was" if len(files) == 1 else f"{several} were"

@@ -170,4 +170,4 @@ class ImageNet(ImageFilesTask):
                 archives.parse_devkit_archive(root)
                 archives.parse_val_archive(root, folder=folder)
 
-        extract_once(root / ARCHIVES[split][-1], root / split, f".{split}-", unpack)
+        extract_once(root / ARCHIVES[split][-1], root / split, unpack)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tarfile
 from pathlib import Path
@@ -100,30 +99,34 @@ class Imagenette(ImageFilesTask):
             MissingData: There is neither, and the download failed.
             UsageError: The folder is not Imagenette, or the archive cannot be extracted.
         """
-        for name in FOLDERS:
-            if (data_root / name).is_dir():
-                return self._checked(read_tree(data_root / name))
-        present = [name for name in ARCHIVES if (data_root / f"{name}.tgz").is_file()]
-        name = present[0] if present else FOLDERS[0]
-        archive = data_root / f"{name}.tgz"
-        if not present:
-            logger.info("Imagenette is not in %s; downloading the published archive (99 MB)", data_root)
-            try:
-                fetch((URL,), ARCHIVES[name], archive)
-            except (DownloadFailed, OSError) as error:
-                archives = ", ".join(f"{one}.tgz" for one in ARCHIVES)
-                raise MissingData(
-                    f"task imagenette: {data_root} contains none of {', '.join(FOLDERS)} and none of {archives}, and "
-                    f"the download failed ({error}); give another folder with --data-root or PDT_DATA, or use "
-                    "data that needs no download: --preset smoke"
-                ) from error
-        self._extract(archive, data_root / name)
-        return self._checked(read_tree(data_root / name))
-
-    def _checked(self, tree: ImageTree) -> ImageTree:
+        name = next((name for name in FOLDERS if (data_root / name).is_dir()), "")
+        if not name:
+            name = next((name for name in ARCHIVES if (data_root / f"{name}.tgz").is_file()), FOLDERS[0])
+            archive = data_root / f"{name}.tgz"
+            if not archive.is_file():
+                self._download(archive)
+            self._extract(archive, data_root / name)
+        tree = read_tree(data_root / name)
         if len(tree.classes) != CLASSES:
             raise UsageError(f"{tree.root}: contains {len(tree.classes)} classes; Imagenette has {CLASSES}")
         return tree
+
+    def _download(self, archive: Path) -> None:
+        """Download the smallest archive.
+
+        Raises:
+            MissingData: The download failed.
+        """
+        logger.info("Imagenette is not in %s; downloading the published archive (99 MB)", archive.parent)
+        try:
+            fetch((URL,), ARCHIVES[archive.stem], archive)
+        except (DownloadFailed, OSError) as error:
+            archives = ", ".join(f"{one}.tgz" for one in ARCHIVES)
+            raise MissingData(
+                f"task imagenette: {archive.parent} contains none of {', '.join(FOLDERS)} and none of {archives}, and "
+                f"the download failed ({error}); give another folder with --data-root or PDT_DATA, or use data that "
+                "needs no download: --preset smoke"
+            ) from error
 
     def _extract(self, archive: Path, folder: Path) -> None:
         """Verify an archive and extract it.
@@ -133,14 +136,15 @@ class Imagenette(ImageFilesTask):
         """
 
         def unpack(temporary: Path) -> None:
-            with open(archive, "rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if digest != ARCHIVES[folder.name]:
+            # torchvision takes a second to import. Trials on extracted images do not need it.
+            from torchvision.datasets.utils import check_integrity
+
+            if not check_integrity(archive, ARCHIVES[folder.name]):
                 raise UsageError(
-                    f"{archive}: is not the published archive, or incomplete (MD5 {digest}, not "
-                    f"{ARCHIVES[folder.name]}); remove it, or extract it yourself"
+                    f"{archive}: is not the published archive, or incomplete (its MD5 is not {ARCHIVES[folder.name]}); "
+                    "remove it, or extract it yourself"
                 )
             with tarfile.open(archive, "r:gz") as packed:
                 packed.extractall(temporary, filter="data")
 
-        extract_once(archive, folder, ".imagenette-", unpack)
+        extract_once(archive, folder, unpack)

@@ -124,23 +124,19 @@ class DeviceBatches(EpochBatches):
 
         Raises:
             UsageError: The cutout is larger than the image, or the translation moves all of the image out.
-            ValueError: Shapes or types differ from those above.
         """
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
-        if images.ndim != 4 or images.dtype != torch.uint8:
-            raise ValueError(f"images are {tuple(images.shape)} {images.dtype}, not (N, H, W, C) uint8")
-        if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-            raise ValueError(f"labels are {tuple(labels.shape)} {labels.dtype}, not ({len(images)},) int64")
         super().__init__(images.shape[0], training, drop_last)
         _, self._height, self._width, channels = images.shape
         self._seed, self._device = seed, device
         self._augmentation = augmentation if augmentation is not None and training else Augmentation()
-        if self._augmentation.cutout > min(self._height, self._width):
-            size = f"{self._height}x{self._width}"
-            raise UsageError(f"recipe.cutout is {self._augmentation.cutout}; images have only {size} pixels")
-        if self._augmentation.translate >= min(self._height, self._width):
-            size = f"{self._height}x{self._width}"
-            raise UsageError(f"recipe.translate is {self._augmentation.translate}; images have only {size} pixels")
+        limit = min(self._height, self._width)
+        for field, value, largest in (
+            ("cutout", self._augmentation.cutout, limit),
+            ("translate", self._augmentation.translate, limit - 1),
+        ):
+            if value > largest:
+                raise UsageError(f"recipe.{field} is {value}; images have only {self._height}x{self._width} pixels")
 
         self.labels = labels.to(device)
         fill = torch.tensor([round(value) for value in normalization.mean], dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Random resized crops and mirroring of images of any size, and the central crops of an evaluation.
 
-The crops depend only on the seed, the epoch and the number of the image. By default, torchvision's own functions
-compute their pixels on the CPU, for every training device, so that a GPU sees the same batches.
+The crops depend only on the seed, the epoch and the number of the image. torchvision's own functions compute their
+pixels on the CPU, for every training device, so that a GPU sees the same batches.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +17,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.images.augmentation import Normalization, Normalizer
-from tasks.images.cutting import Cuts, Cutter, TorchvisionCutter
 from tasks.images.splits import EpochBatches, draw_mirrored, epoch_generator
 from tasks.images.stored import ImageSource
 
 RATIOS = (3 / 4, 4 / 3)  # smallest and largest aspect ratio of a crop
 ATTEMPTS = 10
 _DRAWN_AT_ONCE = 1 << 16  # images; a bound on the memory of the random numbers
+
+
+class Cuts(NamedTuple):
+    """How images are cut: a box out of each, resized, a window out of the result, which may be mirrored.
+
+    Attributes:
+        boxes: (N, 4) int64 first row, first column, height and width of the box in the image.
+        resized: (N, 2) int64 height and width to which the box is resized.
+        windows: (N, 2) int64 first row and column of the window in the resized box.
+        mirrored: (N,) bool, whether the window is mirrored.
+    """
+
+    boxes: NDArray[np.int64]
+    resized: NDArray[np.int64]
+    windows: NDArray[np.int64]
+    mirrored: NDArray[np.bool_]
 
 
 def draw_boxes(sizes: Tensor, smallest_area: float, generator: torch.Generator) -> Tensor:
@@ -89,7 +105,6 @@ class CropBatches(EpochBatches):
         training: bool,
         seed: int,
         drop_last: bool,
-        cutter: Cutter | None = None,
     ) -> None:
         """Select the images of the split.
 
@@ -106,10 +121,9 @@ class CropBatches(EpochBatches):
             training: Whether epochs are shuffled and augmented.
             seed: Seed of the trial.
             drop_last: Whether a training split drops a last batch that is smaller than the others.
-            cutter: Computes the pixels of crops of `size` pixels from the images; `None` for torchvision.
         """
         super().__init__(len(chosen), training, drop_last)
-        self._chosen, self._cutter = chosen, cutter or TorchvisionCutter(source, size)
+        self._source, self._chosen = source, chosen
         self._sizes = torch.from_numpy(source.sizes[chosen])
         self.labels = torch.from_numpy(source.labels[chosen])
         self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
@@ -152,10 +166,19 @@ class CropBatches(EpochBatches):
         On a GPU, the next batch is computed during the step of the current one.
         """
 
-        def gather(images: NDArray[np.int64], pool: ThreadPoolExecutor) -> Tensor:
-            return self._cutter(self._chosen[images], cuts.of(images), pool)
+        threads = torch.get_num_threads()
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool, ThreadPoolExecutor(1) as ahead:
+        def gather(images: NDArray[np.int64], pool: ThreadPoolExecutor) -> Tensor:
+            pixels = torch.empty(len(images), self._size, self._size, 3, dtype=torch.uint8)
+
+            def fill(first: int) -> None:
+                for place in range(first, len(images), threads):
+                    pixels[place] = self._cut(int(images[place]), cuts).permute(1, 2, 0)
+
+            list(pool.map(fill, range(threads)))
+            return pixels
+
+        with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as ahead:
             following: Future[Tensor] | None = None
             for number, images in enumerate(batches):
                 pixels = gather(images, pool) if following is None else following.result()
@@ -163,3 +186,25 @@ class CropBatches(EpochBatches):
                 if self._device.type != "cpu" and number + 1 < len(batches):
                     following = ahead.submit(gather, batches[number + 1], pool)
                 yield self._normalized(pixels.to(self._device)), self.labels[torch.from_numpy(images)].to(self._device)
+
+    def _cut(self, image: int, cuts: Cuts) -> Tensor:
+        """Return the window of an image of the split, (3, size, size) uint8."""
+        top, left, height, width = cuts.boxes[image].tolist()
+        row, column = cuts.windows[image].tolist()
+        box = self._source.read(int(self._chosen[image]))[top : top + height, left : left + width]
+        window = _resize(box, cuts.resized[image].tolist())[:, row : row + self._size, column : column + self._size]
+        return window.flip(2) if cuts.mirrored[image] else window
+
+
+def _resize(pixels: NDArray[np.uint8], size: list[int]) -> Tensor:
+    """Resize an image (H, W, 3) bilinearly with antialiasing.
+
+    Returns:
+        (3, height, width) uint8, channels-last in memory, as torch's kernel for bytes computes it.
+    """
+    # torchvision takes a second to import. Tasks that cut nothing import this module too.
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    # The copy is contiguous and can be written to. Only a contiguous image gives a channels-last result.
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    return functional.resize_image(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suite import files
-
-MAX_BYTES = 1 << 36  # size of a file of decoded images; far more than any task needs
 
 
 class DamagedFile(Exception):
@@ -56,8 +50,8 @@ class DecodedImages:
         return digest.hexdigest()
 
 
-def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
-    """Write images atomically, and return their checksum.
+def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> None:
+    """Write images atomically.
 
     Args:
         path: Path in an existing folder. If two processes write it at once, the later one wins.
@@ -67,49 +61,31 @@ def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> str:
     Raises:
         OSError: The file cannot be written. No partial file is left.
     """
-    checksum = data.checksum()
-    arrays = {field.name: getattr(data, field.name) for field in fields(data)}
     with files.replacing(path) as file:
-        np.savez(file, checksum=np.array(checksum), fingerprint=np.array(fingerprint), **arrays)
-    return checksum
+        np.savez(file, fingerprint=np.array(fingerprint), **vars(data))
 
 
-def load_decoded(path: Path) -> tuple[DecodedImages, str]:
-    """Read a file that `save_decoded` wrote, and verify its checksum.
+def load_decoded(path: Path, fingerprint: str = "") -> tuple[DecodedImages, str]:
+    """Read a file that `save_decoded` wrote.
+
+    Args:
+        path: File.
+        fingerprint: Fingerprint of the source; empty to read the images of any source.
 
     Returns:
         The images and their checksum.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        DamagedFile: The content is not what was written.
+        DamagedFile: The file is damaged, or the source has another fingerprint.
     """
-    with _opened(path) as file:
-        data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
-        recorded = str(file["checksum"])
-        if fault := data.fault():
-            raise ValueError(fault)
-    if data.checksum() != recorded:
-        raise DamagedFile(f"{path}: the images do not match the recorded checksum")
-    return data, recorded
-
-
-def read_fingerprint(path: Path) -> str:
-    """Return the fingerprint of the source of a file; errors as in `load_decoded`."""
-    with _opened(path) as file:
-        return str(file["fingerprint"])
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open the arrays of a file. Pipes and devices are refused, because a read may never return."""
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
-            raise ValueError("not a regular file of a possible size")
         with np.load(path, allow_pickle=False) as file:
-            yield file
-    except FileNotFoundError:
+            if fingerprint and str(file["fingerprint"]) != fingerprint:
+                raise DamagedFile(f"{path}: the files from which it was decoded have changed")
+            data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
+            return data, data.checksum()
+    except (FileNotFoundError, DamagedFile):
         raise
     except Exception as error:  # zipfile, zlib and numpy raise different exceptions for damaged files
         raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error

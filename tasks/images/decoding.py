@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from tasks.images.jpeg import decode_jpeg, jpeg_frame
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_BYTES = 1 << 28  # size of a file
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opens a pipe without a wait for its other end
 MAX_PIXELS = 1 << 27  # pixels of an image: 11,585 x 11,585
 MAX_RATIO = 200  # ratio of the sides of an image, because an evaluation resizes the shorter side to a fixed length
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -27,6 +24,8 @@ CONVERSIONS = (
     "16-bit colour",
 )
 """Formats that an image may have been converted from. RGB and grey images have the first. Caches store positions."""
+# Exceptions of Pillow for damaged files, which depend on the format and the place of the damage.
+_ERRORS = (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError)
 
 
 def shown(path: str | Path) -> str:
@@ -60,7 +59,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
     try:
         with Image.open(_regular(path), formats=FORMATS) as image:
             return _checked_size(path, image.size)
-    except _decoding_errors() as error:
+    except _ERRORS as error:
         raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
 
 
@@ -79,14 +78,11 @@ def decode(path: str | Path, shorter_side: int) -> Decoded:
         BadImage: The file cannot be read, or is no image of a supported format and size.
     """
     try:
-        pixels = _jpeg_pixels(path)
-        converted = ""
-        if pixels is None:
-            with Image.open(_regular(path), formats=FORMATS) as image:
-                _checked_size(path, image.size)
-                converted = _conversion(image)
-                pixels = _rgb(image)
-    except _decoding_errors() as error:
+        with Image.open(_regular(path), formats=FORMATS) as image:
+            _checked_size(path, image.size)
+            converted = _conversion(image)
+            pixels = _rgb(image)
+    except _ERRORS as error:
         raise BadImage(f"{shown(path)}: cannot be read as an image: {_reason(error)}") from error
     height, width, _ = pixels.shape
     reduced = reduced_size(height, width, shorter_side)
@@ -112,36 +108,6 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
     return np.asarray(image.convert("RGB"))
 
 
-def jpeg_content(path: str | Path) -> NDArray[np.uint8] | None:
-    """Read an ordinary JPEG file: 8 bits, grey or colour.
-
-    Returns:
-        (N,) uint8; `None` for any other file.
-
-    Raises:
-        BadImage: The file is not a regular file, or the image is too large.
-        OSError: The file cannot be read.
-    """
-    if not os.fspath(path).lower().endswith((".jpg", ".jpeg")):
-        return None
-    content = _content(path)
-    frame = jpeg_frame(content.data)
-    if frame is None:
-        return None
-    _checked_size(path, frame)
-    return content
-
-
-def _jpeg_pixels(path: str | Path) -> NDArray[np.uint8] | None:
-    """Decode an ordinary JPEG file without Pillow.
-
-    Returns:
-        (H, W, 3) uint8; `None` for any other file, and for a damaged file. Pillow decodes or describes those.
-    """
-    content = jpeg_content(path)
-    return None if content is None else decode_jpeg(content)
-
-
 def _conversion(image: Any) -> str:
     """Return what a Pillow image will be converted from, before it is decoded."""
     mode = image.mode
@@ -153,46 +119,16 @@ def _conversion(image: Any) -> str:
     return names.get(mode, "transparency" if mode in ("RGBA", "LA", "PA", "RGBa", "La") else "another colour space")
 
 
-def _content(path: str | Path) -> NDArray[np.uint8]:
-    """Return the bytes of a regular file, (N,) uint8, in fewer calls of the system than `np.fromfile` needs.
-
-    Raises:
-        BadImage: As `_regular`, or the file became shorter.
-        OSError: The file cannot be read.
-    """
-    try:
-        file = os.open(path, _READ)
-    except OSError:
-        _regular(path)  # sockets cannot be opened
-        raise
-    try:
-        size = _checked_file(path, os.fstat(file)).st_size
-        content = np.empty(size, dtype=np.uint8)
-        done = 0
-        while done < size:
-            count = os.readv(file, [content[done:].data])
-            if not count:
-                raise BadImage(f"{shown(path)}: became shorter while it was read")
-            done += count
-        return content
-    finally:
-        os.close(file)
-
-
 def _regular(path: str | Path) -> str | Path:
     """Refuse pipes and devices, from which a read may never return, and files that are empty or too large."""
-    _checked_file(path, Path(path).stat())
-    return path
-
-
-def _checked_file(path: str | Path, found: os.stat_result) -> os.stat_result:
+    found = Path(path).stat()
     if not stat.S_ISREG(found.st_mode):
         raise BadImage(f"{shown(path)}: is not a regular file")
     if not found.st_size:
         raise BadImage(f"{shown(path)}: is empty")
     if found.st_size > MAX_BYTES:
         raise BadImage(f"{shown(path)}: is larger than {MAX_BYTES:,} bytes, the limit for an image")
-    return found
+    return path
 
 
 def _checked_size(path: str | Path, size: tuple[int, int]) -> tuple[int, int]:
@@ -209,8 +145,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"its content is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
     return (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-
-
-def _decoding_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of Pillow for damaged files, which depend on the format and the place of the damage."""
-    return (OSError, SyntaxError, ValueError, zlib.error, struct.error, Image.DecompressionBombError)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import check_side, scaled
+from tasks.models.residual import Shape, check_side, scaled
 
 # Output channels of the groups at width 1.
 GROUPS = (64, 256, 256)
@@ -74,9 +74,7 @@ class _Group(nn.Sequential):
 
 
 @register("model", "airbench")
-def airbench(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def airbench(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """Network of airbench94: a fixed 2x2 convolution and six 3x3 convolutions, 1.97 million parameters at width 1.
 
     The first layer whitens 2x2 patches. Its weights are computed from 5,000 training images before the training, and

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import BasicBlock, Block, Bottleneck, check_side, scaled
+from tasks.models.residual import BasicBlock, Block, Bottleneck, Shape, check_side, scaled
 
 PLANES = (16, 32, 64)
 # Three stages, of which the second and the third halve the image
@@ -71,9 +71,7 @@ def _stage(block: type[Block], blocks: int, channels: int, planes: int, stride: 
 
 
 @register("model", "resnet32")
-def resnet32(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def resnet32(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """ResNet-32 for CIFAR: 33 convolutions, three stages of five basic blocks, 0.47 million parameters at width 1.
 
     Args:
@@ -90,9 +88,7 @@ def resnet32(
 
 
 @register("model", "resnet50_cifar")
-def resnet50_cifar(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def resnet50_cifar(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """PruneTrain's ResNet-50 for CIFAR: 76 convolutions, three stages of eight bottlenecks.
 
     Args:
@@ -109,9 +105,7 @@ def resnet50_cifar(
 
 
 @register("model", "resnet56")
-def resnet56(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def resnet56(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """PruneTrain's ResNet-56 for CIFAR: 85 convolutions, three stages of nine bottlenecks.
 
     The paper compares with AMC on this network. Its code has only the channel counts.
@@ -126,9 +120,7 @@ def resnet56(
     return _build(Bottleneck, 9, width, num_classes, input_shape)
 
 
-def _build(
-    block: type[Block], blocks: int, width: float, num_classes: int, input_shape: tuple[int, int, int]
-) -> nn.Module:
+def _build(block: type[Block], blocks: int, width: float, num_classes: int, input_shape: Shape) -> nn.Module:
     check_side(input_shape, SMALLEST_SIDE)
     stages = [(scaled(planes, width, PLANES[0]), blocks) for planes in PLANES]
     return CifarResNet(block, stages, input_shape[0], num_classes)

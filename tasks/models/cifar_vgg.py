@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import check_side, scaled
+from tasks.models.residual import Shape, check_side, scaled
 
 # Output channels by part. Between the parts, a pooling layer halves the image.
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -55,7 +55,7 @@ def convolutions(parts: Sequence[Sequence[int]], in_channels: int, last: nn.Modu
 
 
 @register("model", "vgg11")
-def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """PruneTrain's VGG-11 for CIFAR: eight convolutions and one linear layer, 9.2 million parameters at width 1.
 
     Args:
@@ -72,7 +72,7 @@ def vgg11(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, 
 
 
 @register("model", "vgg13")
-def vgg13(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+def vgg13(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """PruneTrain's VGG-13 for CIFAR: ten convolutions and one linear layer, 9.4 million parameters at width 1.
 
     Args:
@@ -85,12 +85,7 @@ def vgg13(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, 
     return _build(VGG13, width, num_classes, input_shape)
 
 
-def _build(
-    parts: tuple[tuple[int, ...], ...],
-    width: float,
-    num_classes: int,
-    input_shape: tuple[int, int, int],
-) -> nn.Module:
+def _build(parts: tuple[tuple[int, ...], ...], width: float, num_classes: int, input_shape: Shape) -> nn.Module:
     check_side(input_shape, SMALLEST_SIDE)
     channels = [[scaled(made, width, parts[0][0]) for made in part] for part in parts]
     return CifarVGG(channels, input_shape[0], num_classes)

@@ -10,7 +10,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import check_side
+from tasks.models.residual import Shape, check_side
 from tasks.models.stochastic_depth import rates, stochastic_depth
 
 DEPTHS = (2, 2, 6, 2)
@@ -83,7 +83,7 @@ def convnext_atto(
     *,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
-    input_shape: tuple[int, int, int] = (3, 224, 224),
+    input_shape: Shape = (3, 224, 224),
 ) -> nn.Module:
     """ConvNeXt of timm's size "atto", with perceptrons of 1x1 convolutions: 3.7 million parameters with 1,000 classes.
 

@@ -10,16 +10,14 @@ from torch import nn
 from torchvision.models.resnet import ResNet
 
 from suite.registry import register
-from tasks.models.residual import BasicBlock, Block, Bottleneck, check_channels
+from tasks.models.residual import BasicBlock, Block, Bottleneck, Shape, check_channels
 
 FEWEST_BLURRED = 16
 """SDGP's code blurs the input of strided convolutions with at least this many input channels."""
 
 
 @register("model", "resnet18")
-def resnet18(
-    *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
-) -> nn.Module:
+def resnet18(*, blur: bool = False, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
     """torchvision's ResNet-18: basic blocks, 11.7 million parameters with 1,000 classes.
 
     Args:
@@ -32,7 +30,7 @@ def resnet18(
 
 
 @register("model", "resnet34")
-def resnet34(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+def resnet34(*, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
     """torchvision's ResNet-34: basic blocks, 21.8 million parameters with 1,000 classes.
 
     Args:
@@ -43,9 +41,7 @@ def resnet34(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3,
 
 
 @register("model", "resnet50")
-def resnet50(
-    *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
-) -> nn.Module:
+def resnet50(*, blur: bool = False, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
     """torchvision's ResNet-50: bottlenecks, 25.6 million parameters with 1,000 classes.
 
     Args:
@@ -58,7 +54,7 @@ def resnet50(
 
 
 @register("model", "resnet101")
-def resnet101(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+def resnet101(*, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
     """torchvision's ResNet-101: bottlenecks, 44.5 million parameters with 1,000 classes.
 
     Args:
@@ -80,7 +76,7 @@ class Blurred(nn.Sequential):
 
 
 def _build(
-    block: type[Block], blocks: list[int], num_classes: int, input_shape: tuple[int, int, int], blur: bool = False
+    block: type[Block], blocks: list[int], num_classes: int, input_shape: Shape, blur: bool = False
 ) -> nn.Module:
     check_channels(input_shape)
     model = ResNet(block, blocks, num_classes=num_classes)  # type: ignore[arg-type]

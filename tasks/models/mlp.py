@@ -7,12 +7,11 @@ import math
 from torch import nn
 
 from suite.registry import register
+from tasks.models.residual import Shape
 
 
 @register("model", "mlp")
-def mlp(
-    *, width: int = 1024, depth: int = 3, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def mlp(*, width: int = 1024, depth: int = 3, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """A perceptron of `depth` hidden layers of one width, with batch normalisation and ReLU.
 
     Args:

@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
 
 def scaled(channels: int, width: float, narrowest: int) -> int:
     """Return `channels` times `width`.
@@ -25,7 +28,7 @@ def scaled(channels: int, width: float, narrowest: int) -> int:
     return int(product)
 
 
-def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
+def check_side(input_shape: Shape, smallest: int) -> None:
     """Check the size of images.
 
     Args:
@@ -40,7 +43,7 @@ def check_side(input_shape: tuple[int, int, int], smallest: int) -> None:
         raise ValueError(f"images are {height}x{width}; the smallest are {smallest}x{smallest}")
 
 
-def check_channels(input_shape: tuple[int, int, int]) -> None:
+def check_channels(input_shape: Shape) -> None:
     """Check that images have the three channels of torchvision's networks.
 
     Args:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from suite.registry import register
-from tasks.models.residual import Residual, check_side, scaled
+from tasks.models.residual import Residual, Shape, check_side, scaled
 
 # Output channels at width 1, in the order in which the layers run.
 PREP, DOWN, EXPAND, REDUCE = 128, 256, 512, 256
@@ -40,7 +40,7 @@ class ResNet9(nn.Module):
 
 
 @register("model", "resnet9")
-def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+def resnet9(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """ResNet-9 of the SDGP paper: eight convolutions, two residual blocks, 9.1 million parameters at width 1.
 
     Weights have the initialisation of torch's layers. The SDGP repository differs: all convolutions except the first

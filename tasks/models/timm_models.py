@@ -10,6 +10,7 @@ from torch import nn
 
 from suite.errors import UsageError
 from suite.registry import register_collection
+from tasks.models.residual import Shape
 
 
 @register_collection("model", "timm")
@@ -35,7 +36,7 @@ def network(name: str, settings: Any, create: Callable[..., nn.Module]) -> Calla
         *,
         drop_path: Annotated[float, Interval(ge=0, lt=1)] | None = None,
         num_classes: int = 1000,
-        input_shape: tuple[int, int, int] = (3, 224, 224),
+        input_shape: Shape = (3, 224, 224),
     ) -> nn.Module:
         channels, *sides = input_shape
         typed: dict[str, Any] = {} if drop_path is None else {"drop_path_rate": drop_path}

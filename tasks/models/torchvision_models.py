@@ -18,7 +18,7 @@ from torchvision.ops import StochasticDepth
 
 from suite.registry import register, register_collection, register_family
 from tasks.models.imagenet_resnet import blur_strided
-from tasks.models.residual import check_channels
+from tasks.models.residual import Shape, check_channels
 from tasks.models.transformers.separate_attention import separate_attention as separate
 
 _AUXILIARY = ("googlenet", "inception_v3")  # their auxiliary classifiers return several outputs in training
@@ -119,14 +119,14 @@ def classifier(name: str) -> Callable[..., nn.Module]:
         name: Name of torchvision's builder.
     """
 
-    def build(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+    def build(*, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
         return _network(name, num_classes, input_shape)
 
     def build_with_drop_path(
         *,
         drop_path: Annotated[float, Interval(ge=0, lt=1)] | None = None,
         num_classes: int = 1000,
-        input_shape: tuple[int, int, int] = (3, 224, 224),
+        input_shape: Shape = (3, 224, 224),
     ) -> nn.Module:
         network = _network(name, num_classes, input_shape)
         if drop_path is not None:
@@ -134,7 +134,7 @@ def classifier(name: str) -> Callable[..., nn.Module]:
         return network
 
     def build_with_blur(
-        *, blur: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+        *, blur: bool = False, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)
     ) -> nn.Module:
         network = _network(name, num_classes, input_shape)
         if blur:
@@ -142,7 +142,7 @@ def classifier(name: str) -> Callable[..., nn.Module]:
         return network
 
     def build_with_separate_attention(
-        *, separate_attention: bool = False, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)
+        *, separate_attention: bool = False, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)
     ) -> nn.Module:
         network = _network(name, num_classes, input_shape)
         if separate_attention:
@@ -167,7 +167,7 @@ def classifier(name: str) -> Callable[..., nn.Module]:
     return found
 
 
-def _network(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+def _network(name: str, num_classes: int, input_shape: Shape) -> nn.Module:
     check_channels(input_shape)
     settings: dict[str, Any] = {}
     if name.startswith("vit_"):
@@ -188,7 +188,7 @@ def _set_drop_path(network: nn.Module, drop_path: float) -> None:
         branch.p *= drop_path / largest
 
 
-def _square(input_shape: tuple[int, int, int]) -> int:
+def _square(input_shape: Shape) -> int:
     if input_shape[1] != input_shape[2]:
         raise ValueError(f"images are {input_shape[1]}x{input_shape[2]}; this model needs square ones")
     return input_shape[1]
@@ -201,7 +201,7 @@ def builders() -> dict[str, Callable[..., nn.Module]]:
 
 
 @register("model", "vgg16")
-def vgg16(*, num_classes: int = 1000, input_shape: tuple[int, int, int] = (3, 224, 224)) -> nn.Module:
+def vgg16(*, num_classes: int = 1000, input_shape: Shape = (3, 224, 224)) -> nn.Module:
     """torchvision's VGG-16 with normalisation: 138.4 million parameters with 1,000 classes.
 
     Args:

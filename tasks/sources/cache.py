@@ -11,13 +11,13 @@ from typing import NamedTuple, Protocol
 from suite import files
 from suite.errors import UsageError
 from suite.files import DATA_ROOT
-from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, read_fingerprint, save_decoded
+from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, save_decoded
 
 logger = logging.getLogger(__name__)
 
 FOLDER = ".pdt-cache"
 # Part of every fingerprint. Increase it when decoding or storage changes, so that older files become stale.
-FORMAT = "1"
+FORMAT = "2"
 
 
 class Source(Protocol):
@@ -66,34 +66,23 @@ def decode_once(task: str, source: Source, data_root: Path) -> Cached:
     place = hashlib.sha256(str(source.path.resolve()).encode()).hexdigest()[:8]
     name = f"{task}-{source.kind}-{place}.npz"
     fingerprint = f"{FORMAT}-{source.fingerprint()}"
-    folders = _folders(data_root)
-    for folder in folders:
-        checksum = _valid(folder / name, fingerprint)
-        if checksum is not None:
-            return Cached(folder / name, checksum)
+    for folder in _folders(data_root):
+        try:
+            return Cached(folder / name, load_decoded(folder / name, fingerprint)[1])
+        except FileNotFoundError:
+            continue
+        except DamagedFile as error:
+            logger.warning("%s; decoding again", error)
 
     data = source.decode()
-    path = _writable(folders) / name
+    path = cache_folder(data_root) / name
     files.remove_abandoned(path.parent)
     try:
-        checksum = save_decoded(path, data, fingerprint)
+        save_decoded(path, data, fingerprint)
     except OSError as error:
         raise UsageError(f"{path}: cannot store the decoded images: {error.strerror or error}") from error
     logger.info("stored the decoded images of %s in %s", source.path, path)
-    return Cached(path, checksum)
-
-
-def _valid(path: Path, fingerprint: str) -> str | None:
-    try:
-        if read_fingerprint(path) != fingerprint:
-            logger.warning("the files from which %s was decoded have changed; decoding again", path)
-            return None
-        return load_decoded(path)[1]
-    except FileNotFoundError:
-        return None
-    except DamagedFile as error:
-        logger.warning("damaged cache, decoding again: %s", error)
-        return None
+    return Cached(path, data.checksum())
 
 
 def cache_folder(data_root: Path, home_first: bool = False) -> Path:
@@ -106,27 +95,15 @@ def cache_folder(data_root: Path, home_first: bool = False) -> Path:
     Raises:
         UsageError: Neither folder is writable.
     """
-    folders = _folders(data_root)
-    return _writable(folders[::-1] if home_first else folders)
+    for folder in reversed(_folders(data_root)) if home_first else _folders(data_root):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError as error:
+            logger.warning("%s, for decoded images, is not writable: %s", folder, error.strerror or error)
+    raise UsageError(f"no folder for decoded images is writable: {', '.join(map(str, _folders(data_root)))}")
 
 
 def _folders(data_root: Path) -> list[Path]:
     return [data_root / FOLDER, Path(DATA_ROOT).expanduser() / FOLDER]
-
-
-def _writable(folders: list[Path]) -> Path:
-    reasons = []
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            reasons.append(f"{folder}: {error.strerror or error}")
-            continue
-        if reasons:
-            logger.warning(
-                "a folder for decoded images is not writable (%s): %s is used in its place", reasons[0], folder
-            )
-        return folder
-    raise UsageError(f"no folder for decoded images is writable: {'; '.join(reasons)}")

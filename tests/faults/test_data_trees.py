@@ -15,7 +15,6 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,7 +26,6 @@ from small_copies import SmallArchive, write_image_folder
 from suite.errors import UsageError
 from tasks import cifar
 from tasks.cifar10 import CIFAR10
-from tasks.images.decoded import DecodedImages, load_decoded, read_fingerprint, save_decoded
 
 SEED = 23
 MANY, SAMPLE = 500, 90
@@ -188,7 +186,7 @@ class Trees:
         self.number += 1
         root = self.folder / f"root{self.number}"
         root.mkdir()
-        layout = draw.choice(("packed", "unpacked", "png", "jpeg", "cache"))
+        layout = draw.choice(("packed", "unpacked", "png", "jpeg"))
         if layout == "packed":
             shutil.copy(self.archive.packed, root)
             where, ways = [root / self.archive.packed.name], OF_ARCHIVES
@@ -196,12 +194,8 @@ class Trees:
             shutil.copytree(self.archive.unpacked, root / self.archive.unpacked.name)
             where, ways = [*(root / self.archive.unpacked.name).iterdir()], OF_FILES
         else:
-            images = "png" if layout == "cache" else layout
-            shutil.copytree(self.folder / "images" / images, root / "cifar10")
+            shutil.copytree(self.folder / "images" / layout, root / "cifar10")
             where, ways = [path for path in root.rglob("*") if path.is_file()], OF_IMAGES
-        if layout == "cache":
-            CIFAR10().prepare(root, "quick")
-            where, ways = [*(root / ".pdt-cache").iterdir()], OF_FILES
         done = [layout]
         for _ in range(draw.choice((1, 1, 2))):
             kind = draw.random()
@@ -284,22 +278,6 @@ def test_an_image_that_never_ends_or_says_it_is_huge_is_refused(trees, way):
     shutil.copytree(trees.folder / "images" / "png", root / "cifar10")
     way(next((root / "cifar10" / "test" / "cat").iterdir()), random.Random(0))
     assert "cifar10/test/cat/0000.png: " in trees.answer(root)
-
-
-def test_a_cache_whose_arrays_have_other_shapes_is_decoded_again(trees):
-    root = trees.folder / "root"
-    shutil.copytree(trees.folder / "images" / "png", root / "cifar10")
-    whole = CIFAR10().prepare(root, "quick")
-    path = Path(whole.path)
-    data = load_decoded(path)[0]
-    for changes in (
-        {"train_images": data.train_images[..., 0]},
-        {"train_labels": data.train_labels[:-1]},
-        {"test_labels": data.test_labels.astype(np.float32)},
-        {"test_images": data.test_images[:0], "test_labels": data.test_labels[:0]},
-    ):
-        save_decoded(path, DecodedImages(**{**vars(data), **changes}), read_fingerprint(path))
-        assert CIFAR10().prepare(root, "quick").checksum == whole.checksum
 
 
 if __name__ == "__main__":

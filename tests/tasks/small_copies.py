@@ -6,13 +6,14 @@ import hashlib
 import pickle
 import tarfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision.datasets import CIFAR10
 
 from tasks.cifar10 import CLASSES
-from tasks.sources.cifar_archive import PublishedArchive
 
 
 def random_images(count: int, seed: int) -> NDArray[np.uint8]:
@@ -45,6 +46,7 @@ class SmallArchive:
             self.labels[name] = np.random.RandomState(seed).permutation(10).tolist()
             rows = self.images[name].transpose(0, 3, 1, 2).reshape(10, -1)
             content[name] = pickle.dumps({"data": rows, "labels": self.labels[name]}, protocol=2)
+        content["batches.meta"] = pickle.dumps({"label_names": CLASSES}, protocol=2)
         self.unpacked = folder / "cifar-10-batches-py"
         self.unpacked.mkdir(parents=True)
         for name, data in content.items():
@@ -53,11 +55,14 @@ class SmallArchive:
         with tarfile.open(self.packed, "w:gz") as archive:
             archive.add(self.unpacked, arcname=self.unpacked.name)
         md5 = {name: hashlib.md5(data).hexdigest() for name, data in content.items()}
-        self.published = PublishedArchive(
-            url="https://authors.invalid/cifar-10-python.tar.gz",
-            filename=self.packed.name,
-            md5=hashlib.md5(self.packed.read_bytes()).hexdigest(),
-            folder=self.unpacked.name,
-            train=(("data_batch_1", md5["data_batch_1"]), ("data_batch_2", md5["data_batch_2"])),
-            test=(("test_batch", md5["test_batch"]),),
-        )
+
+        class Published(CIFAR10):
+            url = "https://authors.invalid/cifar-10-python.tar.gz"
+            filename = self.packed.name
+            tgz_md5 = hashlib.md5(self.packed.read_bytes()).hexdigest()
+            base_folder = self.unpacked.name
+            train_list: ClassVar = [[name, md5[name]] for name in ("data_batch_1", "data_batch_2")]
+            test_list: ClassVar = [["test_batch", md5["test_batch"]]]
+            meta: ClassVar = {"filename": "batches.meta", "key": "label_names", "md5": md5["batches.meta"]}
+
+        self.published = Published

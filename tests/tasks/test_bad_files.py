@@ -9,9 +9,9 @@ from image_trials import image_folder
 from PIL import Image
 
 from suite.errors import UsageError
-from tasks.sources import bad_files
+from tasks.sources import image_cache
 
-SKIP = "or leave out such files with the task's parameter bad_images=skip, --task NAME[bad_images=skip]"
+SKIP = "remove such files, or leave them out with the task's parameter bad_images=skip, --task NAME[bad_images=skip]"
 
 
 @pytest.fixture
@@ -42,25 +42,22 @@ def test_all_bad_files_of_a_small_folder_are_named(folder: Path, cache: str) -> 
     spoil(folder, "train/cat/3", "train/dog/0", "val/dog/9")
     said = refused(folder, cache)
     assert said.startswith(f"{folder}/train/cat/3.png: cannot be read as an image: ")
-    files = "2 others are bad in all files behind it: train/dog/0.png, val/dog/9.png; remove the files"
-    assert f"; {files}, {SKIP}" in said
+    assert f"; bad files behind it: train/dog/0.png, val/dog/9.png; {SKIP}" in said
 
 
-def test_a_single_bad_file_is_said_to_be_the_only_one(folder: Path) -> None:
+def test_a_single_bad_file_is_named_alone(folder: Path) -> None:
     spoil(folder, "train/cat/3")
-    assert refused(folder, "on").endswith(f"; all files behind it can be read; remove the file, {SKIP}")
+    said = refused(folder, "on")
+    assert "behind it" not in said
+    assert said.endswith(f"; {SKIP}")
 
 
-def test_the_look_ends_after_some_bad_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_files, "MOST", 3)
+def test_the_look_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(folder, "train/cat/3", "train/cat/4", "train/cat/8", "val/dog/9")
-    assert "; 2 others are bad in the next 5 files: train/cat/4.png, train/cat/8.png; remove" in refused(folder, "on")
-
-
-def test_the_look_ends_after_some_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_files, "SECONDS", 0.0)
-    spoil(folder, "train/cat/3", "train/cat/5")
-    assert "; the next 1 file can be read; remove the file, " in refused(folder, "on")
+    monkeypatch.setattr(image_cache, "LOOK", 5)
+    assert "; bad files behind it: train/cat/4.png, train/cat/8.png; remove" in refused(folder, "on")
+    monkeypatch.setattr(image_cache, "MOST", 1)
+    assert "; bad files behind it: train/cat/4.png; remove" in refused(folder, "on")
 
 
 def test_skipping_continues_behind_a_look(folder: Path) -> None:

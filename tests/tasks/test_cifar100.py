@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from torchvision import datasets
 
 from suite.errors import MissingData
 from tasks.cifar100 import CIFAR100, CLASSES
 from tasks.images.decoded import load_decoded
-from tasks.sources.cifar_archive import PublishedArchive
 
 
 def test_classes_are_a_hundred_in_the_order_of_their_names() -> None:
@@ -29,17 +30,15 @@ def test_fine_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         rows = random.randint(0, 256, (count, 3072)).astype(np.uint8)
         batches[name] = {"data": rows, "fine_labels": fine, "coarse_labels": [0] * count}
         (folder / name).write_bytes(pickle.dumps(batches[name], protocol=2))
-    md5 = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in batches}
-    published = PublishedArchive(
-        url="https://authors.invalid/x.tar.gz",
-        filename="x.tar.gz",
-        md5="",
-        folder=folder.name,
-        train=(("train", md5["train"]),),
-        test=(("test", md5["test"]),),
-        label_key=CIFAR100.label_key,
-    )
-    monkeypatch.setattr(CIFAR100, "_published", lambda self: published)
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": CLASSES}, protocol=2))
+    md5 = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in (*batches, "meta")}
+
+    class Published(datasets.CIFAR100):
+        train_list: ClassVar = [["train", md5["train"]]]
+        test_list: ClassVar = [["test", md5["test"]]]
+        meta: ClassVar = {**datasets.CIFAR100.meta, "md5": md5["meta"]}
+
+    monkeypatch.setattr(CIFAR100, "_published", lambda self: Published)
     copy = CIFAR100().prepare(tmp_path, "quick")
     assert (copy.kind, copy.note) == ("original", "CIFAR-100 as published")
     data, _ = load_decoded(Path(copy.path))
@@ -51,9 +50,8 @@ def test_fine_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_archive_is_torchvisions() -> None:
     published = CIFAR100()._published()
-    assert published.folder == "cifar-100-python"
-    assert [name for name, _ in published.train + published.test] == ["train", "test"]
-    assert published.label_key == "fine_labels"
+    assert published.base_folder == "cifar-100-python"
+    assert [name for name, _ in published.train_list + published.test_list] == ["train", "test"]
 
 
 @pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])

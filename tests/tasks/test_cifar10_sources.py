@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -58,17 +57,15 @@ def test_archive_comes_before_image_folder(
     assert task.prepare(tmp_path / "root", "quick").kind == "original"
 
 
-def test_altered_batch_is_named_and_never_unpickled(
+def test_altered_batch_is_refused_and_never_unpickled(
     task: CIFAR10, small_archive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = (small_archive.unpacked / "data_batch_2").read_bytes()
     (small_archive.unpacked / "data_batch_2").write_bytes(content[:-1] + b"x")
-    loads, unpickled = pickle.loads, []
-    monkeypatch.setattr(pickle, "loads", lambda content, **k: unpickled.append(content) or loads(content, **k))
-    with pytest.raises(UsageError, match="data_batch_2 cannot be used: its MD5 is") as raised:
+    monkeypatch.setattr(pickle, "load", None)
+    with pytest.raises(UsageError, match="cifar-10-batches-py: is not as published, or incomplete") as raised:
         task.prepare(tmp_path / "made", "quick")
     assert "\n" not in str(raised.value)
-    assert len(unpickled) == 1
 
 
 @pytest.mark.parametrize("keep", [0, 100, 5000])
@@ -81,25 +78,23 @@ def test_archive_cut_short_is_one_line(task: CIFAR10, small_archive: Any, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-def test_missing_batch_is_named(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
+def test_missing_batch_is_refused(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
     (small_archive.unpacked / "test_batch").unlink()
-    with pytest.raises(UsageError, match="test_batch cannot be used"):
+    with pytest.raises(UsageError, match="is not as published, or incomplete"):
         task.prepare(tmp_path / "made", "quick")
 
 
 def test_png_folder_is_read_exactly_in_order_of_class_and_name(
-    task: CIFAR10, image_folder: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    task: CIFAR10, image_folder: Any, tmp_path: Path
 ) -> None:
     written = image_folder(tmp_path / "cifar10", "png")
-    with caplog.at_level(logging.WARNING):
-        copy = task.prepare(tmp_path, "quick")
+    copy = task.prepare(tmp_path, "quick")
     assert copy.kind == "png"
     data, _ = load_decoded(Path(copy.path))
     np.testing.assert_array_equal(data.train_images, written["train"])
     np.testing.assert_array_equal(data.test_images, written["test"])
     assert data.train_labels.tolist() == [label for label in range(10) for _ in range(3)]
     assert "30 training and 20 test images" in copy.note
-    assert "30 training and 20 test images" in caplog.text
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "JPG"])
@@ -117,7 +112,7 @@ def test_jpeg_folder_says_that_its_numbers_are_not_the_published_ones(
 def test_missing_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
     image_folder(tmp_path / "cifar10", "png")
     (tmp_path / "cifar10" / "test" / "frog").rename(tmp_path / "frog")
-    with pytest.raises(UsageError, match="no folder for class frog"):
+    with pytest.raises(UsageError, match="test/frog: no such folder"):
         task.prepare(tmp_path, "quick")
 
 
@@ -131,7 +126,8 @@ def test_empty_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) 
 
 def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
     image_folder(tmp_path / "cifar10", "png")
-    (tmp_path / "cifar10" / "train" / "boat").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "cifar10" / split / "ship").rename(tmp_path / "cifar10" / split / "boat")
     with pytest.raises(UsageError, match="'boat' is not one of the classes"):
         task.prepare(tmp_path, "quick")
 
@@ -139,7 +135,7 @@ def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path
 def test_folder_without_test_images_is_one_line(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
     image_folder(tmp_path / "cifar10", "png")
     (tmp_path / "cifar10" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="cifar10/test: cannot be read"):
+    with pytest.raises(UsageError, match="cifar10: contains only the folder train/"):
         task.prepare(tmp_path, "quick")
 
 
@@ -148,7 +144,7 @@ def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: P
     image_folder(tmp_path / "cifar10", "jpg")
     path = tmp_path / "cifar10" / "train" / "deer" / "0001.jpg"
     path.write_bytes(path.read_bytes()[:700] if isinstance(content, str) else content)
-    with pytest.raises(UsageError, match=r"deer/0001\.jpg: cannot be read as an image") as raised:
+    with pytest.raises(UsageError, match=r"deer/0001\.jpg: (cannot be read as an image|is empty)") as raised:
         task.prepare(tmp_path, "quick")
     assert "\n" not in str(raised.value)
 

@@ -259,17 +259,6 @@ def test_a_cutout_larger_than_the_image_is_a_usage_error() -> None:
         make(augmentation=Augmentation(cutout=9))
 
 
-def test_wrong_shapes_and_types_are_programming_errors() -> None:
-    labels = np.zeros(2, dtype=np.int64)
-    for images in (np.zeros((2, 4, 4), dtype=np.uint8), np.zeros((2, 4, 4, 3), dtype=np.float32)):
-        with pytest.raises(ValueError, match="uint8"):
-            DeviceBatches(images, labels, normalization=NORMALIZATION, device=CPU, training=True)
-    with pytest.raises(ValueError, match="labels"):
-        DeviceBatches(
-            np.zeros((3, 4, 4, 3), dtype=np.uint8), labels, normalization=NORMALIZATION, device=CPU, training=True
-        )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_sees_the_batches_of_the_cpu() -> None:

@@ -149,22 +149,25 @@ def test_bad_files_are_left_out_on_request_and_counted(tmp_path):
     copy = prepare(tmp_path, bad_images="skip")
     assert "12 training and 12 test images" in copy.note
     assert "1 file that cannot be read as an image was left out, the first is train/cat/broken.jpg" in copy.note
-    assert "1 file that is not an image by its name was left out, the first is train/cat/notes.txt" in copy.note
+    assert "1 file that is not an image of a class was left out, the first is train/cat/notes.txt" in copy.note
     assert TASK.load(copy, QUICK, 0, CPU).train.num_samples == 12
 
 
 LAYOUTS = {
     "nothing": ([], "no folders"),
     "one_class": (["cat/1.png"], "only the folder cat/"),
-    "no_test": (["train/cat/1.png", "train/dog/1.png"], "no test/ or val/"),
-    "typing_error": (["train/cat/1.png", "tests/cat/1.png"], "did you mean 'tests'"),
+    "no_test": (["train/cat/1.png", "train/dog/1.png"], "use --data-root "),
+    "typing_error": (["train/cat/1.png", "tests/cat/1.png"], "rename tests to test"),
     "empty_class": (
         ["train/cat/1.png", "train/dog/", "val/cat/1.png", "val/dog/1.png"],
         "train/dog: contains no image",
     ),
-    "empty_test": (["train/cat/1.png", "val/cat/"], "val/cat: contains no image"),
+    "empty_test": (["train/cat/1.png", "train/dog/1.png", "val/dog/1.png", "val/cat/"], "val/cat: contains no image"),
     "missing_class": (["train/cat/1.png", "train/dog/1.png", "val/cat/1.png"], "val/dog: no such folder"),
-    "unknown_class": (["train/cat/1.png", "val/cat/1.png", "val/cats/1.png"], "cats: this class has no folder"),
+    "unknown_class": (
+        ["train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/cats/1.png", "val/dog/1.png"],
+        "cats: this class has no folder",
+    ),
     "flat": (["train/1.png", "val/1.png"], "no folder of a class"),
     "images_only": (["1.png", "2.png"], "no folders"),
     "deeper": (["a/train/cat/1.png", "a/val/cat/1.png"], "only the folder a/"),
@@ -262,6 +265,12 @@ def test_other_colour_modes_are_converted_and_counted(tmp_path, mode, suffix, co
     png(mode).save(tmp_path / "train" / "cat" / f"other.{suffix}")
     note = prepare(tmp_path).note
     assert (f"converted to RGB: 1 from {conversion}" in note) if conversion else ("converted" not in note)
+
+
+def test_the_content_of_a_file_decides_on_its_format(tmp_path):
+    for name, kind in (("jpeg.png", "JPEG"), ("png.jpg", "PNG")):
+        png("L").save(tmp_path / name, kind)
+        assert decode(tmp_path / name, 100).pixels.tolist() == [[[7] * 3] * 40] * 40
 
 
 def test_grey_values_of_16_bits_are_scaled(tmp_path):
@@ -570,7 +579,7 @@ def test_imagenet_is_read_from_its_archives(tmp_path, monkeypatch):
     write_imagenet_archives(tmp_path / "imagenet", monkeypatch)
     monkeypatch.setattr("tasks.imagenet.CLASSES", 2)
     for split in ("train", "val"):  # left by a process that was killed
-        (tmp_path / "imagenet" / f".{split}-abcd1234" / "n01").mkdir(parents=True)
+        (tmp_path / "imagenet" / f".{split}.part" / "n01").mkdir(parents=True)
     tree = ImageNet().find(tmp_path)
     assert [file.path for file in tree.test] == ["val/n01/val_1.JPEG", "val/n02/val_0.JPEG"]
     assert len(tree.train) == 6

@@ -12,7 +12,7 @@ from torch import nn
 
 from suite.registry import register
 from tasks.models.cifar_resnet import CifarResNet
-from tasks.models.residual import BasicBlock, Block, Bottleneck, check_side, scaled
+from tasks.models.residual import BasicBlock, Block, Bottleneck, Shape, check_side, scaled
 
 Init = Literal["torch", "fan_out"]
 PLANES = (64, 128, 256, 512)
@@ -21,11 +21,7 @@ SMALLEST_SIDE = 8  # three stages halve the image
 
 @register("model", "resnet32_wide")
 def resnet32_wide(
-    *,
-    width: float = 1.0,
-    init: Init = "torch",
-    num_classes: int = 10,
-    input_shape: tuple[int, int, int] = (3, 32, 32),
+    *, width: float = 1.0, init: Init = "torch", num_classes: int = 10, input_shape: Shape = (3, 32, 32)
 ) -> nn.Module:
     """ClickTrain's ResNet-32 for CIFAR: stages of 3, 4, 5 and 3 basic blocks, 20.1 million parameters at width 1.
 
@@ -46,11 +42,7 @@ def resnet32_wide(
 
 @register("model", "resnet50_wide")
 def resnet50_wide(
-    *,
-    width: float = 1.0,
-    init: Init = "torch",
-    num_classes: int = 10,
-    input_shape: tuple[int, int, int] = (3, 32, 32),
+    *, width: float = 1.0, init: Init = "torch", num_classes: int = 10, input_shape: Shape = (3, 32, 32)
 ) -> nn.Module:
     """ClickTrain's ResNet-50 for CIFAR: stages of 3, 4, 6 and 3 bottlenecks, 23.5 million parameters at width 1.
 
@@ -67,12 +59,7 @@ def resnet50_wide(
 
 
 def _build(
-    block: type[Block],
-    blocks: tuple[int, ...],
-    width: float,
-    init: Init,
-    num_classes: int,
-    input_shape: tuple[int, int, int],
+    block: type[Block], blocks: tuple[int, ...], width: float, init: Init, num_classes: int, input_shape: Shape
 ) -> nn.Module:
     check_side(input_shape, SMALLEST_SIDE)
     planes = [scaled(channels, width, PLANES[0]) for channels in PLANES]

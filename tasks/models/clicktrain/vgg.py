@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from suite.registry import register
 from tasks.models.cifar_vgg import SMALLEST_SIDE, VGG11, VGG13, convolutions
-from tasks.models.residual import check_side, scaled
+from tasks.models.residual import Shape, check_side, scaled
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 HIDDEN = 512  # features of the linear layers at width 1
@@ -43,9 +43,7 @@ class ClickTrainVGG(nn.Module):
 
 
 @register("model", "vgg11_click")
-def vgg11_click(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def vgg11_click(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """ClickTrain's VGG-11 for CIFAR: eight convolutions and three linear layers, 9.75 million parameters at width 1.
 
     Args:
@@ -62,9 +60,7 @@ def vgg11_click(
 
 
 @register("model", "vgg13_click")
-def vgg13_click(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def vgg13_click(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """ClickTrain's VGG-13 for CIFAR: ten convolutions and three linear layers, 9.94 million parameters at width 1.
 
     Args:
@@ -78,9 +74,7 @@ def vgg13_click(
 
 
 @register("model", "vgg16_click")
-def vgg16_click(
-    *, width: float = 1.0, num_classes: int = 10, input_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Module:
+def vgg16_click(*, width: float = 1.0, num_classes: int = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """ClickTrain's VGG-16 for CIFAR: thirteen convolutions and three linear layers, 15.3 million parameters at width 1.
 
     Args:
@@ -93,12 +87,7 @@ def vgg16_click(
     return _build(VGG16, width, num_classes, input_shape)
 
 
-def _build(
-    parts: tuple[tuple[int, ...], ...],
-    width: float,
-    num_classes: int,
-    input_shape: tuple[int, int, int],
-) -> nn.Module:
+def _build(parts: tuple[tuple[int, ...], ...], width: float, num_classes: int, input_shape: Shape) -> nn.Module:
     check_side(input_shape, SMALLEST_SIDE)
     channels = [[scaled(made, width, parts[0][0]) for made in part] for part in parts]
     return ClickTrainVGG(channels, scaled(HIDDEN, width, parts[0][0]), input_shape[0], num_classes)

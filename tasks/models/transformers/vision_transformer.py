@@ -14,6 +14,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from suite.registry import register
+from tasks.models.residual import Shape
 from tasks.models.stochastic_depth import rates, stochastic_depth
 
 DEPTH = 12
@@ -89,7 +90,7 @@ class VisionTransformer(nn.Module):
     """The network of `vit_tiny` and `vit_small`."""
 
     def __init__(
-        self, width: int, heads: int, patch: int, drop_path: float, num_classes: int, input_shape: tuple[int, int, int]
+        self, width: int, heads: int, patch: int, drop_path: float, num_classes: int, input_shape: Shape
     ) -> None:
         super().__init__()
         tokens = (input_shape[1] // patch) * (input_shape[2] // patch) + 1
@@ -134,7 +135,7 @@ class Mixer(nn.Module):
     """The network of `mlp_mixer_tiny`."""
 
     def __init__(
-        self, width: int, depth: int, patch: int, drop_path: float, num_classes: int, input_shape: tuple[int, int, int]
+        self, width: int, depth: int, patch: int, drop_path: float, num_classes: int, input_shape: Shape
     ) -> None:
         super().__init__()
         tokens = (input_shape[1] // patch) * (input_shape[2] // patch)
@@ -155,7 +156,7 @@ def vit_tiny(
     patch: int = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
-    input_shape: tuple[int, int, int] = (3, 224, 224),
+    input_shape: Shape = (3, 224, 224),
 ) -> nn.Module:
     """DeiT-Ti, a vision transformer of width 192 with 3 heads: 5.7 million parameters with 1,000 classes.
 
@@ -180,7 +181,7 @@ def vit_small(
     patch: int = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
-    input_shape: tuple[int, int, int] = (3, 224, 224),
+    input_shape: Shape = (3, 224, 224),
 ) -> nn.Module:
     """DeiT-S, a vision transformer of width 384 with 6 heads: 22.1 million parameters with 1,000 classes.
 
@@ -205,7 +206,7 @@ def mlp_mixer_tiny(
     patch: int = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
-    input_shape: tuple[int, int, int] = (3, 224, 224),
+    input_shape: Shape = (3, 224, 224),
 ) -> nn.Module:
     """An MLP-Mixer of width 192 with 12 blocks, smaller than the published ones: all products are linear layers.
 
@@ -224,7 +225,7 @@ def mlp_mixer_tiny(
     return Mixer(192, DEPTH, _patch(patch, input_shape), drop_path, num_classes, input_shape)
 
 
-def _patch(patch: int, input_shape: tuple[int, int, int]) -> int:
+def _patch(patch: int, input_shape: Shape) -> int:
     height, width = input_shape[1:]
     if patch < 0:
         raise ValueError(f"patch is {patch}; it must be at least 1, or 0 for the default")
