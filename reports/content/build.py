@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from reports.content.chance import chance_caution
 from reports.content.model import Group, Report
@@ -15,9 +15,7 @@ from reports.content.remarks import (
     equal_starts,
     headlines,
     machine_remarks,
-    missing_file_notes,
     repeated_seeds,
-    retained_figure_notes,
     time_pass_remarks,
     time_remarks,
 )
@@ -43,13 +41,11 @@ _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
 
-def build(records: Records, earlier_figures: Collection[str] = (), asked_targets: Sequence[float] = ()) -> Report:
+def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     """Build a whole report, with its figures drawn.
 
     Args:
         records: Records of the folder.
-        earlier_figures: File names of the figures of an earlier report. The new report keeps a figure that it cannot
-            draw again because trials have lost their epochs.jsonl, and names it in the omissions.
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
@@ -68,21 +64,13 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
         for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
-    # The files that a figure needs may have been removed since.
-    retained: tuple[str, ...] = ()
-    if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        drawn = {f"{figure.name}.svg" for section in sections for figure in section.figures}
-        retained = tuple(sorted(set(earlier_figures) - drawn))
-    names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
     return Report(
         title=f"Pruning during training: {tasks}",
         summary=_summary(records, unassigned, groups, rows),
-        omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
         groups=sections,
         left_out=left_out(records),
         problems=problem_section(records),
         provenance=provenance_section(records),
-        retained_figures=retained,
     )
 
 

@@ -12,8 +12,7 @@ The sentences of a method are in `reports/sentences/methods.j2`:
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
 6. Shares below half a percent of dense are left out.
 
-Remarks are about unreliable times, machines, backends, and what missing files leave out. Their sentences are in
-`reports/sentences/remarks.j2`.
+Remarks are about unreliable times, machines and backends. Their sentences are in `reports/sentences/remarks.j2`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from suite.files import clean
 from suite.recipe import FLUSH
 from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
 from suite.trials.folder.profiles import MethodProfile
-from suite.trials.folder.reader import FILES, Records, Trial
+from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 
@@ -346,24 +345,3 @@ def _commit(provenance: Mapping[str, Any]) -> tuple[str, bool]:
     git = provenance.get("git")
     commit = git.get("commit") if isinstance(git, Mapping) else None
     return (str(commit)[:10], bool(git.get("dirty"))) if commit and isinstance(git, Mapping) else ("", False)
-
-
-def missing_file_notes(records: Records) -> tuple[str, ...]:
-    """Return one line for each kind of file that finished trials lack, and one if `suite.json` is missing."""
-    done = [trial for trial in records.trials if trial.done]
-    lines = []
-    for file in FILES:
-        if without := [trial.name for trial in done if file in trial.missing_files]:
-            lines.append(say("remarks.missing", file=file, without=without, done=len(done)))
-    if not records.suite and not records.damage:
-        lines.append(say("remarks.no_suite"))
-    return tuple(lines)
-
-
-def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
-    """Return a line that names figures of an earlier report that cannot be drawn again, if any.
-
-    Args:
-        figures: File names without the prefix of the group.
-    """
-    return (say("remarks.retained", figures=figures),) if figures else ()

@@ -55,8 +55,7 @@ def report(arguments: Sequence[str]) -> int:
         help="accuracies for which the report says what reaching them took: 90 or 88,90 (default: those of "
         "run --target, otherwise dense's mean accuracy minus the margin)",
     )
-    parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
-    parser.add_argument("--brief", action="store_true", help="also write the answer on one printed page, brief.html")
+    parser.add_argument("--latex", action="store_true", help="also write the first tables for a paper, report.tex")
     namespace = parser.read(arguments)
     typed = namespace.folder
     files.read_path(typed, "report")
@@ -71,25 +70,23 @@ def report(arguments: Sequence[str]) -> int:
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
     with files.errors_of(folder):
-        written = _update(folder, targets, namespace.latex, namespace.brief)
+        written = _update(folder, targets, namespace.latex)
     print(f"report: {written.paths[0]}")
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
-    if namespace.brief:
-        print(f"one page: {folder / 'brief.html'}")
     for line in written.shown_damage:
         print(line)
     return 0
 
 
-def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> reports.Written:
+def _update(folder: Path, targets: Sequence[float], latex: bool) -> reports.Written:
     """Write the table of results and the report."""
     store = Store(folder)
     while True:
         with store.writing():
             before = store.fingerprint()
             write_results(store, targets=targets)
-            written = reports.write_report(folder, targets, latex, brief=brief)
+            written = reports.write_report(folder, targets, latex)
         # Another command may have changed the folder since. If one still runs, it will write the report at its end.
         if store.is_locked() or store.fingerprint() == before:
             return written

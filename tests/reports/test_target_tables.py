@@ -203,7 +203,7 @@ def test_the_report_of_a_folder_has_the_table(suite: Any) -> None:
     folder = suite.write()
 
     def tables(*asked: float) -> list[str]:
-        (group,) = build(read(folder), (), asked).groups
+        (group,) = build(read(folder), asked).groups
         return [table.caption for section in group.sections for table in section.tables]
 
     assert [caption.split(" (")[0] for caption in tables()] == ["Until the test accuracy reaches 70.8 %"]  # 71.3 - 0.5

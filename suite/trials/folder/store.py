@@ -55,7 +55,6 @@ WRITTEN = (
     "report.html",
     "report.md",
     "report.tex",
-    "brief.html",
     "time.json",
     "profile.json",
     "tune.json",
