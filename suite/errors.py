@@ -6,7 +6,7 @@ import difflib
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -107,8 +107,3 @@ def _at(schema: Any, path: Sequence[Any]) -> Any:
         if typing.get_origin(schema) in (typing.Union, types.UnionType):
             schema = typing.get_args(schema)[0]
     return schema
-
-
-def renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return the end of an error about a name: what it is called now, if it is a former one."""
-    return f"; it is called {names[name]} now" if name in names else ""
