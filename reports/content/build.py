@@ -140,7 +140,7 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
-        headlines=headlines(rows, said, profiled, epochs(group)),
+        headlines=headlines(rows, said),
         remarks=(
             *time_remarks(everything),
             *time_pass_remarks(rows),

@@ -24,14 +24,12 @@ from typing import Any, NamedTuple
 
 from reports.content.model import Headline
 from reports.content.verdict import skips
-from reports.content.why import causes
 from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
 from suite.files import clean
 from suite.recipe import FLUSH
 from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
-from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
@@ -41,35 +39,17 @@ _NEGLIGIBLE = 0.005
 _EXPLAINED = 0.05
 
 
-def headlines(
-    rows: Sequence[MethodRow],
-    outcomes: Mapping[str, str],
-    profiles: Mapping[str, MethodProfile],
-    epochs: float,
-) -> tuple[Headline, ...]:
-    """Return the sentences about each row.
-
-    Args:
-        rows: Rows of one group.
-        outcomes: What the rule says, by method; this comes first.
-        profiles: Profiles of a training step, by method, for methods that have one.
-        epochs: Number of epochs of the trials; 0 if it is not known.
-    """
+def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[Headline, ...]:
+    """Return the sentences about each row of a group: what the rule says, by method, and why."""
     lines = []
     for row in rows:
-        text = sentence(row, causes(profiles.get(row.label), epochs))
-        outcome = outcomes.get(row.label)
+        text, outcome = sentence(row), outcomes.get(row.label)
         lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour))
     return tuple(lines)
 
 
-def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
-    """Return the sentences about a row, without the method's name in front.
-
-    Args:
-        row: A method.
-        why: Sentences about the causes of its time, which come last.
-    """
+def sentence(row: MethodRow) -> str:
+    """Return the sentences about a row, without the method's name in front."""
     failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
         return say("methods.nothing_done", failures=failures)
@@ -78,7 +58,7 @@ def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
         clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-    first, *others = [*clauses, *why]
+    first, *others = clauses
     return " ".join([f"{head}: {first}.", *(f"{text[:1].upper()}{text[1:]}." for text in others)])
 
 
