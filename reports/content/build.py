@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from reports.content.chance import chance_caution
 from reports.content.model import Group, Report
@@ -38,6 +38,7 @@ from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, 
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
+_NAMED = {"threads": "threads", "arithmetic": "arithmetic", "torch": "torch", "data_copy": "data copy"}
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
 
@@ -63,7 +64,7 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
         _group(group, groups, slug, rows[index], answers.get(index), declared, targets, records)
         for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
-    tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
+    tasks = ", ".join(dict.fromkeys(trial.text("task") for trial in records.trials))
     return Report(
         title=f"Pruning during training: {tasks}",
         summary=_summary(records, unassigned, groups, rows),
@@ -85,12 +86,8 @@ def _summary(
         if count:
             counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
     summary = f"{counts}. Numbers from {records.source}."
-    for several, reason in (
-        ([trial for trial in unassigned if trial.text("method")], "match several groups"),
-        ([trial for trial in unassigned if not trial.text("method")], "have a damaged record"),
-    ):
-        if several:
-            summary += f" {len(several)} trials {reason}; they are listed only under failed trials."
+    if unassigned:
+        summary += f" {len(unassigned)} of them belong to no group here, and are listed only under failed trials."
     return summary
 
 
@@ -167,8 +164,8 @@ def _group(
 def _title(group: TrialGroup, groups: Sequence[TrialGroup]) -> str:
     """Return the heading of a group. No two groups have equal headings."""
     key = group.key
-    task = f"{key['task'] or 'unnamed task'} ({_copy_kind(key['data_copy'])})"
-    parts = [task, key["model"] or "unnamed model", *(key[name] for name in ("preset", "dtype") if key[name])]
+    task = f"{key['task']} ({_copy_kind(key['data_copy'])})"
+    parts = [task, *(key[name] for name in ("model", "preset", "dtype") if key[name])]
     execution = group.trials[0].text("execution")  # a field of the recipe, so that the whole group has it
     if execution not in ("", "eager"):
         parts.append(execution)
@@ -189,24 +186,12 @@ def _copy_kind(data_copy: str) -> str:
 
 def _subtitle(group: TrialGroup, device: str) -> str:
     done = [trial for trial in group.trials if trial.done]
-    parts = []
-    for column, singular, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
-        values = sorted({value for trial in done if (value := trial.number(column)) is not None})
-        texts = [f"{value:g}" for value in values]
-        if column == "epochs" and texts:
-            parts.append(f"{' or '.join(texts)} {singular if texts == ['1'] else several}")
-        elif texts:
-            parts.append(f"{singular if len(texts) == 1 else several} {' or '.join(texts)}")
+    length, size = group.key["epochs"], group.key["batch_size"]
+    parts = [f"{length} {'epoch' if length == '1' else 'epochs'}"] if length else []
+    parts += [f"batch size {size}"] if size else []
     parts += _image_sizes(group)
-    hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
-    if group.key["threads"]:
-        hardware.append(f"threads {group.key['threads']}")
-    parts.append(f"device {device or 'not recorded'} ({', '.join(hardware)})")
-    parts.append(f"arithmetic {group.key['arithmetic']}")
-    if group.key["torch"]:
-        parts.append(f"torch {group.key['torch']}")
-    if group.key["data_copy"]:
-        parts.append(f"data copy {group.key['data_copy']}")
+    parts.append(f"device {device or 'not recorded'} (hardware id {group.key['hardware_id'] or 'not recorded'})")
+    parts += [f"{words} {group.key[name]}" for name, words in _NAMED.items() if group.key[name]]
     sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
     if sources:
         parts.append(f"recipe of {' or '.join(sorted(sources))}")
@@ -217,29 +202,20 @@ def _subtitle(group: TrialGroup, device: str) -> str:
 def _image_sizes(group: TrialGroup) -> list[str]:
     """Return the image sizes that task or recipe of a group name; empty if every trial has the same."""
     recipe = json.loads(group.key["recipe"] or "{}")
-    growing = recipe.get("train_sizes")
-    parameters = group.trials[0].spec.get("task_parameters")
-    side = parameters.get("image_size") if isinstance(parameters, Mapping) else None
-    named = (("images", [side]), ("training images", growing if isinstance(growing, list) else []))
-    sizes = [(what, [f"{side}x{side}" for side in sides if isinstance(side, int)]) for what, sides in named]
-    return [f"{what} of {' then '.join(texts)} pixels" for what, texts in sizes if texts]
+    side = group.trials[0].spec.get("task_parameters", {}).get("image_size")
+    named = {"images": [side] if isinstance(side, int) else [], "training images": recipe.get("train_sizes", ())}
+    texts = {what: " then ".join(f"{side}x{side}" for side in sides) for what, sides in named.items()}
+    return [f"{what} of {text} pixels" for what, text in texts.items() if text]
 
 
 def _data_note(group: TrialGroup) -> str:
-    copies = [trial.spec.get("data_copy") for trial in group.trials]
-    notes = (str(copy["note"]) for copy in copies if isinstance(copy, Mapping) and copy.get("note"))
-    return clean(next(notes, "")).rstrip(".")
+    notes = [trial.spec.get("data_copy", {}).get("note") for trial in group.trials]
+    return clean(next(filter(None, notes), "")).rstrip(".")
 
 
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
     """Return the fields of the recipe in which a group differs from its twins: `recipe epochs=5, batch_size=128`."""
-    if not group.key["recipe"]:
-        known = ("epochs", "batch_size")
-        differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
-        return ", ".join(("recipe not recorded", *(f"{key}={group.key[key]}" for key in differing if group.key[key])))
-    own, *others = (
-        {} if not one.key["recipe"] else flatten({**ADDED, **json.loads(one.key["recipe"])}) for one in (group, *twins)
-    )
+    own, *others = (flatten({**ADDED, **json.loads(one.key["recipe"] or "{}")}) for one in (group, *twins))
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])
 
