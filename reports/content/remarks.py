@@ -164,15 +164,15 @@ def _slow_products(done: Sequence[Trial]) -> list[str]:
     slow: dict[str, list[str]] = {}
     for trial in done:
         found = trial.provenance.get("onednn_fallbacks")
-        if isinstance(found, list) and found:
-            slow.setdefault(clean("; ".join(map(str, found))), []).append(trial.name)
+        if isinstance(found, list) and found:  # otherwise the text that says why they are not known
+            slow.setdefault(clean("; ".join(found)), []).append(trial.name)
     return [say("remarks.slow_products", products=slow)] if slow else []
 
 
 def _emulated(done: Sequence[Trial]) -> list[str]:
     """Name a data type for which the processor has no arithmetic."""
-    found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
-    return [say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0])] if found else []
+    found = [dtype for trial in done if (dtype := trial.provenance.get("emulated_dtype"))]
+    return [clean(say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0]))] if found else []
 
 
 def _unflushed(done: Sequence[Trial]) -> list[str]:
@@ -185,12 +185,9 @@ def _resumed(done: Sequence[Trial]) -> list[str]:
     """Name trials whose times are sums over several attempts, and what changed in between."""
     resumed = []
     for trial in done:
-        ends = [clean(str(attempt.get("until_epoch"))) for attempt in attempts(trial)]
-        changes = trial.provenance.get("resumed_elsewhere")
-        if ends:
-            texts = [clean(str(change)) for change in changes] if isinstance(changes, list) else []
-            resumed.append((trial.name, ends, texts))
-    return [say("remarks.resumed", trials=resumed)] if resumed else []
+        if ends := [attempt.get("until_epoch") for attempt in attempts(trial)]:
+            resumed.append((trial.name, ends, trial.provenance.get("resumed_elsewhere") or []))
+    return [clean(say("remarks.resumed", trials=resumed))] if resumed else []
 
 
 class _Backend(NamedTuple):
@@ -227,15 +224,14 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
 
 def _last_backends(trial: Trial) -> dict[str, str]:
     """Return the backend of each layer in the last epoch; empty if the records do not name them."""
-    backends = trial.epochs[-1].get("backends") if trial.epochs else None
-    return {str(layer): str(name) for layer, name in backends.items()} if isinstance(backends, Mapping) else {}
+    backends: dict[str, str] = trial.epochs[-1].get("backends", {}) if trial.epochs else {}
+    return backends
 
 
 def _sparse_layers(trial: Trial) -> set[str]:
     """Return the layers with a product that could skip multiply-adds in the last epoch, whatever the backend."""
-    layers = trial.epochs[-1].get("layers") if trial.epochs else None
-    found = layers.items() if isinstance(layers, Mapping) else ()
-    return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
+    layers = trial.epochs[-1].get("layers", {}) if trial.epochs else {}
+    return {name for name, record in layers.items() if min(record.get("density", ()), default=1.0) < 1}
 
 
 def machine_remarks(group: TrialGroup) -> list[str]:
@@ -288,11 +284,9 @@ def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
 def _gradients(trial: Trial) -> tuple[int, int] | None:
     """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
     record = trial.epochs[-1] if trial.epochs else {}
-    sums = [record.get(key) for key in ("communication", "train_communication")]
-    measured, counted = (counts.get("gradients") if isinstance(counts, Mapping) else None for counts in sums)
-    if not (isinstance(measured, int) and isinstance(counted, int)):
+    if not (record.get("communication") and record.get("train_communication")):
         return None
-    return measured, counted
+    return record["communication"]["gradients"], record["train_communication"]["gradients"]
 
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
@@ -322,6 +316,5 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
 
 def _commit(provenance: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the commit that measured (empty if it is not known), and whether its files were changed."""
-    git = provenance.get("git")
-    commit = git.get("commit") if isinstance(git, Mapping) else None
-    return (str(commit)[:10], bool(git.get("dirty"))) if commit and isinstance(git, Mapping) else ("", False)
+    git = provenance.get("git") or {}
+    return (git.get("commit") or "")[:10], bool(git.get("dirty"))

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
@@ -32,23 +32,21 @@ def mark_disturbed(text: str, disturbed: bool) -> str:
 
 def attempts(trial: Trial) -> list[Mapping[str, Any]]:
     """Return the attempts before the one that finished the trial."""
-    known = trial.provenance.get("attempts")
-    return [attempt for attempt in known if isinstance(attempt, Mapping)] if isinstance(known, list) else []
+    known: list[Mapping[str, Any]] = trial.provenance.get("attempts", [])
+    return known
 
 
 def busy_share(trial: Trial) -> float:
     """Return the largest number of busy cores before an attempt, divided by the number of cores of the trial."""
-    hardware = trial.provenance.get("hardware")
-    threads = finite(hardware.get("threads")) if isinstance(hardware, Mapping) else None
-    loads = [finite(record.get("busy_cores")) for record in (trial.provenance, *attempts(trial))]
-    known = [load for load in loads if load is not None]
-    return max(known) / threads if known and threads is not None and threads >= 1 else 0.0
+    threads = trial.provenance.get("hardware", {}).get("threads")
+    loads = [record.get("busy_cores") or 0.0 for record in (trial.provenance, *attempts(trial))]
+    return max(loads) / threads if threads else 0.0
 
 
 def shared_with(trial: Trial) -> float:
     """Return the largest number of other trials on the device during an attempt; 0 if the record names none."""
-    places = [record.get("place") for record in (trial.provenance, *attempts(trial))]
-    return max((finite(place.get("shared_with")) or 0.0 for place in places if isinstance(place, Mapping)), default=0.0)
+    places = [record.get("place") or {} for record in (trial.provenance, *attempts(trial))]
+    return max(place.get("shared_with") or 0.0 for place in places)
 
 
 def spread(trial: Trial) -> float:
@@ -61,13 +59,11 @@ def spread(trial: Trial) -> float:
 def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
     epochs: list[tuple[Any, float]] = []
     for before, record in pairwise(records):
-        times = (before.get("train_time_s"), record.get("train_time_s"), record.get("steps", 1))
-        if all(isinstance(value, (int, float)) and value > 0 for value in times):
-            began, ended, steps = times
+        began, ended, steps = before.get("train_time_s"), record.get("train_time_s"), record.get("steps")
+        if began and ended and steps:
             # The shapes before and after an epoch tell one with a reconfiguration from one without.
-            shapes = tuple((end.get("step_flops") or {}).get("current") for end in (before, record))
-            work = (shapes, record.get("batch_size"))
-            epochs.append((work, (ended - began) / steps))  # type: ignore[operator]
+            shapes = tuple(end.get("step_flops", {}).get("current") for end in (before, record))
+            epochs.append(((shapes, record.get("batch_size")), (ended - began) / steps))
     largest = 1.0
     for _, equal in groupby(epochs, key=lambda epoch: epoch[0]):
         steps_times = [time for _, time in equal if time > 0]

@@ -541,8 +541,8 @@ def test_the_last_declared_margin_applies_and_a_change_is_named(suite: Any) -> N
     )
 
 
-def test_a_margin_that_cannot_be_read_is_the_default() -> None:
-    for suite in ({}, {"commands": 3}, {"commands": [{"spec": {"margin": "wide"}}, {}, 1]}):
+def test_the_margin_of_commands_that_declared_none_is_the_default() -> None:
+    for suite in ({}, {"commands": [{"spec": {}}]}):
         assert margins(suite) == (0.005,)
 
 
