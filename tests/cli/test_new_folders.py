@@ -24,8 +24,6 @@ from suite.errors import UsageError
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.times import MethodTime
 
-LEFT = f"{0:016x}"
-
 
 @pytest.fixture(autouse=True)
 def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,44 +82,6 @@ def test_a_name_of_the_greatest_length(two: tuple[Path, Path], tmp_path: Path) -
     assert others(tmp_path) == ["ä" * 127]
 
 
-def test_only_what_a_killed_command_left_for_this_place_is_removed(two: tuple[Path, Path], tmp_path: Path) -> None:
-    place = tmp_path / "sdgp[n=1]"
-    abandoned = tmp_path / f".{place.name}.{LEFT}.merge"
-    kept = [tmp_path / f".{name}.merge" for name in (f"sdgpn.{LEFT}", f"{place.name}.notes", f"{place.name}2.{LEFT}")]
-    for folder in (abandoned, *kept):
-        folder.mkdir()
-        (folder / "x").write_text("x")
-    kept.append(tmp_path / f".{place.name}.{1:016x}.merge")
-    kept[-1].write_text("a file")
-    assert merge(*two, out=place) == 0
-    assert others(tmp_path) == sorted([place.name, *(path.name for path in kept)])
-    assert not (place / ".lock").exists()
-
-
-def test_the_folder_of_a_running_command_is_kept(two: tuple[Path, Path], tmp_path: Path) -> None:
-    running = textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        from suite.cli.folders.destination import new_folder
-        with new_folder("merge", Path(sys.argv[1])):
-            print("locked", flush=True)
-            sys.stdin.read()
-        """
-    )
-    command = [sys.executable, "-c", running, str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        (other,) = others(tmp_path)
-        assert merge(*two, out=tmp_path / "out") == 0
-        assert others(tmp_path) == [other, "out"]
-        process.communicate("")
-    # The first command finds that another one was faster, and leaves nothing.
-    assert process.returncode == 1
-    assert others(tmp_path) == ["out"]
-
-
 KILLED = textwrap.dedent(
     """
     import os, signal, sys
@@ -132,12 +92,12 @@ KILLED = textwrap.dedent(
     write, left = files.write, [int(sys.argv[1])]
     def counted(path, content, **keywords):
         write(path, content, **keywords)
-        if "." + sys.argv[2] in str(path):
+        if "/.export-" in str(path):
             left[0] -= 1
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
     files.write = counted
-    sys.exit(cli.main(sys.argv[3:]))
+    sys.exit(cli.main(sys.argv[2:]))
     """
 )
 
@@ -147,13 +107,13 @@ def test_a_killed_export_leaves_no_folder_and_the_same_command_continues(
     two: tuple[Path, Path], tmp_path: Path, writes: int
 ) -> None:
     arguments = ["export", str(two[0]), str(tmp_path / "out")]
-    command = [sys.executable, "-c", KILLED, str(writes), "out.", *arguments]
+    command = [sys.executable, "-c", KILLED, str(writes), *arguments]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert ended.returncode == -signal.SIGKILL
     (left,) = others(tmp_path)
-    assert left.endswith(".export")
+    assert left.startswith(".export-")
     assert cli.main(arguments) == 0
-    assert others(tmp_path) == ["out"]
+    assert others(tmp_path) == [left, "out"]
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
 
 
