@@ -96,7 +96,7 @@ def _checked(arguments: Sequence[str]) -> list[str]:
     """Return the arguments after checking that UTF-8 records can hold them.
 
     Raises:
-        UsageError: An argument is not UTF-8 or has a null character.
+        UsageError: An argument is not UTF-8.
     """
     for text in arguments:
         try:
@@ -104,8 +104,6 @@ def _checked(arguments: Sequence[str]) -> list[str]:
         except UnicodeEncodeError:
             shown = text.encode(errors="backslashreplace").decode()
             raise UsageError(f"the argument '{shown}' is not UTF-8") from None
-        if "\0" in text:
-            raise UsageError(f"the argument {text!r} has a null character")
     return list(arguments)
 
 
