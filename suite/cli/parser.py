@@ -68,6 +68,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: An argument is unknown, or an option is given more than once.
         """
+        if empty := [text for text in arguments if text.startswith("--") and text.endswith("=--")]:
+            raise UsageError(f"{empty[0]}: expected a value")  # argparse would store an empty list
         self.given.clear()
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
