@@ -16,7 +16,7 @@ from suite.cli.docstrings import first_line, parameter_texts
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import REQUIRED, allowed, search_of, show, type_name
+from suite.parameters import REQUIRED, allowed, search_of, show
 from suite.recipe import Tuning
 from suite.registry import KINDS
 from suite.trials.planning import read_names
@@ -181,7 +181,6 @@ def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping
     return [
         {
             "name": name,
-            "type": type_name(parameter.annotation),
             "allowed": allowed(parameter.annotation),
             "default": None if parameter.default is REQUIRED else parameter.default,
             "presets": {preset: values.get(name) for preset, values in presets.items()},
@@ -290,10 +289,10 @@ def _wrapped(text: str, indent: str, hanging: str = "    ") -> list[str]:
 
 
 def _parameter(item: Mapping[str, Any]) -> str:
-    """Return `interval: int = 10 (smoke 1, quick 1)`, with the presets that change the default."""
+    """Return `interval: an integer of at least 1 = 10 (smoke 1, quick 1)`, with the presets that change the default."""
     value = item["value"] if "value" in item else item["default"]
     other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
-    return f"{item['name']}: {item['type']} = {show(value)}" + (f" ({other})" if other else "")
+    return f"{item['name']}: {item['allowed']} = {show(value)}" + (f" ({other})" if other else "")
 
 
 def _text(value: Any) -> str:

@@ -57,13 +57,13 @@ def test_describe(folder, capsys, forget_toys):
     method = json.loads(capsys.readouterr().out)
     assert (method["name"], method["source"], method["version"]) == ("toy_method", "nowhere", 1)
     n, mode, _ = method["parameters"]
-    assert (n["name"], n["type"], n["default"], n["presets"]["smoke"]) == ("n", "int", 2, 1)
-    assert mode["type"] == "random | magnitude"
+    assert (n["name"], n["default"], n["presets"]["smoke"]) == ("n", 2, 1)
+    assert mode["allowed"] == "random, magnitude"
     assert cli.main(["describe", "toy_task", "--json", *toys]) == 0
     task = json.loads(capsys.readouterr().out)
     assert (task["title"], task["classes"], task["recipes"]["paper"]["epochs"]) == ("Toy", 3, 3)
     assert cli.main(["describe", "toy_method", *toys]) == 0
-    assert "n: int = 2 (smoke 1)" in capsys.readouterr().out
+    assert "n: an integer of at most 64 bits = 2 (smoke 1)" in capsys.readouterr().out
 
 
 def test_describe_of_an_unknown_name_is_short(capsys):
