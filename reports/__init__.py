@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_LINES = 5  # about damage
-
 
 @dataclass(frozen=True)
 class Written:
@@ -24,13 +22,6 @@ class Written:
 
     paths: list[Path]
     damage: tuple[str, ...]
-
-    @property
-    def shown_damage(self) -> list[str]:
-        """The lines about damage that a terminal shows; the report has all of them."""
-        more = len(self.damage) - _MOST_LINES
-        lines = [f"damaged: {line}" for line in self.damage[:_MOST_LINES]]
-        return [*lines, f"damaged: {more} more, which the report lists"] if more > 0 else lines
 
 
 def write_report(

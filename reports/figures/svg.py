@@ -223,7 +223,7 @@ def draw_lines(
     dotted: frozenset[str] = frozenset(),
     **options: Any,
 ) -> None:
-    """Draw a line for each method, through its points in their order.
+    """Draw a line for each method, through its points in their order, with some markers.
 
     Args:
         axes: Axes.
@@ -234,9 +234,10 @@ def draw_lines(
         options: Further options of `seaborn.lineplot`.
     """
     dashes = {name: DOTTED if name in dotted else dash(look.dash) for name, look in looks.items()}
+    markers = {name: marker(look.marker) for name, look in looks.items()}
     seaborn.lineplot(
-        frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), dashes=dashes, sort=False,
-        estimator=None, legend=False, ax=axes, **options,
+        frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), dashes=dashes, markers=markers,
+        markevery=0.1, markersize=5, markeredgewidth=0, sort=False, estimator=None, legend=False, ax=axes, **options,
     )  # fmt: skip
 
 

@@ -18,13 +18,10 @@ from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.svg import DOTTED, add_legend, draw_lines, draw_points, is_long
+from reports.figures.svg import DOTTED, add_legend, draw_lines, is_long
 from reports.figures.tradeoff import SIZE
 from suite.trials.folder.reader import finite
 from suite.trials.groups import seed_of
-
-_MARKERS_PER_LINE = 10
-_MARKER_AREA = 22
 
 Looks = Mapping[str, Look]
 
@@ -111,7 +108,6 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
     for method, rows in means[means["seeds"] > 1].groupby("method", sort=False):
         colour = svg.colour(looks[str(method)].colour)
         axes.fill_between(rows["epoch"], rows["low"], rows["high"], color=colour, alpha=0.18, linewidth=0)
-    _mark(axes, means, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=title)
     _set_epoch_axis(axes, records)
     return _name(axes, means, looks, unit)
@@ -131,7 +127,6 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) ->
     means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"), disturbed=("disturbed", "any"))
     dotted = frozenset(means.loc[means["disturbed"], "method"])
     draw_lines(axes, means, "time", "value", looks, dotted)
-    _mark(axes, means, "time", "value", looks)
     warning = f"; dotted: {DISTURBED}, not reliable" if dotted else ""
     axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
     axes.set_xlim(left=0)
@@ -148,7 +143,6 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
             continue
         executed = _over_seeds(known.assign(value=known[f"step_{kind}"] / divisor), value=("value", "mean"))
         draw_lines(axes, executed, "epoch", "value", looks, drawstyle="steps-post", linewidth=width)
-    _mark(axes, executed, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
     axes.set_ylim(0, 1.06 * largest / divisor)
     _set_epoch_axis(axes, records)
@@ -158,13 +152,6 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
 def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     """Return aggregates over the trials of each method at each epoch, indexed by method and epoch."""
     return records.groupby(["method", "epoch"], sort=False).agg(**columns).reset_index()
-
-
-def _mark(axes: Axes, means: pd.DataFrame, x: str, y: str, looks: Looks) -> None:
-    """Mark about `_MARKERS_PER_LINE` points of each line."""
-    number = means.groupby("method", sort=False).cumcount()
-    every = (means.groupby("method", sort=False)["epoch"].transform("size") // _MARKERS_PER_LINE).clip(lower=1)
-    draw_points(axes, means[number % every == 0], x, y, looks, s=_MARKER_AREA)
 
 
 def _name(axes: Axes, means: pd.DataFrame, looks: Looks, unit: str) -> str:

@@ -207,8 +207,8 @@ def run_trials(
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
     for path in written:
         print(f"{'report' if tested else 'result'}: {path}")
-    for line in report.shown_damage if report else ():
-        print(line)
+    for line in report.damage if report else ():
+        print(f"damaged: {line}")
     complete = ("done",) if tested else ("done", "diverged")
     ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
     return 0 if len(ours) == len(names) and ended else 1

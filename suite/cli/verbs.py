@@ -80,8 +80,8 @@ def update(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> 
             # Another command may have changed the folder since. If one still runs, it will write the report at its end.
             is_current = store.is_locked() or store.fingerprint() == before
     print(f"report: {written.paths[0]}")
-    for line in written.shown_damage:
-        print(line)
+    for line in written.damage:
+        print(f"damaged: {line}")
 
 
 def time(arguments: Sequence[str]) -> int:

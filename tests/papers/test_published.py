@@ -69,7 +69,7 @@ def test_a_projection_is_not_called_published_alone(tmp_path):
         (
             'values = { dense = 95.3, "2:4" = 95 }',
             "values = {}",
-            "group table1: values: Dictionary should have at least 1 item",
+            "values: Dictionary should have at least 1 item",
         ),
         ('of = "measured"', 'of = "modeled"', "of: Input should be 'measured', 'counted' or 'modelled'"),
         ('unit = "%"', 'unit = "percent"', "unit: Input should be '%', 'points', '×', 's', 'FLOPs' or ''"),

@@ -142,6 +142,5 @@ def test_the_terminal_names_damage_last(suite: Any, capsys: pytest.CaptureFixtur
     assert report([str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("report: ")
-    assert [line.partition(":")[0] for line in lines[1:]] == ["damaged"] * 6
-    assert "layers.csv" in lines[1]
-    assert lines[-1] == "damaged: 2 more, which the report lists"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["damaged"] * 7
+    assert all("layers.csv" in line for line in lines[1:])
