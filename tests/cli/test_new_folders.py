@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -115,22 +114,6 @@ def test_a_killed_export_leaves_no_folder_and_the_same_command_continues(
     assert cli.main(arguments) == 0
     assert others(tmp_path) == [left, "out"]
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
-
-
-def test_a_table_cannot_name_a_trial_outside_the_folder(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    a, b = two
-    assert cli.main(["report", str(a)]) == 0
-    shutil.copytree(a / "trials" / spec(0).trial_id, tmp_path / "outside")
-    with open(a / "results.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for name in ("../../outside", "..", "", str(tmp_path / "outside")):
-        with open(a / "results.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerow({**rows[0], "trial_id": name})
-        assert merge(a, b, out=tmp_path / "new" / "out") == 2
-        assert f"results.csv: '{name}' is not the id of a trial" in capsys.readouterr().err
-    assert others(tmp_path) == ["outside"]
 
 
 def test_files_that_cannot_be_read_or_copied_are_one_line(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
