@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 UNSTEADY = 1.5
-
-# A cache, because the tables and figures of a report ask for the same trials many times.
-_SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
 
 DISTURBED = "disturbed"
 DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
@@ -49,16 +46,11 @@ def shared_with(trial: Trial) -> float:
     return max(place.get("shared_with") or 0.0 for place in places)
 
 
+@cache  # tables and figures of a report ask for the same trials many times
 def spread(trial: Trial) -> float:
     """Return the longest over the shortest time per step among epochs of equal work; 1 if no two can be compared."""
-    if trial not in _SPREADS:
-        _SPREADS[trial] = _spread_of(trial.epochs)
-    return _SPREADS[trial]
-
-
-def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
     epochs: list[tuple[Any, float]] = []
-    for before, record in pairwise(records):
+    for before, record in pairwise(trial.epochs):
         began, ended, steps = before.get("train_time_s"), record.get("train_time_s"), record.get("steps")
         if began and ended and steps:
             # The shapes before and after an epoch tell one with a reconfiguration from one without.
