@@ -57,7 +57,8 @@ def report(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--latex", action="store_true", help="also write the first tables for a paper, report.tex")
     namespace = parser.read(arguments)
-    folder = _suite_folder(namespace.folder, "report")
+    _suite_folder(namespace.folder, "report")
+    folder = Path(namespace.folder).expanduser()
     targets = read_targets(namespace.target) if namespace.target is not None else ()
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not read_table(folder):
@@ -118,7 +119,7 @@ def time(arguments: Sequence[str]) -> int:
             folder, typed.methods, typed.pairs or time_pass.DEFAULT_PAIRS, typed.threads, typed.busy,
             plugins=typed.plugin, passes=typed.passes or time_pass.DEFAULT_PASSES,
         )  # fmt: skip
-    update(folder)
+    update(Path(typed.folder).expanduser())
     return 0 if complete else 1
 
 
@@ -154,7 +155,7 @@ def profile(arguments: Sequence[str]) -> int:
         complete = profile_pass.run(
             folder, typed.methods, typed.rounds, typed.threads, typed.all_stages, typed.busy, plugins=typed.plugin
         )
-    update(folder)
+    update(Path(typed.folder).expanduser())
     return 0 if complete else 1
 
 
