@@ -86,6 +86,9 @@ def _summary(
         if count:
             counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
     summary = f"{counts}. Numbers from {records.source}."
+    for file in ("trial.json", "epochs.jsonl"):
+        if without := sum(trial.done and file in trial.missing_files for trial in records.trials):
+            summary += f" {without} of them have no {file}, and what it says is not shown."
     if unassigned:
         summary += f" {len(unassigned)} of them belong to no group here, and are listed only under failed trials."
     return summary

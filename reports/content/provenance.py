@@ -134,6 +134,11 @@ def provenance_section(records: Records) -> Provenance:
         body = tuple(_differing_rows(differing, len(records.trials)))
         columns = (*heads, Column("Trials", numeric=False))
         tables.append(Table("differences", "Differences between trials", columns, body))
+    # The suite's own record may have facts that no trial has.
+    known = set(equal.items())
+    more = {key: value for key, value in _facts(records.suite).items() if (key.partition(".")[2], value) not in known}
+    if more:
+        tables.append(Table("suite", "Further entries of suite.json", heads, _fact_rows(more)))
     meaning = (*MEANING[:2], *_not_counted(records.trials), *MEANING[2:])
     if records.untested:
         count = "1 trial" if records.untested == 1 else f"{records.untested} trials"
