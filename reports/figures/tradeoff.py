@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -19,13 +19,14 @@ from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
-from suite.trials.estimates import Estimate, Quantity, estimate, mean_of
+from suite.trials.estimates import Estimate, estimate, mean_of
 from suite.trials.folder.reader import Trial
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None
 
 SIZE = (5.6, 3.7)
+_COLUMNS: Mapping[Cost, str] = {"time": "train_time_s", "flops": "train_flops_executed"}
 _MEANS = "Small markers: trials. Large markers: means over seeds"
 _PAIRED = "with 95 % intervals of the differences to dense."
 _OWN = "with their 95 % intervals."
@@ -56,26 +57,33 @@ class _Axis:
     """The axis of costs.
 
     Attributes:
-        name: Part of the file name.
+        kind: The kind of the costs.
         title: Title of the figure.
         label: Name of the axis, without its unit.
         unit: Unit of the costs.
-        cost: Returns the cost of a trial of a row, in this unit.
-        spread: Returns the interval of a row's mean cost; it gets dense's mean cost.
-        note: Text of the caption.
-        kind: The kind of the costs.
-        disturbed: Returns whether the cost of a trial of a row is a disturbed time.
+        divisor: What a trial's cost is divided by, to be in this unit.
+        from_passes: Whether the costs are those of the time passes, relative to dense.
     """
 
-    name: str
+    kind: Cost
     title: str
     label: str
     unit: str
-    cost: Callable[[MethodRow, Trial], float | None]
-    spread: Callable[[MethodRow, float], Spread] | None
-    note: str
-    kind: Cost
-    disturbed: Callable[[MethodRow, Trial], bool] = lambda row, trial: False
+    divisor: float
+    from_passes: bool = False
+
+    def cost(self, row: MethodRow, trial: Trial) -> float | None:
+        """Return the cost of a trial of a row."""
+        if self.from_passes:
+            return mean_of(row.time.share) if row.time.passes else 1.0
+        value = trial.number(_COLUMNS[self.kind])
+        return None if value is None else value / self.divisor
+
+    def is_disturbed(self, row: MethodRow, trial: Trial) -> bool:
+        """Return whether the cost of a trial of a row is a disturbed time."""
+        if self.from_passes:
+            return bool(row.time.passes) and row.time.is_disturbed
+        return self.kind == "time" and is_disturbed(trial)
 
 
 def tradeoff_figures(
@@ -93,65 +101,33 @@ def tradeoff_figures(
     """
     figures: list[Figure] = []
     missing: list[str] = []
-    for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
+    for axis in (_time_axis(rows), _flops_axis(rows)):
         methods = [(row, points) for row in rows if (points := _points(row, axis))]
         if methods:
-            figures.append(_scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-{axis.name}"))
+            figures.append(
+                _scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-accuracy-{axis.kind}")
+            )
         else:
             missing.append(f"{axis.title}: not drawn, because no finished trial has both numbers.")
     return figures, missing
 
 
-def _time_pass_axis() -> _Axis:
-    def cost(row: MethodRow, trial: Trial) -> float | None:
-        return mean_of(row.time.share) if row.time.passes else 1.0
-
-    title = "Accuracy against measured training time"
-    return _Axis(
-        "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, "time",
-        lambda row, trial: bool(row.time.passes) and row.time.is_disturbed,
-    )  # fmt: skip
-
-
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
-    divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
-
-    def spread(row: MethodRow, dense: float) -> Spread:
-        ratio = row.time_ratio
-        if not isinstance(ratio, Estimate) or ratio.half_width is None:
-            return None
-        return dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
-
+    passes = all_timed(rows)
+    divisor, unit = (1.0, "× dense") if passes else formatting.time_scale(_largest(rows, "time"))
     title = "Accuracy against measured training time"
-    cost = _column("train_time_s", divisor)
-    return _Axis(
-        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", "time",
-        lambda row, trial: is_disturbed(trial),
-    )  # fmt: skip
+    return _Axis("time", title, "Training time, measured", unit, divisor, passes)
 
 
 def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
-    divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_executed"))
-    title, label = "Accuracy against executed training FLOPs", "Executed training FLOPs, counted"
-    cost = _column("train_flops_executed", divisor)
-    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, "", "flops")
+    divisor, prefix = formatting.si_scale(_largest(rows, "flops"))
+    title = "Accuracy against executed training FLOPs"
+    return _Axis("flops", title, "Executed training FLOPs, counted", f"{prefix}FLOPs", divisor)
 
 
-def _column(name: str, divisor: float) -> Callable[[MethodRow, Trial], float | None]:
-    def cost(row: MethodRow, trial: Trial) -> float | None:
-        value = trial.number(name)
-        return None if value is None else value / divisor
-
-    return cost
-
-
-def _largest(rows: Sequence[MethodRow], column: str) -> float:
-    values = [trial.number(column) for row in rows for trial in row.done]
+def _largest(rows: Sequence[MethodRow], kind: Cost) -> float:
+    values = [trial.number(_COLUMNS[kind]) for row in rows for trial in row.done]
     return max((value for value in values if value is not None), default=0.0)
-
-
-def _half_width(quantity: Quantity) -> float | None:
-    return quantity.half_width if isinstance(quantity, Estimate) else None
 
 
 def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
@@ -160,7 +136,7 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
         cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
         if cost is not None and accuracy is not None:
             seed = trial.number("seed")
-            points.append(_Point(seed, cost, 100 * accuracy, axis.disturbed(row, trial)))
+            points.append(_Point(seed, cost, 100 * accuracy, axis.is_disturbed(row, trial)))
     return points
 
 
@@ -248,7 +224,7 @@ def _scatter(
         alt = f"{axis.title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, axis.title, alt)
     parts = (
-        f"{_MEANS}, {_OWN if dense is None else _PAIRED}", axis.note,
+        f"{_MEANS}, {_OWN if dense is None else _PAIRED}", _TIMED if axis.from_passes else "",
         _CROSSES if crossed else "",
         _BUDGET if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
@@ -298,9 +274,12 @@ def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float
         return _both(x.half_width), _both(y.half_width)
     if row.is_baseline:
         return None, None
-    points = _half_width(row.accuracy_difference)
-    cost = _both(x.half_width) if axis.spread is None else axis.spread(row, dense)
-    return cost, _both(None if points is None else 100 * points)
+    points, ratio = row.accuracy_difference, row.time_ratio
+    cost = _both(x.half_width)
+    if axis.kind == "time" and not axis.from_passes:
+        has_interval = isinstance(ratio, Estimate) and ratio.half_width is not None
+        cost = (dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)) if has_interval else None
+    return cost, _both(points.scaled(100).half_width if isinstance(points, Estimate) else None)
 
 
 def _both(half_width: float | None) -> Spread:
