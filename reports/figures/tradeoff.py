@@ -277,8 +277,9 @@ def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float
     points, ratio = row.accuracy_difference, row.time_ratio
     cost = _both(x.half_width)
     if axis.kind == "time" and not axis.from_passes:
-        has_interval = isinstance(ratio, Estimate) and ratio.half_width is not None
-        cost = (dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)) if has_interval else None
+        cost = None
+        if isinstance(ratio, Estimate) and ratio.half_width is not None:
+            cost = dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
     return cost, _both(points.scaled(100).half_width if isinstance(points, Estimate) else None)
 
 
