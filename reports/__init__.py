@@ -10,27 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_LINES = 5  # about damage
-
 
 @dataclass(frozen=True)
 class Written:
     """A report that was written.
 
     Attributes:
-        paths: `report.html`, `report.md`, `report.tex` and `brief.html` if they are written, then the figures.
+        paths: `report.html`, `report.md`, `report.tex` if it is written, then the figures.
         damage: One line for each damaged file and value.
     """
 
     paths: list[Path]
     damage: tuple[str, ...]
-
-    @property
-    def shown_damage(self) -> list[str]:
-        """The lines about damage that a terminal shows; the report has all of them."""
-        more = len(self.damage) - _MOST_LINES
-        lines = [f"damaged: {line}" for line in self.damage[:_MOST_LINES]]
-        return [*lines, f"damaged: {more} more, which the report lists"] if more > 0 else lines
 
 
 def write_report(
@@ -38,8 +29,6 @@ def write_report(
     targets: Sequence[float] = (),
     latex: bool = False,
     place: Path | None = None,
-    *,
-    brief: bool = False,
 ) -> Written:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
@@ -48,10 +37,8 @@ def write_report(
             `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
-        latex: Whether `report.tex`, the tables for a paper, is written too. A file that exists is always updated.
+        latex: Whether `report.tex`, the first tables for a paper, is written too. A file that exists is always updated.
         place: Path that the folder will have, which commands in the report name (default: its present path).
-        brief: Whether `brief.html`, the answer on one printed page, is written too. A file that exists is always
-            updated.
 
     Raises:
         suite.errors.UsageError: If the folder has no results, or its table cannot be read.
@@ -59,7 +46,7 @@ def write_report(
     # Matplotlib takes seconds to import, which importing this package should not cost.
     from reports.writing import write
 
-    return Written(*write(folder, targets, latex, place, brief))
+    return Written(*write(folder, targets, latex, place))
 
 
 __all__ = ["Written", "write_report"]

@@ -28,14 +28,6 @@ other folder.
 MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
 _PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
-_COLUMNS = (
-    *MACHINE,
-    "dtype",
-    "arithmetic",
-    "data_copy",
-    "batch_size",
-    "execution",
-)  # known even if only the table is left
 _NOT_SETTINGS = ("data_copy.path", "data_copy.note")
 
 
@@ -183,8 +175,7 @@ def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple
 def _values(trials: Sequence[Trial]) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {}
     for trial in trials:
-        facts = {name: text for name in _COLUMNS if (text := column_text(trial, name))}
-        facts |= flatten({name: trial.spec[name] for name in _SETTINGS if name in trial.spec})
+        facts = flatten({name: trial.spec[name] for name in _SETTINGS if name in trial.spec})
         facts |= flatten({name: trial.provenance[name] for name in _PROVENANCE if name in trial.provenance})
         for name, value in facts.items():
             if name not in _NOT_SETTINGS:

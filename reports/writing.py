@@ -16,30 +16,26 @@ from suite.trials.folder.reader import damage, read
 
 
 def write(
-    folder: Path, targets: Sequence[float], latex: bool, place: Path | None, brief: bool
+    folder: Path, targets: Sequence[float], latex: bool, place: Path | None
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write a report as `reports.write_report` does, and return the fields of `reports.Written`."""
-    # Each figure of a report is named after a group, whose slug begins with `g-`.
-    earlier = {path.name for path in (folder / "figures").glob("g-*.svg")}
     with _kept_objects():
         records = read(folder)
-    report = build(replace(records, folder=place or folder), earlier, targets)
-    texts = {"report.html": html.render(report), "report.md": markdown.render(report)}
-    if latex or (folder / "report.tex").is_file():
-        texts["report.tex"] = tables.render(report)
-    if brief or (folder / "brief.html").is_file():
-        texts["brief.html"] = html.render(report, brief=True)
-    drawn = {f"{figure.name}.svg": figure.standalone for figure in report.figures}
-    contents = {folder / name: text for name, text in texts.items()}
-    contents |= {folder / "figures" / name: text for name, text in drawn.items()}
+    report = build(replace(records, folder=place or folder), targets)
+    figures = folder / "figures"
     # Figures are written first, so that the Markdown file never refers to a missing one.
-    files.make_folder(folder / "figures")
-    for path, text in reversed(contents.items()):
+    contents = {figures / f"{figure.name}.svg": figure.standalone for figure in report.figures}
+    pages = {folder / "report.html": html.render(report), folder / "report.md": markdown.render(report)}
+    if latex or (folder / "report.tex").is_file():
+        pages[folder / "report.tex"] = tables.render(report)
+    # Those of an earlier report go. Each is named after a group, whose slug begins with `g-`.
+    earlier = set(figures.glob("g-*.svg"))
+    files.make_folder(figures)
+    for path, text in (contents | pages).items():
         files.write(path, text)
-    # Remove other figures of an earlier report, because their methods may now have other colours.
-    for name in earlier - drawn.keys() - set(report.retained_figures):
-        (folder / "figures" / name).unlink()
-    return [*contents], damage(records)
+    for path in earlier - contents.keys():
+        path.unlink()
+    return [*pages, *contents], damage(records)
 
 
 @contextmanager

@@ -10,17 +10,16 @@ import dataclasses
 import difflib
 import inspect
 import sys
-import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from suite.errors import nearest
 from suite.parameters import can_be_set, check, declared
 from suite.recipe import Tuning
 
-MISSPELT, SIMILAR, LONG_NAME = 0.85, 0.6, 8
-"""How similar a name is to that of a hook which is meant almost certainly; or to a long one, with its arguments."""
+SIMILAR = 0.75
+"""How similar the name of a method is to that of a hook with the same arguments which is probably meant."""
 
 
 def check_class(cls: type, base: type, context: type) -> None:
@@ -34,20 +33,20 @@ def check_class(cls: type, base: type, context: type) -> None:
     Raises:
         TypeError: One line that names class and attribute, and says what to write instead.
     """
-    mixins = [kind for kind in cls.__mro__[1:] if not issubclass(kind, base) and kind not in base.__mro__]
-    for kind in (cls, *mixins):
-        if kind is cls or dataclasses.is_dataclass(kind):
-            _check_values(kind, base)
-            _check_annotations(kind, base)
-        else:  # `base` is no part of such a class, and dataclasses take no fields from it
-            _check_mixin(kind, base)
-        for name, function in _functions(kind):
-            if "plan_version" in function.__code__.co_names:
-                raise TypeError(f"{kind.__name__}.{name} uses plan_version, which has no effect; call ctx.replan()")
-            if inspect.isroutine(vars(base).get(name)):
-                _check_arguments(kind, name, function, base, context)
-            elif not any(name in vars(parent) for parent in cls.__mro__ if parent is not kind):
-                _check_spelling(kind, name, function, base, {word for parent in cls.__mro__ for word in _words(parent)})
+    _check_values(cls, base)
+    _check_annotations(cls, base)
+    hooks = {name: _function(value) for name, value in vars(base).items() if inspect.isfunction(_function(value))}
+    for name, function in ((name, _function(value)) for name, value in vars(cls).items()):
+        if not inspect.isfunction(function):
+            continue
+        if name in hooks:
+            _check_arguments(cls, name, function, hooks[name], context)
+        elif not name.startswith("_"):
+            alike = [hook for hook, one in hooks.items() if _arguments(one) == _arguments(function)]
+            if difflib.get_close_matches(name, alike, 1, SIMILAR):  # nothing would ever call it
+                raise TypeError(
+                    f"{cls.__name__}.{name} is not a hook{nearest(name, alike)} A helper may be called _{name}"
+                )
 
 
 def check_facts(cls: type) -> None:
@@ -132,79 +131,25 @@ def _check_annotations(cls: type, base: type) -> None:
             )
 
 
-def _check_mixin(mixin: type, base: type) -> None:
-    """Refuse values in a class that does not derive from `base`, unless they are annotated as constants."""
-    annotations = inspect.get_annotations(mixin)
-    for name, value in vars(mixin).items():
-        if name.startswith("_") or _is_member(value):
-            continue
-        if "ClassVar" not in str(annotations.get(name, "")):
-            raise TypeError(
-                f"{mixin.__name__}.{name} is not a parameter, because {mixin.__name__} does not derive from "
-                f"{base.__name__}; derive it from {base.__name__}, or annotate a constant as ClassVar[...]"
-            )
-
-
-def _check_arguments(cls: type, name: str, hook: Any, base: type, context: type) -> None:
+def _check_arguments(cls: type, name: str, function: Any, hook: Any, context: type) -> None:
     """Refuse a hook that does not accept the hook's arguments, or that takes one attribute in place of the context."""
-    wanted = list(inspect.signature(_function(vars(base)[name])).parameters)
-    signature = inspect.signature(hook)
-    shown, arguments = ", ".join(signature.parameters), ", ".join(wanted)
+    wanted, taken = _arguments(hook), _arguments(function)
     try:
-        signature.bind(*wanted)
+        inspect.signature(function).bind(*wanted)
     except TypeError:
         raise TypeError(
-            f"{cls.__name__}.{name}({shown}) has other arguments than the hook {name}({arguments})"
+            f"{cls.__name__}.{name}({', '.join(taken)}) has other arguments than the hook {name}({', '.join(wanted)})"
         ) from None
-    taken = list(signature.parameters)[wanted.index("ctx") :][:1] if "ctx" in wanted else []
-    if taken and taken[0] in {field.name for field in dataclasses.fields(context)}:
+    as_context = taken[wanted.index("ctx") :][:1] if "ctx" in wanted else []
+    if as_context and as_context[0] in {field.name for field in dataclasses.fields(context)}:
         raise TypeError(
-            f"{cls.__name__}.{name}({shown}) gets the context as '{taken[0]}'; write {name}({arguments}) and use "
-            f"ctx.{taken[0]}"
+            f"{cls.__name__}.{name}({', '.join(taken)}) gets the context as '{as_context[0]}'; write "
+            f"{name}({', '.join(wanted)}) and use ctx.{as_context[0]}"
         )
 
 
-def _check_spelling(cls: type, name: str, function: Any, base: type, used: Collection[str]) -> None:
-    """Refuse a method that is probably meant as a hook, which nothing would ever call.
-
-    Its name is almost that of a hook, or similar with the same arguments, and no code of the class uses the name.
-
-    Args:
-        cls: The class that defines it.
-        name, function: The method.
-        base: Class that defines the hooks.
-        used: Names of attributes that the code of the class uses.
-    """
-    if name.startswith("_") or name in used or sum(one is function for one in vars(cls).values()) > 1:
-        return
-    hooks = {hook: _function(value) for hook, value in vars(base).items() if inspect.isfunction(_function(value))}
-    arguments = list(inspect.signature(function).parameters)
-    for hook in difflib.get_close_matches(_plain(name), map(_plain, hooks), len(hooks), SIMILAR):
-        meant = next(one for one in hooks if _plain(one) == hook)
-        wanted = list(inspect.signature(hooks[meant]).parameters)
-        is_close = difflib.SequenceMatcher(None, _plain(name), hook).ratio() >= MISSPELT
-        # Short names prove little: a helper may be called `plans` or `step`. Few helpers take the context alone.
-        like_a_hook = arguments == wanted and "ctx" in wanted and len(hook) >= LONG_NAME
-        if (is_close and ("_" in meant or arguments == wanted)) or like_a_hook:
-            raise TypeError(
-                f"{cls.__name__}.{name} is not a hook, and nothing calls it; did you mean {meant}? A helper may be "
-                f"called _{name}"
-            )
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
-
-
-def _words(cls: type) -> Iterator[str]:
-    """Yield the names of all attributes and globals that the functions and properties of a class use."""
-    parts = [_function(value) for value in vars(cls).values()]
-    codes = [getattr(getattr(part, "fget", part), "__code__", None) for part in parts]
-    while codes:
-        code = codes.pop()
-        if isinstance(code, types.CodeType):
-            yield from code.co_names
-            codes += code.co_consts
+def _arguments(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 def _evaluated(cls: type, annotation: Any) -> Any:
@@ -218,9 +163,3 @@ def _is_member(value: Any) -> bool:
 
 def _function(value: Any) -> Any:
     return value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-
-
-def _functions(cls: type) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(cls).items():
-        if inspect.isfunction(_function(value)):
-            yield name, _function(value)

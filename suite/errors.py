@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
+
+MOST_FAULTS = 3  # of a file, in a message
 
 
 class UsageError(Exception):
@@ -54,61 +54,12 @@ def validate(schema: Any, value: Any, where: str) -> Any:
         An instance of `schema`.
 
     Raises:
-        UsageError: One line with the first error: `WHERE: unknown key 'palce'; did you mean 'place'?`.
+        UsageError: One line with pydantic's messages: `WHERE: place: Field required; palce: Extra inputs are not ...`.
     """
     from pydantic import ValidationError  # not needed to list or describe
 
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        # An unknown key is more likely than a missing one to be the mistake that was made.
-        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        raise UsageError(f"{where}: {_in_one_line(faults[0], schema)}") from None
-
-
-_EXPECTED = {
-    "string_type": "must be text",
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "finite_number": "must be finite",
-    "list_type": "must be a list",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-    "too_short": "must not be empty",
-}
-"""What is expected, by pydantic's type of error."""
-
-
-def _in_one_line(fault: Any, schema: Any) -> str:
-    """Describe one item of `pydantic.ValidationError.errors()`."""
-    path, kind = fault["loc"], fault["type"]
-    inside = f"{'.'.join(map(str, path[:-1]))}: " if len(path) > 1 else ""
-    if kind == "extra_forbidden":
-        return f"{inside}unknown key '{path[-1]}'{nearest(str(path[-1]), _at(schema, path[:-1]).model_fields)}"
-    if kind == "missing":
-        return f"{inside}'{path[-1]}' is missing"
-    name = ".".join(map(str, path)) or "it"
-    if kind == "literal_error":
-        known = map(str, filter(None, typing.get_args(_at(schema, path))))
-        return f"{name} is '{fault['input']}'{nearest(str(fault['input']), known)}"
-    message = _EXPECTED.get(kind) or fault["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    if isinstance(fault["input"], (dict, list)):
-        return f"{name} {message}"
-    shown = repr(fault["input"]) if isinstance(fault["input"], str) else str(fault["input"]).lower()
-    return f"{name} is {shown}; it {message}"
-
-
-def _at(schema: Any, path: Sequence[Any]) -> Any:
-    """Return the annotation of the field at a path of names and list indices."""
-    for step in path:
-        fields = getattr(schema, "model_fields", None)
-        # The last argument is the type of a table's values; that of a tuple of any length is an ellipsis.
-        schema = fields[step].annotation if fields else [one for one in typing.get_args(schema) if one is not ...][-1]
-        if typing.get_origin(schema) in (typing.Union, types.UnionType):
-            schema = typing.get_args(schema)[0]
-    return schema
-
-
-def renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return the end of an error about a name: what it is called now, if it is a former one."""
-    return f"; it is called {names[name]} now" if name in names else ""
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:MOST_FAULTS]]
+        raise UsageError(f"{where}: {'; '.join(faults)}") from None

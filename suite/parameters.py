@@ -5,7 +5,7 @@ A parameter is declared once, as an annotated class attribute or a keyword of a 
     at: Annotated[float, Interval(gt=0, le=1)] = 0.5
 
 `declared` reads such declarations. `convert` reads typed text by them, `check` checks values given in Python, and
-`allowed` and `type_name` describe them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`, `Le`, `Lt`,
+`allowed` describes them. Bounds are those of the package `annotated-types` (`Ge`, `Gt`, `Le`, `Lt`,
 `Interval`) or of `pydantic.Field`; pydantic checks them. A text next to the bounds is added to error messages.
 """
 
@@ -227,7 +227,7 @@ def _convert(text: str, annotation: Any) -> Any:
         return None
     if annotation is str:
         return text
-    raise UsageError(f"a parameter of type {type_name(annotation)} cannot be typed")
+    raise UsageError(f"a parameter of type {inspect.formatannotation(annotation)} cannot be typed")
 
 
 def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
@@ -235,12 +235,6 @@ def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:
         return annotation, []
     plain, *metadata = typing.get_args(annotation)
     return plain, [bound for item in metadata for bound in _bounds(item)]
-
-
-def _in_one_word(annotation: Any) -> tuple[Any, list[Any]]:
-    """Split like `_type_and_bounds`, and give a number that may be an integer the type `float`."""
-    plain, bounds = _type_and_bounds(annotation)
-    return (float if plain == int | float else plain), bounds
 
 
 def _bounds(item: Any) -> Iterable[Any]:
@@ -270,7 +264,9 @@ def allowed(annotation: Any) -> str:
 
 
 def _allowed(annotation: Any) -> str:
-    annotation, bounds = _in_one_word(annotation)
+    annotation, bounds = _type_and_bounds(annotation)
+    if annotation == int | float:
+        annotation = float
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ", ".join(show(value) for value in arguments)
@@ -290,26 +286,6 @@ def _allowed(annotation: Any) -> str:
         None: "none",
     }
     return words.get(annotation, str(annotation)) + _bounds_in_words(bounds)
-
-
-def type_name(annotation: Any) -> str:
-    """Return a readable name of a type with its bounds: `int from 2 to 32`, `float or none`, `random | magnitude`."""
-    annotation, bounds = _in_one_word(annotation)
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return " | ".join(show(value) for value in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_name(member) for member in arguments)
-    if origin is tuple:
-        return f"tuple[{', '.join('...' if member is Ellipsis else type_name(member) for member in arguments)}]"
-    if annotation is types.NoneType:
-        return "none"
-    name = (
-        annotation.__name__
-        if isinstance(annotation, type) and not arguments
-        else str(annotation).replace("typing.", "")
-    )
-    return name + _bounds_in_words(bounds)
 
 
 def show(value: Any) -> str:

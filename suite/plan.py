@@ -12,12 +12,10 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from suite.errors import renamed
 
 Operand = Literal["weight_forward", "grad_shared", "grad_dgrad", "grad_wgrad"]
 Pair = tuple[int, int]
@@ -79,11 +77,6 @@ class Site:
         The tensor is 0-dimensional, int64 and on the device. It changes before each replay, so the kernel must read it.
         """
         return self.key if self.keys is None else self.keys.of(self.name, self.operand, self.micro_batch_index)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"Site has no '{name}'{renamed(name, {'slot': 'micro_batch_index'})}")
 
     def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a torch generator that is seeded with `key`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 from reports.content.chance import chance_caution
 from reports.content.model import Group, Report
@@ -15,9 +15,7 @@ from reports.content.remarks import (
     equal_starts,
     headlines,
     machine_remarks,
-    missing_file_notes,
     repeated_seeds,
-    retained_figure_notes,
     time_pass_remarks,
     time_remarks,
 )
@@ -41,16 +39,15 @@ from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, 
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
+_NAMED = {"threads": "threads", "arithmetic": "arithmetic", "torch": "torch", "data_copy": "data copy"}
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
 
 
-def build(records: Records, earlier_figures: Collection[str] = (), asked_targets: Sequence[float] = ()) -> Report:
+def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     """Build a whole report, with its figures drawn.
 
     Args:
         records: Records of the folder.
-        earlier_figures: File names of the figures of an earlier report. The new report keeps a figure that it cannot
-            draw again because trials have lost their epochs.jsonl, and names it in the omissions.
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
     groups, unassigned = group_trials(records.trials)
@@ -68,22 +65,14 @@ def build(records: Records, earlier_figures: Collection[str] = (), asked_targets
         _group(group, groups, slug, rows[index], answers.get(index), declared, targets, records)
         for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
     )
-    tasks = ", ".join(dict.fromkeys(trial.text("task") or "unnamed task" for trial in records.trials))
-    # The files that a figure needs may have been removed since.
-    retained: tuple[str, ...] = ()
-    if any(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
-        drawn = {f"{figure.name}.svg" for section in sections for figure in section.figures}
-        retained = tuple(sorted(set(earlier_figures) - drawn))
-    names = [name.removeprefix(f"{slugs[0]}-") if len(slugs) == 1 else name for name in retained]
+    tasks = ", ".join(dict.fromkeys(trial.text("task") for trial in records.trials))
     return Report(
         title=f"Pruning during training: {tasks}",
         summary=_summary(records, unassigned, groups, rows),
-        omissions=(*missing_file_notes(records), *retained_figure_notes(names)),
         groups=sections,
         left_out=left_out(records),
         problems=problem_section(records),
         provenance=provenance_section(records),
-        retained_figures=retained,
     )
 
 
@@ -98,12 +87,11 @@ def _summary(
         if count:
             counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
     summary = f"{counts}. Numbers from {records.source}."
-    for several, reason in (
-        ([trial for trial in unassigned if trial.text("method")], "match several groups"),
-        ([trial for trial in unassigned if not trial.text("method")], "have a damaged record"),
-    ):
-        if several:
-            summary += f" {len(several)} trials {reason}; they are listed only under failed trials."
+    for file in ("trial.json", "epochs.jsonl"):
+        if without := sum(trial.done and file in trial.missing_files for trial in records.trials):
+            summary += f" {without} of them have no {file}, and what it says is not shown."
+    if unassigned:
+        summary += f" {len(unassigned)} of them belong to no group here, and are listed only under failed trials."
     return summary
 
 
@@ -153,7 +141,7 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
-        headlines=headlines(rows, said, profiled, epochs(group)),
+        headlines=headlines(rows, said),
         remarks=(
             *time_remarks(everything),
             *time_pass_remarks(rows),
@@ -180,8 +168,8 @@ def _group(
 def _title(group: TrialGroup, groups: Sequence[TrialGroup]) -> str:
     """Return the heading of a group. No two groups have equal headings."""
     key = group.key
-    task = f"{key['task'] or 'unnamed task'} ({_copy_kind(key['data_copy'])})"
-    parts = [task, key["model"] or "unnamed model", *(key[name] for name in ("preset", "dtype") if key[name])]
+    task = f"{key['task']} ({_copy_kind(key['data_copy'])})"
+    parts = [task, *(key[name] for name in ("model", "preset", "dtype") if key[name])]
     execution = group.trials[0].text("execution")  # a field of the recipe, so that the whole group has it
     if execution not in ("", "eager"):
         parts.append(execution)
@@ -202,24 +190,12 @@ def _copy_kind(data_copy: str) -> str:
 
 def _subtitle(group: TrialGroup, device: str) -> str:
     done = [trial for trial in group.trials if trial.done]
-    parts = []
-    for column, singular, several in (("epochs", "epoch", "epochs"), ("batch_size", "batch size", "batch sizes")):
-        values = sorted({value for trial in done if (value := trial.number(column)) is not None})
-        texts = [f"{value:g}" for value in values]
-        if column == "epochs" and texts:
-            parts.append(f"{' or '.join(texts)} {singular if texts == ['1'] else several}")
-        elif texts:
-            parts.append(f"{singular if len(texts) == 1 else several} {' or '.join(texts)}")
+    length, size = group.key["epochs"], group.key["batch_size"]
+    parts = [f"{length} {'epoch' if length == '1' else 'epochs'}"] if length else []
+    parts += [f"batch size {size}"] if size else []
     parts += _image_sizes(group)
-    hardware = [f"hardware id {group.key['hardware_id'] or 'not recorded'}"]
-    if group.key["threads"]:
-        hardware.append(f"threads {group.key['threads']}")
-    parts.append(f"device {device or 'not recorded'} ({', '.join(hardware)})")
-    parts.append(f"arithmetic {group.key['arithmetic']}")
-    if group.key["torch"]:
-        parts.append(f"torch {group.key['torch']}")
-    if group.key["data_copy"]:
-        parts.append(f"data copy {group.key['data_copy']}")
+    parts.append(f"device {device or 'not recorded'} (hardware id {group.key['hardware_id'] or 'not recorded'})")
+    parts += [f"{words} {group.key[name]}" for name, words in _NAMED.items() if group.key[name]]
     sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
     if sources:
         parts.append(f"recipe of {' or '.join(sorted(sources))}")
@@ -230,30 +206,20 @@ def _subtitle(group: TrialGroup, device: str) -> str:
 def _image_sizes(group: TrialGroup) -> list[str]:
     """Return the image sizes that task or recipe of a group name; empty if every trial has the same."""
     recipe = json.loads(group.key["recipe"] or "{}")
-    growing = recipe.get("train_sizes")
-    parameters = group.trials[0].spec.get("task_parameters")
-    side = parameters.get("image_size") if isinstance(parameters, Mapping) else None
-    named = (("images", [side]), ("training images", growing if isinstance(growing, list) else []))
-    sizes = [(what, [f"{side}x{side}" for side in sides if isinstance(side, int)]) for what, sides in named]
-    return [f"{what} of {' then '.join(texts)} pixels" for what, texts in sizes if texts]
+    side = group.trials[0].spec.get("task_parameters", {}).get("image_size")
+    named = {"images": [side] if isinstance(side, int) else [], "training images": recipe.get("train_sizes", ())}
+    texts = {what: " then ".join(f"{side}x{side}" for side in sides) for what, sides in named.items()}
+    return [f"{what} of {text} pixels" for what, text in texts.items() if text]
 
 
 def _data_note(group: TrialGroup) -> str:
-    copies = [trial.spec.get("data_copy") for trial in group.trials]
-    notes = (str(copy["note"]) for copy in copies if isinstance(copy, Mapping) and copy.get("note"))
-    return clean(next(notes, "")).rstrip(".")
+    notes = [trial.spec.get("data_copy", {}).get("note") for trial in group.trials]
+    return clean(next(filter(None, notes), "")).rstrip(".")
 
 
 def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
     """Return the fields of the recipe in which a group differs from its twins: `recipe epochs=5, batch_size=128`."""
-    if not group.key["recipe"]:
-        known = ("epochs", "batch_size")
-        differing = [key for key in known if any(other.key[key] != group.key[key] for other in twins)]
-        return ", ".join(("recipe not recorded", *(f"{key}={group.key[key]}" for key in differing if group.key[key])))
-    own, *others = (
-        {} if not one.key["recipe"] else flatten({**resolve(Recipe), **json.loads(one.key["recipe"])})
-        for one in (group, *twins)
-    )
+    own, *others = (flatten({**resolve(Recipe), **json.loads(one.key["recipe"] or "{}")}) for one in (group, *twins))
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])
 

@@ -201,22 +201,18 @@ class Report:
     Attributes:
         title: Title of the page.
         summary: Number of trials, and the source of the numbers.
-        omissions: One line for each thing that cannot be shown because files are missing.
         groups: Sections about comparable trials.
         left_out: One line for each method that a command left out, because a network does not fit it.
         problems: Failed trials and damaged files; `None` if there are none.
         provenance: The last section.
-        retained_figures: Files to keep: figures that an earlier report drew and that cannot be drawn again.
     """
 
     title: str
     summary: str
-    omissions: tuple[str, ...]
     groups: tuple[Group, ...]
     left_out: tuple[str, ...]
     problems: Problems | None
     provenance: Provenance
-    retained_figures: tuple[str, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,23 +28,16 @@ def problem_section(records: Records) -> Problems | None:
     ]
     if not bad and not records.damage:
         return None
-    no_message = missing_cell("The record has no message.")
-    rows: list[tuple[Cell, ...]] = [
-        (
-            Cell(trial.name, code=True),
-            Cell("done, but damaged" if trial.done else trial.text("status") or "without a status"),
-            Cell(trial.text("message")) if trial.text("message") else no_message,
-            Cell("; ".join(trial.damage)) if trial.damage else missing_cell("No file is damaged."),
-        )
+    texts = [
+        (trial.name, "done, but damaged" if trial.done else trial.text("status"),
+         "; ".join(filter(None, (trial.text("message"), *trial.damage))))
         for trial in bad
-    ]
-    for line in records.damage:
-        rows.append((Cell("suite.json", code=True), Cell("damaged"), no_message, Cell(line)))
-    columns = tuple(Column(title, numeric=False) for title in ("Trial", "Status", "Message", "Damage"))
-    if not records.damage and not any(trial.damage for trial in bad):
-        columns, rows = columns[:3], [row[:3] for row in rows]
+    ]  # fmt: skip
+    texts += [("suite.json", "damaged", line) for line in records.damage]
+    columns = tuple(Column(title, numeric=False) for title in ("Trial", "Status", "Message"))
+    rows = tuple((Cell(name, code=True), Cell(status), Cell(message)) for name, status, message in texts)
     subject = "One trial or file has" if len(rows) == 1 else f"{len(rows)} trials or files have"
-    table = Table("problems", f"{subject} no valid result.", columns, tuple(rows))
+    table = Table("problems", f"{subject} no valid result.", columns, rows)
     if all(trial.done for trial in bad):
         return Problems(
             table, (), "Every trial is done. Run the command of this folder again to repeat trials with damaged files."
@@ -57,29 +51,24 @@ def problem_section(records: Records) -> Problems | None:
 
 def left_out(records: Records) -> tuple[str, ...]:
     """Return one line for each method that a command left out and that has no trial in the folder."""
-    entries = _commands(records.suite)
-    specs = [spec for entry in entries if isinstance(spec := entry.get("spec"), Mapping)]
-    lists = [several for spec in specs if isinstance(several := spec.get("left_out"), list)]
-    found = [one for several in lists for one in several if isinstance(one, Mapping)]
-    names = ("method", "model", "task", "reason")
-    lines = dict.fromkeys(tuple(clean(str(one.get(name, ""))) for name in names) for one in found)
+    entries = [one for command in _commands(records.suite) for one in command["spec"].get("left_out", ())]
     trained = {(label(trial), trial.text("model"), trial.text("task")) for trial in records.trials}
-    return tuple(
-        f"{method} cannot train {model} on {task}: {reason}"
-        for method, model, task, reason in lines
-        if (method, model, task) not in trained
-    )
+    lines = [
+        f"{one['method']} cannot train {one['model']} on {one['task']}: {one['reason']}"
+        for one in entries
+        if (one["method"], one["model"], one["task"]) not in trained
+    ]
+    return tuple(dict.fromkeys(map(clean, lines)))
 
 
 def command_lines(suite: Mapping[str, Any]) -> list[str]:
     """Return the distinct command lines that wrote to the folder, oldest first."""
-    lines = [entry.get("command_line") for entry in (*_commands(suite), suite)]
-    return list(dict.fromkeys(clean(line) for line in lines if isinstance(line, str) and line.strip()))
+    return list(dict.fromkeys(clean(command["command_line"]) for command in _commands(suite)))
 
 
 def _commands(suite: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    commands = suite.get("commands")
-    return [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
+    commands: list[Mapping[str, Any]] = suite.get("commands", [])
+    return commands
 
 
 def out_option(folder: Path) -> str:
@@ -88,28 +77,13 @@ def out_option(folder: Path) -> str:
 
 
 def rerun_command(line: str, folder: Path) -> str:
-    """Return a recorded command line, changed to run only the failed trials of this folder.
-
-    If the quotes in the line are not balanced, the options are added to the unchanged line.
-    """
-    try:
-        words = shlex.split(line)
-    except ValueError:
-        return f"{line} --out {_shell_path(str(folder))} --only failed"
-    for position, word in enumerate(words[:3]):
-        if word.endswith(".py") or word.rpartition("/")[2] == "pdt":
-            words = words[position + 1 :]
-            break
-    # The options that are set below must not appear twice.
-    remaining: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in ("--only", "--out"):
-            skip = True
-        elif not word.startswith(("--only=", "--out=")):
-            remaining.append(word)
+    """Return a recorded command line, changed to run only the failed trials of this folder."""
+    words = shlex.split(line)
+    start = next((place for place, word in enumerate(words[:3], 1) if word.endswith(("pdt", ".py"))), 0)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--only", "--out"):  # set below
+        parser.add_argument(option)
+    _, remaining = parser.parse_known_args(words[start:])
     words = ["python", "run_suite.py", *remaining, "--out", without_home(str(folder)), "--only", "failed"]
     return " ".join(_shell_path(word) for word in words)
 
@@ -180,11 +154,9 @@ def _not_counted(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each network with operations that no FLOPs include."""
     lines: dict[str, str] = {}
     for trial in trials:
-        named = trial.provenance.get("not_counted")
-        if isinstance(named, list) and named:
-            operations = "; ".join(clean(_text(operation)) for operation in named)
-            lines[trial.text("model") or trial.name] = f"{operations}."
-    return [f"Not included in any FLOPs of {clean(model)}: {operations}" for model, operations in lines.items()]
+        if named := trial.provenance.get("not_counted"):
+            lines[trial.text("model")] = clean("; ".join(map(_text, named)))
+    return [f"Not included in any FLOPs of {clean(model)}: {operations}." for model, operations in lines.items()]
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:
@@ -209,17 +181,16 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
 def _trial_row(trial: Trial) -> tuple[Cell, ...]:
     seed, accuracy, time = (trial.number(column) for column in ("seed", "test_accuracy", "train_time_s"))
     missing = missing_cell("Not measured in this trial.")
-    unknown = missing_cell("Not recorded for this trial.")
-    digest = str(trial.spec.get("hash", ""))[:16] or trial.name.rsplit("-", 1)[-1]
+    digest = trial.spec.get("hash", "")[:16] or trial.name.rsplit("-", 1)[-1]
     return (
         Cell(trial.name, code=True),
-        Cell(label(trial), code=True) if trial.text("method") else unknown,
+        Cell(label(trial), code=True),
         Cell(clean(digest), code=True),
-        Cell(trial.text("status") or "without a status"),
-        unknown if seed is None else Cell(f"{seed:.0f}", value=seed),
+        Cell(trial.text("status")),
+        missing if seed is None else Cell(f"{seed:.0f}", value=seed),
         missing if accuracy is None else Cell(f"{100 * accuracy:.2f}", value=accuracy),
         missing if time is None else Cell(mark_disturbed(formatting.duration(time), is_disturbed(trial)), value=time),
-        *(Cell(text, code=True) if text else unknown for text in (trial.text("data_copy"), trial.text("hardware_id"))),
+        *(Cell(trial.text(column), code=True) for column in ("data_copy", "hardware_id")),
     )
 
 
@@ -276,17 +247,14 @@ def _method_table(trials: Sequence[Trial]) -> Table:
     columns = tuple(Column(title, numeric=False) for title in ("Method", "All parameters", "Source", "Defaults chosen"))
     rows: dict[tuple[str, str], tuple[Cell, ...]] = {}
     for trial in trials:
-        parameters, source = trial.text("parameters"), _source(trial)
+        parameters, card = trial.text("parameters"), trial.provenance.get("method", {})
         key = (label(trial), parameters)
-        if trial.text("method") and (key not in rows or source):
-            rows[key] = (
-                Cell(label(trial), code=True),
-                Cell(_parameters(parameters))
-                if parameters not in ("", "{}")
-                else missing_cell("The method has no parameters, or they were not recorded."),
-                Cell(source) if source else missing_cell("No record of a trial names the source."),
-                Cell(tuning) if (tuning := _tuning(trial)) else missing_cell("No trial recorded it."),
-            )
+        if key not in rows or card:
+            named = ", ".join(f"{name}={value}" for name, value in flatten(json.loads(parameters or "{}")).items())
+            tuning = "; ".join(map(_text, card.get("tuning", ())))
+            texts = (named, clean(card.get("source", "")), clean(tuning))
+            cells = (Cell(text) if text else missing_cell("The records name none") for text in texts)
+            rows[key] = (Cell(label(trial), code=True), *cells)
     return Table("methods", "Methods", columns, tuple(rows.values()))
 
 
@@ -328,23 +296,3 @@ def _uses(trial: Trial, tuned: TunedMethod) -> bool:
     default = next((one["default"] for one in tuned.space if one.get("name") == "recipe.learning_rate"), None)
     rate = tuned.settings[tuned.chosen].values.get("recipe.learning_rate", default)
     return rate is None or (trial.spec.get("recipe") or {}).get("learning_rate") == rate
-
-
-def _parameters(text: str) -> str:
-    try:
-        return ", ".join(f"{key}={value}" for key, value in flatten(json.loads(text)).items())
-    except json.JSONDecodeError:
-        return text  # another program wrote this text, which is shown unchanged
-
-
-def _tuning(trial: Trial) -> str:
-    """Return how many trials the method's defaults cost, and on which images they were chosen."""
-    card = trial.provenance.get("method")
-    lines = card.get("tuning") if isinstance(card, Mapping) else None
-    return clean("; ".join(map(_text, lines))) if isinstance(lines, list) else ""
-
-
-def _source(trial: Trial) -> str:
-    card = trial.provenance.get("method")
-    source = card.get("source") if isinstance(card, Mapping) else trial.provenance.get("source")
-    return clean(source) if isinstance(source, str) else ""

@@ -12,8 +12,7 @@ The sentences of a method are in `reports/sentences/methods.j2`:
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
 6. Shares below half a percent of dense are left out.
 
-Remarks are about unreliable times, machines, backends, and what missing files leave out. Their sentences are in
-`reports/sentences/remarks.j2`.
+Remarks are about unreliable times, machines and backends. Their sentences are in `reports/sentences/remarks.j2`.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ from typing import Any, NamedTuple
 
 from reports.content.model import Headline
 from reports.content.verdict import skips
-from reports.content.why import causes
 from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
 from suite.files import clean
 from suite.recipe import FLUSH
 from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
-from suite.trials.folder.profiles import MethodProfile
-from suite.trials.folder.reader import FILES, Records, Trial
+from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 
@@ -42,35 +39,17 @@ _NEGLIGIBLE = 0.005
 _EXPLAINED = 0.05
 
 
-def headlines(
-    rows: Sequence[MethodRow],
-    outcomes: Mapping[str, str],
-    profiles: Mapping[str, MethodProfile],
-    epochs: float,
-) -> tuple[Headline, ...]:
-    """Return the sentences about each row.
-
-    Args:
-        rows: Rows of one group.
-        outcomes: What the rule says, by method; this comes first.
-        profiles: Profiles of a training step, by method, for methods that have one.
-        epochs: Number of epochs of the trials; 0 if it is not known.
-    """
+def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[Headline, ...]:
+    """Return the sentences about each row of a group: what the rule says, by method, and why."""
     lines = []
     for row in rows:
-        text = sentence(row, causes(profiles.get(row.label), epochs))
-        outcome = outcomes.get(row.label)
+        text, outcome = sentence(row), outcomes.get(row.label)
         lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour))
     return tuple(lines)
 
 
-def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
-    """Return the sentences about a row, without the method's name in front.
-
-    Args:
-        row: A method.
-        why: Sentences about the causes of its time, which come last.
-    """
+def sentence(row: MethodRow) -> str:
+    """Return the sentences about a row, without the method's name in front."""
     failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
     if not row.done:
         return say("methods.nothing_done", failures=failures)
@@ -79,7 +58,7 @@ def sentence(row: MethodRow, why: Sequence[str] = ()) -> str:
         clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
     else:
         clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-    first, *others = [*clauses, *why]
+    first, *others = clauses
     return " ".join([f"{head}: {first}.", *(f"{text[:1].upper()}{text[1:]}." for text in others)])
 
 
@@ -185,15 +164,15 @@ def _slow_products(done: Sequence[Trial]) -> list[str]:
     slow: dict[str, list[str]] = {}
     for trial in done:
         found = trial.provenance.get("onednn_fallbacks")
-        if isinstance(found, list) and found:
-            slow.setdefault(clean("; ".join(map(str, found))), []).append(trial.name)
+        if isinstance(found, list) and found:  # otherwise the text that says why they are not known
+            slow.setdefault(clean("; ".join(found)), []).append(trial.name)
     return [say("remarks.slow_products", products=slow)] if slow else []
 
 
 def _emulated(done: Sequence[Trial]) -> list[str]:
     """Name a data type for which the processor has no arithmetic."""
-    found = [clean(str(trial.provenance["emulated_dtype"])) for trial in done if trial.provenance.get("emulated_dtype")]
-    return [say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0])] if found else []
+    found = [dtype for trial in done if (dtype := trial.provenance.get("emulated_dtype"))]
+    return [clean(say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0]))] if found else []
 
 
 def _unflushed(done: Sequence[Trial]) -> list[str]:
@@ -206,12 +185,9 @@ def _resumed(done: Sequence[Trial]) -> list[str]:
     """Name trials whose times are sums over several attempts, and what changed in between."""
     resumed = []
     for trial in done:
-        ends = [clean(str(attempt.get("until_epoch"))) for attempt in attempts(trial)]
-        changes = trial.provenance.get("resumed_elsewhere")
-        if ends:
-            texts = [clean(str(change)) for change in changes] if isinstance(changes, list) else []
-            resumed.append((trial.name, ends, texts))
-    return [say("remarks.resumed", trials=resumed)] if resumed else []
+        if ends := [attempt.get("until_epoch") for attempt in attempts(trial)]:
+            resumed.append((trial.name, ends, trial.provenance.get("resumed_elsewhere") or []))
+    return [clean(say("remarks.resumed", trials=resumed))] if resumed else []
 
 
 class _Backend(NamedTuple):
@@ -248,15 +224,14 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
 
 def _last_backends(trial: Trial) -> dict[str, str]:
     """Return the backend of each layer in the last epoch; empty if the records do not name them."""
-    backends = trial.epochs[-1].get("backends") if trial.epochs else None
-    return {str(layer): str(name) for layer, name in backends.items()} if isinstance(backends, Mapping) else {}
+    backends: dict[str, str] = trial.epochs[-1].get("backends", {}) if trial.epochs else {}
+    return backends
 
 
 def _sparse_layers(trial: Trial) -> set[str]:
     """Return the layers with a product that could skip multiply-adds in the last epoch, whatever the backend."""
-    layers = trial.epochs[-1].get("layers") if trial.epochs else None
-    found = layers.items() if isinstance(layers, Mapping) else ()
-    return {str(name) for name, record in found if min(record.get("density", ()), default=1.0) < 1}
+    layers = trial.epochs[-1].get("layers", {}) if trial.epochs else {}
+    return {name for name, record in layers.items() if min(record.get("density", ()), default=1.0) < 1}
 
 
 def machine_remarks(group: TrialGroup) -> list[str]:
@@ -309,11 +284,9 @@ def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
 def _gradients(trial: Trial) -> tuple[int, int] | None:
     """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
     record = trial.epochs[-1] if trial.epochs else {}
-    sums = [record.get(key) for key in ("communication", "train_communication")]
-    measured, counted = (counts.get("gradients") if isinstance(counts, Mapping) else None for counts in sums)
-    if not (isinstance(measured, int) and isinstance(counted, int)):
+    if not (record.get("communication") and record.get("train_communication")):
         return None
-    return measured, counted
+    return record["communication"]["gradients"], record["train_communication"]["gradients"]
 
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
@@ -343,27 +316,5 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
 
 def _commit(provenance: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the commit that measured (empty if it is not known), and whether its files were changed."""
-    git = provenance.get("git")
-    commit = git.get("commit") if isinstance(git, Mapping) else None
-    return (str(commit)[:10], bool(git.get("dirty"))) if commit and isinstance(git, Mapping) else ("", False)
-
-
-def missing_file_notes(records: Records) -> tuple[str, ...]:
-    """Return one line for each kind of file that finished trials lack, and one if `suite.json` is missing."""
-    done = [trial for trial in records.trials if trial.done]
-    lines = []
-    for file in FILES:
-        if without := [trial.name for trial in done if file in trial.missing_files]:
-            lines.append(say("remarks.missing", file=file, without=without, done=len(done)))
-    if not records.suite and not records.damage:
-        lines.append(say("remarks.no_suite"))
-    return tuple(lines)
-
-
-def retained_figure_notes(figures: Sequence[str]) -> tuple[str, ...]:
-    """Return a line that names figures of an earlier report that cannot be drawn again, if any.
-
-    Args:
-        figures: File names without the prefix of the group.
-    """
-    return (say("remarks.retained", figures=figures),) if figures else ()
+    git = provenance.get("git") or {}
+    return (git.get("commit") or "")[:10], bool(git.get("dirty"))

@@ -117,7 +117,6 @@ def _cells(row: TargetRow, rows: Sequence[TargetRow], timed: bool, energy: bool)
         notes.append(f"{row.unknown} more without epochs.jsonl.")
     within = f"not reached within {row.budget:g} epochs ({seeds})" if row.budget else f"not reached ({seeds})"
     is_reached = 2 * row.reached > counted
-    time = row.costs["time_to_target_s"]
 
     def disturbed(text: str) -> str:
         return mark_disturbed(text, row.time_is_disturbed)
@@ -125,39 +124,29 @@ def _cells(row: TargetRow, rows: Sequence[TargetRow], timed: bool, energy: bool)
     cells = [
         Cell(row.name, code=True, colour=row.colour),
         Cell(seeds if is_reached else within, " ".join(notes), row.reached / counted),
-        _cell(row.epoch, "" if row.epoch is None else f"{row.epoch:g}"),
-        _cell(time, "" if _absent(time) else disturbed(formatting.duration(time or 0.0))),
+        _cell(row.epoch, lambda epoch: f"{epoch:g}"),
+        _cell(row.costs["time_to_target_s"], lambda time: disturbed(formatting.duration(time))),
         _ratio(row, rows, "time_to_target_s", disturbed),
-        _cell(row.costs["flops_to_target"], _si(row.costs["flops_to_target"], "FLOPs")),
+        _cell(row.costs["flops_to_target"], lambda flops: formatting.si(flops, "FLOPs")),
         _ratio(row, rows, "flops_to_target", str),
     ]
     if timed:
         cells.append(_ratio(row, rows, "share", str))
     if energy:
-        joules = row.costs["energy_to_target_j"]
-        cells.append(_cell(joules, _si(joules, "J")))
+        cells.append(_cell(row.costs["energy_to_target_j"], lambda joules: formatting.si(joules, "J")))
     return tuple(cells)
 
 
-def _absent(value: float | None) -> bool:
-    return value is None or math.isinf(value)
-
-
-def _si(value: float | None, unit: str) -> str:
-    return "" if value is None or math.isinf(value) else formatting.si(value, unit)
-
-
-def _cell(value: float | None, text: str) -> Cell:
+def _cell(value: float | None, write: Callable[[float], str]) -> Cell:
     if value is None:
         return missing_cell("not recorded")
     if math.isinf(value):
         return missing_cell("no more than half of the seeds reached the target")
-    return Cell(text, value=value)
+    return Cell(write(value), value=value)
 
 
 def _ratio(row: TargetRow, rows: Sequence[TargetRow], column: str, mark: Callable[[str], str]) -> Cell:
     ratio = of_dense(row, rows, column)
     if ratio is None:
         return missing_cell("one of the two medians is not known")
-    text = f"{ratio:.2f}"
-    return Cell(mark(text), value=ratio)
+    return Cell(mark(f"{ratio:.2f}"), value=ratio)

@@ -230,8 +230,8 @@ def inference_share(row: MethodRow) -> Quantity:
 
 def skips(row: MethodRow) -> bool:
     """Return whether layers of a finished trial ended with another backend than torch, which may skip zeros."""
-    backends = [trial.epochs[-1].get("backends") for trial in row.done if trial.epochs]
-    return any(isinstance(one, Mapping) and any(name != "torch" for name in one.values()) for one in backends)
+    backends = [trial.epochs[-1].get("backends", {}) for trial in row.done if trial.epochs]
+    return any(name != "torch" for one in backends for name in one.values())
 
 
 def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setting) -> str:

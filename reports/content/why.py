@@ -1,14 +1,9 @@
-"""The sections "Why" of a report: where the time of a step goes, from the file of the profile pass.
-
-The file has, in this order: shares of the step and of the three products, modelled and measured savings, the causes of
-a method's time, the tables of parts, savings and layers, and the sections.
-"""
+"""The sections "Why" of a report: where the time of a step goes, from the file of the profile pass."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from reports import formatting
@@ -16,7 +11,6 @@ from reports.content.model import Cell, Column, Section, Table, missing_cell, nu
 from reports.data.method_rows import MethodRow
 from reports.figures.figure import Figure
 from reports.figures.step_parts import step_figure
-from reports.sentences import say
 from suite.trials.estimates import mean_of
 from suite.trials.folder.profiles import (
     PART_TITLES,
@@ -33,8 +27,7 @@ PRODUCTS: tuple[Product, ...] = ("forward", "dgrad", "wgrad")
 Flops = Literal["dense", "current", "effective", "executed"]
 
 
-@dataclass(frozen=True)
-class Saving:
+class Saving(NamedTuple):
     """A saving relative to dense, as a fraction; negative if the method takes longer.
 
     Attributes:
@@ -46,8 +39,7 @@ class Saving:
     step: float
 
 
-@dataclass(frozen=True)
-class Savings:
+class Savings(NamedTuple):
     """Savings of a method in one stage.
 
     Attributes:
@@ -68,147 +60,54 @@ def total(step: StepProfile) -> float:
     return math.fsum(step.parts.values())
 
 
-def part_seconds(step: StepProfile, part: Part) -> float:
-    """Return the seconds of a part."""
-    return step.parts.get(part, 0.0)
-
-
-def products_seconds(step: StepProfile) -> float:
-    """Return the seconds of the three products together."""
-    return math.fsum(part_seconds(step, product) for product in PRODUCTS)
+def seconds(step: StepProfile, parts: Sequence[Part]) -> float:
+    """Return the seconds of some parts of a step together."""
+    return math.fsum(step.parts.get(part, 0.0) for part in parts)
 
 
 def share_of_products(step: StepProfile, product: Product) -> float:
     """Return the share of a product in the time of the three products, or 0 if no layer is planned."""
-    products = products_seconds(step)
-    return part_seconds(step, product) / products if products else 0.0
+    products = seconds(step, PRODUCTS)
+    return seconds(step, [product]) / products if products else 0.0
 
 
-def flops(step: StepProfile, column: Flops, product: Product | None = None) -> float:
-    """Return the FLOPs of a step: of one product, or of all."""
+def flops(step: StepProfile, column: Flops, products: Sequence[Product] = PRODUCTS) -> float:
+    """Return the FLOPs of some products of a step."""
     return math.fsum(
         getattr(counted, column)
         for layer in step.layers
         for name, counted in layer.products.items()
-        if product in (None, name)
+        if name in products
     )
 
 
 def savings(stage: StageProfile) -> Savings | None:
     """Return the savings of a stage; `None` for dense training itself or without planned layers."""
-    if stage.dense is None or stage.ratio is None or not products_seconds(stage.dense):
+    if stage.dense is None or stage.ratio is None or not (products := seconds(stage.dense, PRODUCTS)):
         return None
-    products, step = products_seconds(stage.dense), total(stage.dense)
-    saved, pruning = _skippable_seconds(stage.dense, stage.method), part_seconds(stage.method, "pruning")
-    mine = products_seconds(stage.method)
+    step = total(stage.dense)
+    saved, pruning = _skippable_seconds(stage.dense, stage.method), seconds(stage.method, ["pruning"])
     return Savings(
         skipped=Saving(saved / products, saved / step),
         with_pruning=Saving((saved - pruning) / products, (saved - pruning) / step),
-        measured=Saving(1 - mine / products, 1 - stage.ratio.ratio),
+        measured=Saving(1 - seconds(stage.method, PRODUCTS) / products, 1 - stage.ratio.ratio),
     )
-
-
-@dataclass(frozen=True)
-class SlowedProduct:
-    """A product of one layer that takes longer than dense's.
-
-    Attributes:
-        layer: Name of the layer.
-        product: The product.
-        dense_s: Seconds in a dense step.
-        method_s: Seconds in a step of the method.
-    """
-
-    layer: str
-    product: Product
-    dense_s: float
-    method_s: float
-
-
-def changes(stage: StageProfile) -> dict[Part, float]:
-    """Return how much longer each part takes than in a dense step, as a share of that step, largest change first.
-
-    The result is empty for dense training itself.
-    """
-    dense, method = stage.dense, stage.method
-    if dense is None:
-        return {}
-    longer = {part: (part_seconds(method, part) - part_seconds(dense, part)) / total(dense) for part in method.parts}
-    return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
-
-
-def most_slowed_product(stage: StageProfile) -> SlowedProduct | None:
-    """Return the product of a layer whose time exceeds dense's by most; `None` if none does."""
-    theirs = {layer.name: layer for layer in stage.dense.layers} if stage.dense is not None else {}
-    slowed = [
-        SlowedProduct(layer.name, name, before.seconds, after.seconds)
-        for layer in stage.method.layers
-        for name, after in layer.products.items()
-        if layer.name in theirs and (before := theirs[layer.name].products.get(name)) is not None
-        if before.seconds is not None and after.seconds is not None and after.seconds > before.seconds
-    ]
-    return max(slowed, key=lambda one: one.method_s - one.dense_s, default=None)
 
 
 def _skippable_seconds(dense: StepProfile, method: StepProfile) -> float:
     """Return the seconds of dense products that would be saved if time were proportional to effective FLOPs."""
-    theirs = {layer.name: layer for layer in method.layers}
+    theirs = {layer.name: layer.products for layer in method.layers}
     saved = []
     for layer in dense.layers:
         for product, cost in layer.products.items():
-            if not cost.seconds or not cost.effective:
-                continue
-            other = theirs[layer.name].products.get(product) if layer.name in theirs else None
-            left = other.effective / method.batch_size if other else 0.0
-            saved.append(cost.seconds * (1 - left / (cost.effective / dense.batch_size)))
+            if cost.seconds and cost.effective:
+                other = theirs.get(layer.name, {}).get(product)
+                left = other.effective / method.batch_size if other else 0.0
+                saved.append(cost.seconds * (1 - left / (cost.effective / dense.batch_size)))
     return math.fsum(saved)
 
 
 _MILLI = 1e3
-_NEGLIGIBLE = 0.01  # of a dense step
-_REMARKABLE = 0.1  # of a dense step; a layer's product that is slower by more is named
-
-
-class _Change(NamedTuple):
-    """The change of a part of a step; for a product also its executed FLOPs and its time relative to dense."""
-
-    title: str
-    percent: float
-    executed: float | None = None
-    time: float | None = None
-
-
-def causes(profile: MethodProfile | None, epochs: float) -> list[str]:
-    """Return which parts of a step are faster or slower than dense's in the last stage; empty without a profile.
-
-    Args:
-        profile: Profile of a method.
-        epochs: Number of epochs of the trials; 0 if it is not known.
-    """
-    if profile is None or (dense := profile.stages[-1].dense) is None:
-        return []
-    stage = profile.stages[-1]
-    if not (dense.adds_up and stage.method.adds_up):
-        return []  # the clocks or another program took some of the time
-    parts = [_change(stage, part, share) for part, share in changes(stage).items() if abs(share) >= _NEGLIGIBLE]
-    of_several = stage.epoch if profile.stages_of_trial > 1 else None
-    lines = [say("methods.changed_parts", stage=of_several, epochs=epochs, parts=parts)]
-    slowed = most_slowed_product(stage)
-    if parts and slowed is not None and slowed.method_s - slowed.dense_s >= _REMARKABLE * total(dense):
-        product = "forward pass" if slowed.product == "forward" else PART_TITLES[slowed.product]
-        ms, dense_ms = _MILLI * slowed.method_s, _MILLI * slowed.dense_s
-        lines.append(say("methods.slowed", product=product, layer=slowed.layer, ms=ms, dense_ms=dense_ms))
-    return lines
-
-
-def _change(stage: StageProfile, part: Part, share: float) -> _Change:
-    dense, method = stage.dense, stage.method
-    if part not in PRODUCTS or dense is None or not (whole := flops(dense, "dense", part)):
-        return _Change(PART_TITLES[part], 100 * share)
-    executed = flops(method, "executed", part) / method.batch_size / (whole / dense.batch_size)
-    return _Change(PART_TITLES[part], 100 * share, executed, part_seconds(method, part) / part_seconds(dense, part))
-
-
 _NO_FLOPS = "Only products have counted FLOPs"
 _MODEL = (
     "Every product takes its dense time, times the share of its FLOPs that remains (the model of SDGP's Sec. IV-C)."
@@ -217,22 +116,33 @@ _PAIRS = (
     "Over all pairs of neighbouring steps without clocks, slow ones included; the tables of parts and layers are means "
     "over the faster half of the steps."
 )
-_NETWORK = "Pooling, sums, the loss, attention, layers that no method can plan, and Python between operations."
-_REST = "The norm of the gradients, counting, and the training loop."
+_NOTES: Mapping[str, str] = {
+    "network": "Pooling, sums, the loss, attention, layers that no method can plan, and Python between operations.",
+    "rest": "The norm of the gradients, counting, and the training loop.",
+}
 
 
 def parts_table(row: MethodRow, profile: MethodProfile, stage: StageProfile, name: str) -> Table:
     """Return the table of the parts of a step, dense next to the method."""
     method, dense = stage.method, stage.dense or stage.method
-    rows = [_product_row(product, dense, method) for product in PRODUCTS]
-    rows.append(_row("three products", (flops(dense, "dense"), flops(dense, "dense")), dense, method, products=None))
-    others = [part for part in PART_TITLES if part not in PRODUCTS]
-    notes = {"network": _NETWORK, "rest": _REST}
-    rows += [
-        _time_row(PART_TITLES[part], part_seconds(dense, part), part_seconds(method, part), dense, method,
-                  notes.get(part, "")) for part in others
-    ]  # fmt: skip
-    rows.append(_time_row("sum of the parts", total(dense), total(method), dense, method))
+
+    def times(title: str, parts: Sequence[Part], note: str = "") -> tuple[Cell, ...]:
+        return _time_row(title, seconds(dense, parts), seconds(method, parts), dense, method, note)
+
+    def products(title: str, of: Sequence[Product]) -> tuple[Cell, ...]:
+        per_image, whole = flops(dense, "dense", of) / dense.batch_size, flops(dense, "dense") / dense.batch_size
+        ratios = [
+            flops(method, column, of) / method.batch_size / per_image if per_image else 0.0
+            for column in ("effective", "executed")
+        ]
+        head, _, _, _, *tail = times(title, of)
+        share = number_cell(100 * per_image / whole if whole else 0.0, 1)
+        return (head, share, *(number_cell(ratio, 2) for ratio in ratios), *tail)
+
+    rows = [products(PART_TITLES[product], [product]) for product in PRODUCTS]
+    rows.append(products("three products", PRODUCTS))
+    rows += [times(title, [part], _NOTES.get(part, "")) for part, title in PART_TITLES.items() if part not in PRODUCTS]
+    rows.append(times("sum of the parts", [*PART_TITLES]))
     rows.append(
         _time_row("step without clocks", dense.step_s, method.step_s, dense, method, "Mean over the faster half.")
     )
@@ -250,25 +160,6 @@ def parts_table(row: MethodRow, profile: MethodProfile, stage: StageProfile, nam
         Column("Share of step", "%", "measured", "Of the sum of the parts."),
     )
     return Table(name, f"{caption}.", columns, tuple(rows))
-
-
-def _product_row(product: Product, dense: StepProfile, method: StepProfile) -> tuple[Cell, ...]:
-    counted = flops(dense, "dense", product), flops(dense, "dense")
-    return _row(PART_TITLES[product], counted, dense, method, product)
-
-
-def _row(
-    title: str, counted: tuple[float, float], dense: StepProfile, method: StepProfile, products: Product | None
-) -> tuple[Cell, ...]:
-    """Return the row of one product, or of the three together."""
-    own, everything = counted
-    per_image = own / dense.batch_size
-    ratios = [flops(method, column, products) / method.batch_size / per_image if per_image else 0.0 for column in
-              ("effective", "executed")]  # fmt: skip
-    times = [products_seconds(step) if products is None else part_seconds(step, products) for step in (dense, method)]
-    head, _, _, _, *tail = _time_row(title, times[0], times[1], dense, method)
-    share = own / everything if everything else 0.0
-    return (head, number_cell(100 * share, 1), *(number_cell(ratio, 2) for ratio in ratios), *tail)
 
 
 def _time_row(
@@ -329,8 +220,9 @@ _BOUND = (
 def layer_table(row: MethodRow, profile: MethodProfile, name: str) -> Table:
     """Return the table of layers and products in the last stage."""
     stage = profile.stages[-1]
-    theirs = {layer.name: layer for layer in (stage.dense or stage.method).layers}
-    whole = flops(stage.dense or stage.method, "dense") / (stage.dense or stage.method).batch_size
+    dense = stage.dense or stage.method
+    theirs = {layer.name: layer for layer in dense.layers}
+    whole = flops(dense, "dense") / dense.batch_size
     rows = []
     for layer in stage.method.layers:
         rows += [_layer_row(layer, product, theirs, stage, whole) for product in layer.products]
@@ -359,25 +251,29 @@ def _layer_row(
     stage: StageProfile,
     whole: float,
 ) -> tuple[Cell, ...]:
-    found, images = layer.products[product], stage.method.batch_size
+    found, bound = layer.products[product], layer.products[product].bound
     other = theirs[layer.name].products.get(product) if layer.name in theirs else None
-    not_timed = "No method can plan this layer, so that its products are not timed"
-    bound = found.bound
+    dense_s = other.seconds if other else None
+    least = bound.seconds if bound else None
     return (
         Cell(layer.name, code=True),
         Cell(_shape(layer)),
         Cell(PART_TITLES[product], "" if layer.backend == "torch" else f"Backend {layer.backend}."),
-        number_cell(100 * found.dense / images / whole, 1),
+        number_cell(100 * found.dense / stage.method.batch_size / whole, 1),
         number_cell(found.executed / found.dense, 2),
-        missing_cell(not_timed) if other is None or other.seconds is None else number_cell(_MILLI * other.seconds, 3),
-        missing_cell(not_timed) if found.seconds is None else number_cell(_MILLI * found.seconds, 3),
-        missing_cell(not_timed) if found.seconds is None else number_cell(100 * found.seconds / total(stage.method), 1),
-        missing_cell(not_timed) if bound is None else number_cell(_MILLI * bound.seconds, 3),
-        missing_cell(not_timed)
-        if bound is None or found.seconds is None
-        else number_cell(found.seconds / bound.seconds, 1),
-        Cell("" if bound is None else bound.by),
+        _timed(dense_s, _MILLI, 3),
+        _timed(found.seconds, _MILLI, 3),
+        _timed(found.seconds, 100 / total(stage.method), 1),
+        _timed(least, _MILLI, 3),
+        _timed(found.seconds if least else None, 1 / least if least else 1.0, 1),
+        Cell(bound.by if bound else ""),
     )
+
+
+def _timed(seconds: float | None, scale: float, decimals: int) -> Cell:
+    if seconds is None:
+        return missing_cell("No method can plan this layer, so that its products are not timed")
+    return number_cell(scale * seconds, decimals)
 
 
 def _pruning_row(layer: LayerProfile, step: StepProfile) -> tuple[Cell, ...]:
@@ -399,7 +295,6 @@ _BARS = (
     "Means over the faster half of the steps with clocks, in the last stage of each method, for the images of a dense "
     "step. Rest: normalisation, other operations, optimizer, input and the loop."
 )
-PRUNING: Part = "pruning"
 _PUBLISHED = (
     "SDGP's paper measured 33.17 % of the time of the three products for ResNet-18 on ImageNet (batch size 256, Nvidia "
     "A100; Sec. IV-C and Fig. 9)."
@@ -444,7 +339,8 @@ def _step_figure(found: Sequence[tuple[MethodRow, MethodProfile]], slug: str) ->
 def _milliseconds(step: StepProfile, batch_size: int) -> dict[str, float]:
     """Return the milliseconds of each part of a step in the figure, for as many images as a dense step has."""
     scale = 1e3 * batch_size / step.batch_size
-    shown = {PART_TITLES[part]: scale * part_seconds(step, part) for part in (*PRODUCTS, PRUNING)}
+    parts: tuple[Part, ...] = (*PRODUCTS, "pruning")
+    shown = {PART_TITLES[part]: scale * seconds(step, [part]) for part in parts}
     return shown | {"rest": scale * total(step) - sum(shown.values())}
 
 
@@ -462,7 +358,7 @@ def _lines(found: Sequence[tuple[MethodRow, MethodProfile]]) -> tuple[str, ...]:
         "faster half of the steps. The clocks compute both gradients of a layer separately, also where dense training "
         "computes them in one call.",
         f"In a dense step, the data gradient takes {_percent(share_of_products(dense, 'dgrad'))} % of the time of the "
-        f"three products and {_percent(part_seconds(dense, 'dgrad') / total(dense))} % of the step. {_PUBLISHED}",
+        f"three products and {_percent(seconds(dense, ['dgrad']) / total(dense))} % of the step. {_PUBLISHED}",
     ]
     if apart := [row.label for row, profile in found if not all(_adds_up(stage) for stage in profile.stages)]:
         lines.append(

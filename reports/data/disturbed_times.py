@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
 UNSTEADY = 1.5
-
-# A cache, because the tables and figures of a report ask for the same trials many times.
-_SPREADS: WeakKeyDictionary[Trial, float] = WeakKeyDictionary()
 
 DISTURBED = "disturbed"
 DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
@@ -32,42 +29,33 @@ def mark_disturbed(text: str, disturbed: bool) -> str:
 
 def attempts(trial: Trial) -> list[Mapping[str, Any]]:
     """Return the attempts before the one that finished the trial."""
-    known = trial.provenance.get("attempts")
-    return [attempt for attempt in known if isinstance(attempt, Mapping)] if isinstance(known, list) else []
+    known: list[Mapping[str, Any]] = trial.provenance.get("attempts", [])
+    return known
 
 
 def busy_share(trial: Trial) -> float:
     """Return the largest number of busy cores before an attempt, divided by the number of cores of the trial."""
-    hardware = trial.provenance.get("hardware")
-    threads = finite(hardware.get("threads")) if isinstance(hardware, Mapping) else None
-    loads = [finite(record.get("busy_cores")) for record in (trial.provenance, *attempts(trial))]
-    known = [load for load in loads if load is not None]
-    return max(known) / threads if known and threads is not None and threads >= 1 else 0.0
+    threads = trial.provenance.get("hardware", {}).get("threads")
+    loads = [record.get("busy_cores") or 0.0 for record in (trial.provenance, *attempts(trial))]
+    return max(loads) / threads if threads else 0.0
 
 
 def shared_with(trial: Trial) -> float:
     """Return the largest number of other trials on the device during an attempt; 0 if the record names none."""
-    places = [record.get("place") for record in (trial.provenance, *attempts(trial))]
-    return max((finite(place.get("shared_with")) or 0.0 for place in places if isinstance(place, Mapping)), default=0.0)
+    places = [record.get("place") or {} for record in (trial.provenance, *attempts(trial))]
+    return max(place.get("shared_with") or 0.0 for place in places)
 
 
+@cache  # tables and figures of a report ask for the same trials many times
 def spread(trial: Trial) -> float:
     """Return the longest over the shortest time per step among epochs of equal work; 1 if no two can be compared."""
-    if trial not in _SPREADS:
-        _SPREADS[trial] = _spread_of(trial.epochs)
-    return _SPREADS[trial]
-
-
-def _spread_of(records: Sequence[Mapping[str, Any]]) -> float:
     epochs: list[tuple[Any, float]] = []
-    for before, record in pairwise(records):
-        times = (before.get("train_time_s"), record.get("train_time_s"), record.get("steps", 1))
-        if all(isinstance(value, (int, float)) and value > 0 for value in times):
-            began, ended, steps = times
+    for before, record in pairwise(trial.epochs):
+        began, ended, steps = before.get("train_time_s"), record.get("train_time_s"), record.get("steps")
+        if began and ended and steps:
             # The shapes before and after an epoch tell one with a reconfiguration from one without.
-            shapes = tuple((end.get("step_flops") or {}).get("current") for end in (before, record))
-            work = (shapes, record.get("batch_size"))
-            epochs.append((work, (ended - began) / steps))  # type: ignore[operator]
+            shapes = tuple(end.get("step_flops", {}).get("current") for end in (before, record))
+            epochs.append(((shapes, record.get("batch_size")), (ended - began) / steps))
     largest = 1.0
     for _, equal in groupby(epochs, key=lambda epoch: epoch[0]):
         steps_times = [time for _, time in equal if time > 0]

@@ -92,16 +92,8 @@ def _frame(schema: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> pd.Da
 
 
 def _value(column: Column, value: Any) -> Any:
-    """Return a value with the column's type; `None` for a value of another type."""
-    if column.type is str:
-        return None if value is None else str(value)
-    if column.type is bool:
-        return value if isinstance(value, bool) else None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or (column.type is int and (value % 1 or abs(value) >= 2**63))
-    ):
+    """Return a value with the column's type; a number that was written as text, such as `NaN`, is missing."""
+    if value is None or (isinstance(value, str) and column.type is not str):
         return float("nan") if column.type is float else None
     return column.type(value)
 
@@ -110,7 +102,7 @@ def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
         f"{name}_{kind}": numbers.get(kind)
         for name, kinds in NESTED.items()
-        if isinstance(numbers := record.get(name), Mapping)
+        if (numbers := record.get(name))
         for kind in kinds
     }
     return {**record, **nested, "trial_id": trial.name}
@@ -121,7 +113,7 @@ def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
         for label, time in group.methods.items():
             method, _, rest = label.partition("[")
             key: dict[str, Any] = {name: text or None for name, text in group.key.items()}
-            key |= {name: _number(group.key.get(name, "")) for name in ("epochs", "batch_size")}
+            key |= {name: float(text) if (text := group.key.get(name)) else None for name in ("epochs", "batch_size")}
             named = {**key, "method": method, "variant": rest.removesuffix("]") or None}
             yield from ({**named, "pass": number, **_measured(one)} for number, one in enumerate(time.passes, 1))
 
@@ -138,10 +130,3 @@ def _measured(time: PassTime) -> dict[str, Any]:
         "threads": time.threads,
         "time_utc": time.provenance.get("time_utc"),
     }
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -25,7 +25,7 @@ from typing import Any
 from reports.data.disturbed_times import is_disturbed
 from reports.data.method_rows import MethodRow
 from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import Trial
 from suite.trials.folder.targets import COSTS, cost_until, declared_targets, first_reached
 from suite.trials.folder.times import MethodTime
 from suite.trials.groups import BASELINE, TrialGroup, seed_of, share_of_steps
@@ -76,9 +76,9 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class _Seed:
-    """What one seed took to reach the target; `NOT_REACHED` if it did not reach it, `None` if that is not known."""
+    """What one seed took to reach the target; `NOT_REACHED` if it did not reach it, `None` if a cost is not known."""
 
-    epoch: float | None
+    epoch: float
     costs: Mapping[str, float | None]
     share: float | None
     fell: bool = False
@@ -151,7 +151,7 @@ def _row(
     part: float,
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
-    by_seed: dict[int, list[_Seed]] = {}
+    by_seed: dict[int, list[_Seed | None]] = {}
     share_at: _Share | None = None
     if name == BASELINE:
         share_at = partial(dense_share, part=part, timed=timed)
@@ -160,20 +160,20 @@ def _row(
     for trial in counting:
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
     # A seed that was run twice counts once: with the trial of this machine, and among several with the longest.
-    seeds = [
-        max(several, key=lambda one: (not one.elsewhere, -1.0 if one.epoch is None else one.epoch))
+    known = [
+        max(found, key=lambda one: (not one.elsewhere, one.epoch))
         for several in by_seed.values()
+        if (found := [one for one in several if one is not None])
     ]
-    known = [one for one in seeds if one.costs]
     return TargetRow(
         label=name,
         epochs=epochs,
         colour=colour,
         budget=budget,
-        seeds=len(seeds),
-        reached=sum(_was_reached(one) for one in known),
+        seeds=len(by_seed),
+        reached=sum(one.epoch < NOT_REACHED for one in known),
         fell=sum(one.fell for one in known),
-        unknown=len(seeds) - len(known),
+        unknown=len(by_seed) - len(known),
         epoch=median([one.epoch for one in known]),
         costs={column: median([one.costs[column] for one in known if not one.elsewhere]) for column in COLUMNS},
         share=median([one.share for one in known]),
@@ -181,13 +181,8 @@ def _row(
     )
 
 
-def _was_reached(seed: _Seed) -> bool:
-    values = (seed.epoch, *seed.costs.values())
-    return any(value is not None and value < NOT_REACHED for value in values)
-
-
-def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
-    """Return what a trial took.
+def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed | None:
+    """Return what a trial took; `None` if it has no curve.
 
     Args:
         trial: A trial that is done or diverged.
@@ -199,26 +194,15 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed:
     if not trial.done:
         return none
     if not any("test_accuracy" in record for record in trial.epochs):
-        return _Seed(None, {}, None, elsewhere=True) if trial.elsewhere else _from_table(trial, target)
+        return None
     record = first_reached(trial.epochs, target)
     if record is None:
         return none
-    epoch = finite(record.get("epoch"))
-    share = share_at(trial, int(epoch)) if epoch is not None and share_at is not None else None
+    epoch = record["epoch"]
+    share = share_at(trial, epoch) if share_at is not None else None
     costs = {column: cost_until(record, column) for column in COLUMNS}
     fell = first_reached(trial.epochs[-1:], target) is None
     return _Seed(epoch, costs, share, fell, trial.elsewhere)
-
-
-def _from_table(trial: Trial, target: float) -> _Seed:
-    """Return what a trial took from the columns of `results.csv`, if these are about this target."""
-    declared = trial.number("target_accuracy")
-    if declared is None or abs(declared - target) > 1e-9:
-        return _Seed(None, {}, None)
-    costs = {column: trial.number(column) for column in COLUMNS}
-    if all(value is None for value in costs.values()):
-        return _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED)
-    return _Seed(None, costs, None)
 
 
 def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None) -> float | None:
@@ -236,12 +220,12 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     recipe = trial.spec.get("recipe") or {}
     if timed is None and (len(recipe.get("train_sizes") or ()) > 1 or recipe.get("freeze")):
         return None
-    steps = [finite(record.get("steps")) or 1.0 for record in trial.epochs]
+    steps = [record["steps"] for record in trial.epochs]
     progress = math.fsum(steps[:epoch]) / math.fsum(steps)
     return part * (timed.passes[0].dense_share(progress) if timed else progress)
 
 
-def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
+def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float:
     """Return the time until the end of an epoch in units of dense's whole training, from the time pass.
 
     The steps of each stage count with the ratio of the stage. Reconfigurations count with the share of their recorded
@@ -252,22 +236,17 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float | None:
         epoch: Number of the epoch, from 1.
         timed: Times of its method.
 
-    Returns:
-        The share; `None` if the records lack the steps of an epoch.
     """
     measured = timed.pass_of(trial.name)
     ends = [after.epoch for _, after in pairwise(measured.stages)]
     total = 0.0
     for record in trial.epochs:
-        number, steps = finite(record.get("epoch")), finite(record.get("steps"))
-        if number is None or steps is None:
-            return None
-        if number <= epoch:
-            stage = measured.stages[sum(number >= end for end in ends)]
-            total += steps * stage.ratio * measured.share_of_step(stage.phase)
-    records = {finite(record.get("epoch")): record for record in trial.epochs}
-    until, whole = (finite(one.get("reconfigure_time_s")) for one in (records[epoch], trial.epochs[-1]))
-    if measured.reconfiguration and until is not None and whole:
+        if record["epoch"] <= epoch:
+            stage = measured.stages[sum(record["epoch"] >= end for end in ends)]
+            total += record["steps"] * stage.ratio * measured.share_of_step(stage.phase)
+    records = {record["epoch"]: record for record in trial.epochs}
+    until, whole = (one.get("reconfigure_time_s") for one in (records[epoch], trial.epochs[-1]))
+    if measured.reconfiguration and until and whole:
         total += measured.reconfiguration * until / whole
     return total
 

@@ -13,7 +13,7 @@ from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
 from suite.trials.estimates import Estimate, is_guess
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import Trial
 from suite.trials.groups import BASELINE, TrialGroup, label, share_of_steps
 
 Cost = Literal["time", "flops"]
@@ -27,14 +27,9 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the margins that the commands of a folder declared, in order and without repetitions.
 
     Args:
-        suite: Content of `suite.json`, of any version.
+        suite: Content of `suite.json`.
     """
-    commands = suite.get("commands")
-    declared = []
-    for command in commands if isinstance(commands, list) else ():
-        spec = command.get("spec") if isinstance(command, Mapping) else None
-        margin = finite(spec.get("margin")) if isinstance(spec, Mapping) else None
-        declared.append(margin if margin is not None and margin > 0 else MARGIN)
+    declared = [command["spec"].get("margin", MARGIN) for command in suite.get("commands", ())]
     return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
 
 

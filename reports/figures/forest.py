@@ -44,10 +44,10 @@ def gain_figure(
     texts = {label: f"{points(gain)} points: {words[label]}" if gain else words[label] for label, gain in gains.items()}
     places = {label: place for place, label in enumerate(gains)}
     frame = pd.DataFrame(
-        {"method": label, "gain": gain.mean, "low": gain.low, "high": gain.high, "row": places[label],
-         "text": f"{label}\n{texts[label]}"}
-        for label, gain in gains.items() if gain
-    )  # fmt: skip
+        {"method": label, "gain": gain.mean, "low": gain.low, "high": gain.high, "row": places[label]}
+        for label, gain in gains.items()
+        if gain
+    )
     looks = {row.label: row.look for row in rows if gains.get(row.label)}
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")

@@ -33,10 +33,8 @@ def step_figure(steps: Mapping[str, Mapping[str, float]], name: str, caption: st
         for number, part in enumerate(steps[first]):
             widths = [parts[part] for parts in steps.values()]
             colour = svg.MUTED if part == _REST else svg.PALETTE[number % len(svg.PALETTE)]
-            bars = axes.barh(range(len(steps)), widths, 0.7, [*ends.values()], color=colour, label=part)
-            for bar, (label, parts) in zip(bars, steps.items(), strict=True):
-                svg.hover(bar, [f"{label}\n{part}: {_ms(parts[part])} of {_ms(totals[label])}"])
-                ends[label] += parts[part]
+            axes.barh(range(len(steps)), widths, 0.7, [*ends.values()], color=colour, label=part)
+            ends = {label: end + steps[label][part] for label, end in ends.items()}
         for row, total in enumerate(totals.values()):
             text = f" {_ms(total)}" + (f", {total / totals[first]:.2f} × {first}" if row else "")
             axes.annotate(text, (total, row), va="center", fontsize=8.5)

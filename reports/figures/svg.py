@@ -4,29 +4,24 @@ A figure has two forms: inline SVG that follows the light or dark scheme of the 
 change with the scheme are drawn in sentinel colours, which no data uses. `render` replaces them in the text by CSS
 variables of the page (inline) or by the colours of the light scheme (file). Equal figures give equal text.
 
-Lines and points are drawn from frames with a row for each point. The columns are `method` (the label), `text` (shown
-when the pointer is on the point) and those of both axes. Names of methods are at the ends of lines if there are few
-lines, otherwise in a legend.
+Lines and points are drawn from frames with a row for each point. The columns are `method` (the label) and those of both
+axes.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 import seaborn
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
@@ -53,7 +48,6 @@ _SHADES = (((0.0, 0.0), (0.0, 0.0)), ((1.0, 0.4), (0.0, 0.25)), ((0.0, 0.35), (0
 _LUMINANCE, _LIGHT_COLOUR = (0.2126, 0.7152, 0.0722), 0.6
 # Dashes in seaborn's form, which is empty for a solid line. Dotted lines are reserved for disturbed times.
 DASHES: tuple[Any, ...] = ("", (5, 2), (6, 2, 1.5, 2), (10, 2.5))
-_HOVER = "hover:"
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -125,14 +119,6 @@ def dash(index: int) -> Any:
     return DASHES[index % len(DASHES)]
 
 
-def hover(artist: Artist, texts: Iterable[str]) -> None:
-    """Give each mark of an artist a text, in the order of its points; a single text is for the artist as a whole.
-
-    Browsers show the text when the pointer is on the mark. Until `render`, the id of the artist holds the texts.
-    """
-    artist.set_gid(_HOVER + json.dumps(list(texts)))
-
-
 def say_where_axes_start(axes: Axes) -> None:
     """Say in the title of an axis if it does not start at 0. Set titles and limits before."""
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -168,7 +154,6 @@ def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
     for child in list(root):
         if child.tag.endswith("metadata"):
             root.remove(child)
-    _add_texts(root)
     _prefix_ids(root, name)
     _describe(root, name, title, alt)
     inline = _text(_without_namespaces(root), _INLINE)
@@ -176,28 +161,6 @@ def render(figure: Figure, name: str, title: str, alt: str) -> tuple[str, str]:
     root.insert(2, background)
     root.set("xmlns", "http://www.w3.org/2000/svg")
     return inline, _text(root, _LIGHT) + "\n"
-
-
-def _add_texts(root: ElementTree.Element) -> None:
-    """Give the marks of artists the texts that `hover` has put into their ids."""
-    for group in root.iter():
-        if not group.get("id", "").startswith(_HOVER):
-            continue
-        texts = json.loads(group.attrib.pop("id").removeprefix(_HOVER))
-        marks = [group] if len(texts) == 1 else [*_marks(group)]
-        for mark, text in zip(marks, texts, strict=True):
-            title = ElementTree.Element("title")
-            title.text = text
-            mark.insert(0, title)
-
-
-def _marks(group: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    for child in group:
-        tag = child.tag.rpartition("}")[2]
-        if tag in ("path", "use"):
-            yield child
-        elif tag != "defs":
-            yield from _marks(child)
 
 
 def _prefix_ids(root: ElementTree.Element, name: str) -> None:
@@ -260,7 +223,7 @@ def draw_lines(
     dotted: frozenset[str] = frozenset(),
     **options: Any,
 ) -> None:
-    """Draw a line for each method, through its points in their order.
+    """Draw a line for each method, through its points in their order, with some markers.
 
     Args:
         axes: Axes.
@@ -271,20 +234,20 @@ def draw_lines(
         options: Further options of `seaborn.lineplot`.
     """
     dashes = {name: DOTTED if name in dotted else dash(look.dash) for name, look in looks.items()}
+    markers = {name: marker(look.marker) for name, look in looks.items()}
     seaborn.lineplot(
-        frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), dashes=dashes, sort=False,
-        estimator=None, legend=False, ax=axes, **options,
+        frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), dashes=dashes, markers=markers,
+        markevery=0.1, markersize=5, markeredgewidth=0, sort=False, estimator=None, legend=False, ax=axes, **options,
     )  # fmt: skip
 
 
 def draw_points(axes: Axes, frame: pd.DataFrame, x: str, y: str, looks: Mapping[str, Look], **options: Any) -> None:
-    """Draw a small marker for each point, with its text. `options` are passed to `seaborn.scatterplot`."""
+    """Draw a small marker for each point. `options` are passed to `seaborn.scatterplot`."""
     markers = {name: marker(look.marker) for name, look in looks.items()}
     seaborn.scatterplot(
         frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), markers=markers, legend=False,
         linewidth=0, ax=axes, **options,
     )  # fmt: skip
-    hover(axes.collections[-1], frame["text"])
 
 
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
@@ -300,71 +263,11 @@ def _colours(looks: Mapping[str, Look]) -> dict[str, str]:
     return {name: colour(look.colour) for name, look in looks.items()}
 
 
-_MAX_NAMED_LINES = 4
 _MOST_ABOVE = 12  # methods in a legend above the axes; a longer one is to the right of the axes, in a wide figure
 _WIDE = 8.6  # inches
 _SHORT, _LONG = 30, 60  # characters of a name to the right of the axes, and above them
 _ROW = 0.17  # inches
 _LETTERS = 74  # letters that fit in a row above the axes; each marker takes the space of six
-
-
-@dataclass(frozen=True)
-class LineEnd:
-    """Last point of a method's line, in data coordinates."""
-
-    label: str
-    look: Look
-    x: float
-    y: float
-
-
-def name_lines(axes: Axes, ends: Sequence[LineEnd], unit: str) -> str:
-    """Name lines at their right ends if they are few, otherwise in a legend. Return their last values as text."""
-    if len(ends) > _MAX_NAMED_LINES:
-        add_legend(axes, [(end.label, end.look) for end in ends], lines=True)
-    else:
-        low, high = axes.get_ylim()
-        names = short_names([end.label for end in ends])
-        heights = spread_heights([(end.y - low) / (high - low) for end in ends], 0.085)
-        for end, height in zip(ends, heights, strict=True):
-            # A thin dotted line in neutral grey leads to the name, which is to the right of the axes.
-            axes.annotate(
-                "",
-                (end.x, end.y),
-                xytext=(1.02, height),
-                textcoords="axes fraction",
-                annotation_clip=False,
-                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "linestyle": (0, (1, 3))},
-            )
-            axes.plot(
-                [1.025],
-                [height],
-                transform=axes.transAxes,
-                clip_on=False,
-                color=colour(end.look.colour),
-                marker=marker(end.look.marker),
-                markersize=5,
-                markeredgewidth=0,
-                linestyle="none",
-            )
-            axes.annotate(names[end.label], (1.045, height), xycoords="axes fraction", va="center", fontsize=8.5)
-        axes.set_ylim(low, high)
-    return "At the end: " + "; ".join(f"{end.label} {end.y:.4g} {unit}" for end in ends) + "."
-
-
-def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights in [0, 1] until any two are at least `gap` from each other, and keep their order."""
-    order = sorted(range(len(heights)), key=lambda position: heights[position])
-    placed = list(heights)
-    for below, above in pairwise(order):
-        placed[above] = max(placed[above], placed[below] + gap)
-    # Push down heights that were moved past the top.
-    overshoot = max(0.0, placed[order[-1]] - 1.0) if order else 0.0
-    if overshoot:
-        placed[order[-1]] -= overshoot
-        for above, below in pairwise(reversed(order)):
-            placed[below] = min(placed[below], placed[above] - gap)
-    return placed
 
 
 def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
@@ -389,13 +292,6 @@ def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
             unique, number = f"{short} ({number})", number + 1
         shorts[label] = unique
     return shorts
-
-
-def _fits(names: Sequence[str], columns: int) -> bool:
-    """Return whether names fit above the axes in this many columns, each as wide as its longest name."""
-    rows = math.ceil(len(names) / columns)
-    widest = [max(map(len, names[start : start + rows])) for start in range(0, len(names), rows)]
-    return sum(6 + width for width in widest) <= _LETTERS and len(widest) == columns
 
 
 def is_long(methods: int) -> bool:
@@ -430,7 +326,7 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
         figure.set_size_inches(_WIDE, max(figure.get_figheight(), 0.4 + _ROW * len(handles)))
         figure.legend(handles=handles, loc="outside right upper", fontsize=8.5, handletextpad=0.3, labelspacing=0.3)
         return
-    columns = next(count for count in range(len(handles), 0, -1) if count == 1 or _fits(list(names.values()), count))
+    columns = max(1, min(len(handles), _LETTERS // (6 + max(map(len, names.values())))))
     # A taller figure lets the axes keep their height.
     figure.set_figheight(figure.get_figheight() + _ROW * (math.ceil(len(handles) / columns) - 1))
     figure.legend(

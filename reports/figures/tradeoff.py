@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import matplotlib.figure
 import pandas as pd
@@ -18,13 +19,14 @@ from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
-from suite.trials.estimates import Estimate, Quantity, estimate, mean_of
+from suite.trials.estimates import Estimate, estimate, mean_of
 from suite.trials.folder.reader import Trial
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None
 
 SIZE = (5.6, 3.7)
+_COLUMNS: Mapping[Cost, str] = {"time": "train_time_s", "flops": "train_flops_executed"}
 _MEANS = "Small markers: trials. Large markers: means over seeds"
 _PAIRED = "with 95 % intervals of the differences to dense."
 _OWN = "with their 95 % intervals."
@@ -42,9 +44,8 @@ _BUDGET = (
 
 @dataclass(frozen=True)
 class _Point:
-    """A trial: id, seed, cost in the unit of the axis, accuracy in percent, and whether its time is disturbed."""
+    """A trial: seed, cost in the unit of the axis, accuracy in percent, and whether its time is disturbed."""
 
-    trial: str
     seed: float | None
     cost: float
     accuracy: float
@@ -56,26 +57,33 @@ class _Axis:
     """The axis of costs.
 
     Attributes:
-        name: Part of the file name.
+        kind: The kind of the costs.
         title: Title of the figure.
         label: Name of the axis, without its unit.
         unit: Unit of the costs.
-        cost: Returns the cost of a trial of a row, in this unit.
-        spread: Returns the interval of a row's mean cost; it gets dense's mean cost.
-        note: Text of the caption.
-        kind: The kind of the costs.
-        disturbed: Returns whether the cost of a trial of a row is a disturbed time.
+        divisor: What a trial's cost is divided by, to be in this unit.
+        from_passes: Whether the costs are those of the time passes, relative to dense.
     """
 
-    name: str
+    kind: Cost
     title: str
     label: str
     unit: str
-    cost: Callable[[MethodRow, Trial], float | None]
-    spread: Callable[[MethodRow, float], float | tuple[float, float] | None] | None
-    note: str
-    kind: Cost
-    disturbed: Callable[[MethodRow, Trial], bool] = lambda row, trial: False
+    divisor: float
+    from_passes: bool = False
+
+    def cost(self, row: MethodRow, trial: Trial) -> float | None:
+        """Return the cost of a trial of a row."""
+        if self.from_passes:
+            return mean_of(row.time.share) if row.time.passes else 1.0
+        value = trial.number(_COLUMNS[self.kind])
+        return None if value is None else value / self.divisor
+
+    def is_disturbed(self, row: MethodRow, trial: Trial) -> bool:
+        """Return whether the cost of a trial of a row is a disturbed time."""
+        if self.from_passes:
+            return bool(row.time.passes) and row.time.is_disturbed
+        return self.kind == "time" and is_disturbed(trial)
 
 
 def tradeoff_figures(
@@ -93,65 +101,33 @@ def tradeoff_figures(
     """
     figures: list[Figure] = []
     missing: list[str] = []
-    for axis in (_time_pass_axis() if all_timed(rows) else _time_axis(rows), _flops_axis(rows)):
+    for axis in (_time_axis(rows), _flops_axis(rows)):
         methods = [(row, points) for row in rows if (points := _points(row, axis))]
         if methods:
-            figures.append(_scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-{axis.name}"))
+            figures.append(
+                _scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-accuracy-{axis.kind}")
+            )
         else:
             missing.append(f"{axis.title}: not drawn, because no finished trial has both numbers.")
     return figures, missing
 
 
-def _time_pass_axis() -> _Axis:
-    def cost(row: MethodRow, trial: Trial) -> float | None:
-        return mean_of(row.time.share) if row.time.passes else 1.0
-
-    title = "Accuracy against measured training time"
-    return _Axis(
-        "accuracy-time", title, "Training time, measured", "× dense", cost, None, _TIMED, "time",
-        lambda row, trial: bool(row.time.passes) and row.time.is_disturbed,
-    )  # fmt: skip
-
-
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
-    divisor, unit = formatting.time_scale(_largest(rows, "train_time_s"))
-
-    def spread(row: MethodRow, dense: float) -> Spread:
-        ratio = row.time_ratio
-        if not isinstance(ratio, Estimate) or ratio.half_width is None:
-            return None
-        return dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
-
+    passes = all_timed(rows)
+    divisor, unit = (1.0, "× dense") if passes else formatting.time_scale(_largest(rows, "time"))
     title = "Accuracy against measured training time"
-    cost = _column("train_time_s", divisor)
-    return _Axis(
-        "accuracy-time", title, "Training time, measured", unit, cost, spread, "", "time",
-        lambda row, trial: is_disturbed(trial),
-    )  # fmt: skip
+    return _Axis("time", title, "Training time, measured", unit, divisor, passes)
 
 
 def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
-    divisor, prefix = formatting.si_scale(_largest(rows, "train_flops_executed"))
-    title, label = "Accuracy against executed training FLOPs", "Executed training FLOPs, counted"
-    cost = _column("train_flops_executed", divisor)
-    return _Axis("accuracy-flops", title, label, f"{prefix}FLOPs", cost, None, "", "flops")
+    divisor, prefix = formatting.si_scale(_largest(rows, "flops"))
+    title = "Accuracy against executed training FLOPs"
+    return _Axis("flops", title, "Executed training FLOPs, counted", f"{prefix}FLOPs", divisor)
 
 
-def _column(name: str, divisor: float) -> Callable[[MethodRow, Trial], float | None]:
-    def cost(row: MethodRow, trial: Trial) -> float | None:
-        value = trial.number(name)
-        return None if value is None else value / divisor
-
-    return cost
-
-
-def _largest(rows: Sequence[MethodRow], column: str) -> float:
-    values = [trial.number(column) for row in rows for trial in row.done]
+def _largest(rows: Sequence[MethodRow], kind: Cost) -> float:
+    values = [trial.number(_COLUMNS[kind]) for row in rows for trial in row.done]
     return max((value for value in values if value is not None), default=0.0)
-
-
-def _half_width(quantity: Quantity) -> float | None:
-    return quantity.half_width if isinstance(quantity, Estimate) else None
 
 
 def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
@@ -160,7 +136,7 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
         cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
         if cost is not None and accuracy is not None:
             seed = trial.number("seed")
-            points.append(_Point(trial.name, seed, cost, 100 * accuracy, axis.disturbed(row, trial)))
+            points.append(_Point(seed, cost, 100 * accuracy, axis.is_disturbed(row, trial)))
     return points
 
 
@@ -180,19 +156,14 @@ def _accuracy(row: MethodRow, points: Sequence[_Point]) -> Estimate:
 
 def _budget_line(
     methods: Sequence[tuple[MethodRow, Sequence[_Point]]], budgets: Sequence[Budget]
-) -> list[tuple[float, float, str]]:
-    """Return the points (cost, accuracy in percent, text) of dense training for fewer epochs, as means over seeds."""
+) -> list[tuple[float, float]]:
+    """Return the points (cost, accuracy in percent) of dense training for fewer epochs, as means over seeds."""
     dense = next((points for row, points in methods if row.is_baseline), None)
     known = [budget for budget in budgets if budget.accuracies]
     if dense is None or len(known) < 2:
         return []
     whole = _mean_over_seeds(dense, "cost").mean
-    found = []
-    for budget in known:
-        count = len(budget.accuracies)
-        text = f"{100 * budget.share:.0f} % of the whole training, {count} {'seed' if count == 1 else 'seeds'}"
-        found.append((budget.share * whole, sum(budget.accuracies) / count, text))
-    return found
+    return [(budget.share * whole, fmean(budget.accuracies)) for budget in known]
 
 
 def pareto_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -207,17 +178,17 @@ def pareto_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 def _scatter(
     axis: _Axis,
     methods: Sequence[tuple[MethodRow, Sequence[_Point]]],
-    budget: Sequence[tuple[float, float, str]],
+    budget: Sequence[tuple[float, float]],
     name: str,
 ) -> Figure:
-    alts, means = [], [(cost, accuracy) for cost, accuracy, _ in budget]
+    alts, means = [], [*budget]
     dense = next((_mean_over_seeds(points, "cost").mean for row, points in methods if row.is_baseline), None)
     crossed: list[tuple[float, float]] = []
-    lows: list[tuple[float, float]] = [(accuracy, accuracy) for _, accuracy, _ in budget]
+    lows: list[tuple[float, float]] = [(accuracy, accuracy) for _, accuracy in budget]
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
-        _draw_trials(axes, methods, axis.unit)
+        _draw_trials(axes, methods)
         for row, points in methods:
             x, y = _mean_over_seeds(points, "cost"), _accuracy(row, points)
             means.append((x.mean, y.mean))
@@ -229,11 +200,9 @@ def _scatter(
                 crossed += [*disturbed, (x.mean, y.mean)]
                 _draw_crosses(axes, disturbed, (x.mean, y.mean))
             alts.append(mark_disturbed(f"{row.label}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}", bool(disturbed)))
-            seeds = f"mean of {row.seeds} {'seed' if row.seeds == 1 else 'seeds'}"
-            text = f"{row.label}\n{seeds}\n{alts[-1].removeprefix(f'{row.label}: ')}"
-            _draw_mean(axes, row.look, (x.mean, y.mean), x_spread, y_spread, text)
+            _draw_mean(axes, row.look, (x.mean, y.mean), x_spread, y_spread)
         front = [] if crossed else pareto_line(means)
-        _draw_references(axes, budget, front, axis.unit)
+        _draw_references(axes, budget, front)
         warning = f"; ×: {DISTURBED}, not reliable" if crossed else ""
         axes.set(xlabel=f"{axis.label} ({axis.unit}){warning}", ylabel="Test accuracy, measured (%)")
         axes.margins(_MARGIN)
@@ -255,7 +224,7 @@ def _scatter(
         alt = f"{axis.title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, axis.title, alt)
     parts = (
-        f"{_MEANS}, {_OWN if dense is None else _PAIRED}", axis.note,
+        f"{_MEANS}, {_OWN if dense is None else _PAIRED}", _TIMED if axis.from_passes else "",
         _CROSSES if crossed else "",
         _BUDGET if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
     )  # fmt: skip
@@ -290,18 +259,11 @@ def _draw_below(axes: Axes, below: Sequence[tuple[MethodRow, tuple[float, float]
         axes.text(cost, 0.075, text, transform=at_edge, ha="center", va="bottom", fontsize=8.5)
 
 
-def _draw_references(
-    axes: Axes,
-    budget: Sequence[tuple[float, float, str]],
-    front: Sequence[tuple[float, float]],
-    unit: str,
-) -> None:
+def _draw_references(axes: Axes, budget: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]]) -> None:
     """Draw dense training for fewer epochs and the Pareto line, each if it has several points."""
     if budget:
-        xs, ys, _ = zip(*budget, strict=True)
-        axes.plot(xs, ys, color=svg.INK, linestyle="--", linewidth=1.1, zorder=2)
-        marks = axes.scatter(xs, ys, color=svg.INK, s=12, linewidth=0, zorder=2)
-        svg.hover(marks, [f"dense\n{text}\n{y:.2f} % at {x:.3g} {unit}" for x, y, text in budget])
+        axes.plot(*zip(*budget, strict=True), color=svg.INK, linestyle="--", linewidth=1.1, marker="o", markersize=3.5,
+                  markeredgewidth=0, zorder=2)  # fmt: skip
     if len(front) > 1:
         axes.step(*zip(*front, strict=True), where="post", color=svg.MUTED, linewidth=0.8, zorder=1)
 
@@ -312,40 +274,35 @@ def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float
         return _both(x.half_width), _both(y.half_width)
     if row.is_baseline:
         return None, None
-    points = _half_width(row.accuracy_difference)
-    cost = x.half_width if axis.spread is None else axis.spread(row, dense)
-    return cost if isinstance(cost, tuple) else _both(cost), _both(None if points is None else 100 * points)
+    points, ratio = row.accuracy_difference, row.time_ratio
+    cost = _both(x.half_width)
+    if axis.kind == "time" and not axis.from_passes:
+        cost = None
+        if isinstance(ratio, Estimate) and ratio.half_width is not None:
+            cost = dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
+    return cost, _both(points.scaled(100).half_width if isinstance(points, Estimate) else None)
 
 
 def _both(half_width: float | None) -> Spread:
     return None if half_width is None else (half_width, half_width)
 
 
-def _draw_trials(axes: Axes, methods: Sequence[tuple[MethodRow, Sequence[_Point]]], unit: str) -> None:
+def _draw_trials(axes: Axes, methods: Sequence[tuple[MethodRow, Sequence[_Point]]]) -> None:
     frame = pd.DataFrame(
-        {"method": row.label, "cost": point.cost, "accuracy": point.accuracy, "text": _text(row, point, unit)}
+        {"method": row.label, "cost": point.cost, "accuracy": point.accuracy}
         for row, points in methods
         for point in points
     )
     draw_points(axes, frame, "cost", "accuracy", {row.label: row.look for row, _ in methods}, s=22, alpha=0.65)
 
 
-def _text(row: MethodRow, point: _Point, unit: str) -> str:
-    seed = "seed not recorded" if point.seed is None else f"seed {point.seed:g}"
-    cost = mark_disturbed(f"{point.cost:.4g} {unit}", point.disturbed)
-    return f"{row.label}\n{point.trial}\n{seed}\naccuracy {point.accuracy:.2f} %\ncost {cost}"
-
-
-def _draw_mean(
-    axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread, text: str
-) -> None:
+def _draw_mean(axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread) -> None:
     colour = svg.colour(look.colour)
     x_error, y_error = ([[width] for width in spread] if spread else None for spread in (x_spread, y_spread))
     axes.errorbar(*mean, xerr=x_error, yerr=y_error, color=colour, fmt="none", capsize=2.5, elinewidth=1.1, zorder=3)
     # The marker is hollow, so that methods with equal accuracy and cost do not hide each other.
-    (mark,) = axes.plot(*mean, linestyle="none", marker=svg.marker(look.marker), markersize=9.5, markerfacecolor="none",
-                        markeredgecolor=colour, markeredgewidth=1.7, zorder=3)  # fmt: skip
-    svg.hover(mark, [text])
+    axes.plot(*mean, linestyle="none", marker=svg.marker(look.marker), markersize=9.5, markerfacecolor="none",
+              markeredgecolor=colour, markeredgewidth=1.7, zorder=3)  # fmt: skip
 
 
 def _draw_crosses(axes: Axes, places: Sequence[tuple[float, float]], mean: tuple[float, float]) -> None:

@@ -1,4 +1,4 @@
-"""Figures over epochs: accuracy, loss, accuracy over time, FLOPs per step, and shapes by layer."""
+"""Figures over epochs: accuracy, loss, accuracy over time, and FLOPs per step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.heat_map import MOST_MAPS, shape_figures
-from reports.figures.svg import DOTTED, LineEnd, draw_lines, draw_points, is_long, name_lines
+from reports.figures.svg import DOTTED, add_legend, draw_lines, is_long
 from reports.figures.tradeoff import SIZE
 from suite.trials.folder.reader import finite
 from suite.trials.groups import seed_of
-
-_MARKERS_PER_LINE = 10
-_MARKER_AREA = 22
 
 Looks = Mapping[str, Look]
 
@@ -69,10 +65,7 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
         figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, is_long(len(looks))))
-    maps, is_all = shape_figures(rows, slug)
-    if not is_all:
-        missing.append(f"Shapes by layer are drawn of {MOST_MAPS} methods; layers.csv has those of all.")
-    return figures + maps, missing
+    return figures, missing
 
 
 def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
@@ -110,20 +103,14 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
         low=("value", "min"),
         high=("value", "max"),
         seeds=("value", "size"),
-        each=("value", lambda values: ", ".join(map(_digits, values))),
     )
-    means["text"] = [
-        f"{row['method']}\nepoch {row['epoch']:g}\nmean {_digits(row['value'])} {unit}\nseeds: {row['each']}"
-        for row in means.to_dict("records")
-    ]
     draw_lines(axes, means, "epoch", "value", looks)
     for method, rows in means[means["seeds"] > 1].groupby("method", sort=False):
         colour = svg.colour(looks[str(method)].colour)
         axes.fill_between(rows["epoch"], rows["low"], rows["high"], color=colour, alpha=0.18, linewidth=0)
-    _mark(axes, means, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=title)
     _set_epoch_axis(axes, records)
-    return name_lines(axes, _ends(means, "epoch", "value", looks), unit)
+    return _name(axes, means, looks, unit)
 
 
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
@@ -136,29 +123,14 @@ def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) ->
             [curve[["time", "value"]].to_numpy() for curve in trials], colors=svg.colour(looks[str(method)].colour),
             linewidths=0.7, alpha=0.5, linestyles=(0, DOTTED) if disturbed else "-",
         )  # fmt: skip
-        svg.hover(lines, (_end_of_trial(curve, unit) for curve in trials))
         axes.add_collection(lines)
     means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"), disturbed=("disturbed", "any"))
-    means["text"] = [
-        f"{row['method']}, mean over seeds\nepoch {row['epoch']:g}\n{_digits(row['value'])} % after "
-        f"{_digits(row['time'])} {unit}"
-        for row in means.to_dict("records")
-    ]
     dotted = frozenset(means.loc[means["disturbed"], "method"])
     draw_lines(axes, means, "time", "value", looks, dotted)
-    _mark(axes, means, "time", "value", looks)
     warning = f"; dotted: {DISTURBED}, not reliable" if dotted else ""
     axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
     axes.set_xlim(left=0)
-    return name_lines(axes, _ends(means, "time", "value", looks), "%")
-
-
-def _end_of_trial(records: pd.DataFrame, unit: str) -> str:
-    end = records.iloc[-1]
-    return (
-        f"{end['method']}\n{end['trial']}\nseed {end['seed']}\nat the end {_digits(end['value'])} % after "
-        f"{_digits(end['time'])} {unit}"
-    )
+    return _name(axes, means, looks, "%")
 
 
 def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
@@ -171,15 +143,10 @@ def _draw_step_flops(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
             continue
         executed = _over_seeds(known.assign(value=known[f"step_{kind}"] / divisor), value=("value", "mean"))
         draw_lines(axes, executed, "epoch", "value", looks, drawstyle="steps-post", linewidth=width)
-    executed["text"] = [
-        f"{row['method']}\nepoch {row['epoch']:g}\nexecuted {_digits(row['value'])} {prefix}FLOPs"
-        for row in executed.to_dict("records")
-    ]
-    _mark(axes, executed, "epoch", "value", looks)
     axes.set(xlabel="Epoch", ylabel=f"FLOPs of a training step, counted ({prefix}FLOPs)")
     axes.set_ylim(0, 1.06 * largest / divisor)
     _set_epoch_axis(axes, records)
-    return name_lines(axes, _ends(executed, "epoch", "value", looks), f"{prefix}FLOPs executed")
+    return _name(axes, executed, looks, f"{prefix}FLOPs executed")
 
 
 def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
@@ -187,20 +154,11 @@ def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     return records.groupby(["method", "epoch"], sort=False).agg(**columns).reset_index()
 
 
-def _mark(axes: Axes, means: pd.DataFrame, x: str, y: str, looks: Looks) -> None:
-    """Mark about `_MARKERS_PER_LINE` points of each line, with their texts."""
-    number = means.groupby("method", sort=False).cumcount()
-    every = (means.groupby("method", sort=False)["epoch"].transform("size") // _MARKERS_PER_LINE).clip(lower=1)
-    draw_points(axes, means[number % every == 0], x, y, looks, s=_MARKER_AREA)
-
-
-def _ends(means: pd.DataFrame, x: str, y: str, looks: Looks) -> list[LineEnd]:
-    last = {row["method"]: row for row in means.to_dict("records")}  # rows are in the order of epochs
-    return [LineEnd(name, look, last[name][x], last[name][y]) for name, look in looks.items()]
-
-
-def _digits(value: float) -> str:
-    return f"{value:.4g}"
+def _name(axes: Axes, means: pd.DataFrame, looks: Looks, unit: str) -> str:
+    """Name the lines in a legend. Return their last values as text."""
+    add_legend(axes, [*looks.items()], lines=True)
+    last = {row["method"]: row["value"] for row in means.to_dict("records")}  # rows are in the order of epochs
+    return "At the end: " + "; ".join(f"{name} {last[name]:.4g} {unit}" for name in looks) + "."
 
 
 def _set_epoch_axis(axes: Axes, records: pd.DataFrame) -> None:

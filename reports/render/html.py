@@ -35,24 +35,18 @@ def _policy(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def render(report: Report, *, brief: bool = False) -> str:
-    """Return the page. The template escapes all text except the style, the scripts and the figures.
-
-    Args:
-        report: The content.
-        brief: Whether the page shows only the answers, the figures of accuracy against cost, and what failed.
-    """
-    scripts = [_source(name) for name in ("tables.js", "figures.js")]
+def render(report: Report) -> str:
+    """Return the page. The template escapes all text except the style, the script and the figures."""
+    script = _source("tables.js")
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             report=report,
-            brief=brief,
             style=Markup(_source("style.css")),
-            scripts=[Markup(source) for source in scripts],
-            # The policy allows these scripts by their hashes, so that even unescaped text could run or load nothing.
-            script_policy=Markup(" ".join(map(_policy, scripts))),
+            script=Markup(script),
+            # The policy allows this script by its hash, so that even unescaped text could run or load nothing.
+            script_policy=Markup(_policy(script)),
             figure_svg={figure.name: Markup(figure.inline) for figure in report.figures},
             css_colour=svg.css_colour,
         )

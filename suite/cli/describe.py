@@ -11,18 +11,18 @@ from typing import Any
 
 from suite import registry
 from suite.choices import MethodChoice, TaskChoice
-from suite.cli.describe_runs import describe_preset, describe_reproduction, parts_as_text, plain_name
+from suite.cli.describe_runs import describe_preset, describe_reproduction, plain_name
 from suite.cli.docstrings import first_line, parameter_texts
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import REQUIRED, allowed, search_of, show, type_name
+from suite.parameters import REQUIRED, allowed, search_of, show
 from suite.recipe import Tuning
 from suite.registry import KINDS
 from suite.trials.planning import read_names
 from suite.trials.spec import PRESETS
 
-TEXT_WIDTH = 96
+TEXT_WIDTH = 100
 WORDS = {
     "params": "weights and biases",
     "macs": "multiply-adds of an inference",
@@ -30,6 +30,13 @@ WORDS = {
     "training_flops": "FLOPs of one image's training",
     "input_shape": "images",
     "conventions": "counted by the conventions of papers",
+    "data_gradient_share": "share of the data gradient in training FLOPs",
+    "channels": "channels, of which those that can be followed can be removed",
+    "frozen": "why other channels stay",
+    "not_planned": "layers that no method plans",
+    "random_twin": "selects at random with",
+    "tuning": "defaults chosen",
+    "presets_of_task": "values in parentheses are those of presets of task",
 }
 """Facts of a description whose name is an abbreviation, in words."""
 DESCRIBED = ("method", "task", "model", "reproduction")
@@ -105,18 +112,13 @@ def describe(arguments: Sequence[str]) -> int:
     name = namespace.name.partition("[")[0]
     kinds = [kind for kind in DESCRIBED if registry.find(kind, name)] + ["preset"] * (name in PRESETS)
     if not kinds:
-        for kind in KINDS:
-            if registry.find(kind, name):
-                raise UsageError(f"describe {name}: the {kind} '{name}' has no parameters; see 'list {kind}s'")
         if "/" in name or registry.find("model", f"{name}/"):
             raise UsageError(f"describe {name}: {registry.unknown('model', name)}")
-        every = [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))]
-        hint = nearest(name, every)
+        hint = nearest(name, [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))])
         raise UsageError(f"nothing is called '{name}'{hint if 'did you mean' in hint else '; list shows all names'}")
-    if namespace.layers and kinds[0] != "model":
-        raise UsageError(f"describe {name}: --layers is for models, and '{name}' is a {kinds[0]}")
-    if namespace.data_root is not None and kinds[0] != "model":
-        raise UsageError(f"describe {name}: --data-root is for models, and '{name}' is a {kinds[0]}")
+    for option, is_typed in (("--layers", namespace.layers), ("--data-root", namespace.data_root is not None)):
+        if is_typed and kinds[0] != "model":
+            raise UsageError(f"describe {name}: {option} is for models, and '{name}' is a {kinds[0]}")
     if kinds[0] in ("reproduction", "preset"):
         whole = describe_preset if kinds[0] == "preset" else describe_reproduction
         description = whole(plain_name(namespace.name, kinds[0]), namespace.task)
@@ -179,7 +181,6 @@ def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping
     return [
         {
             "name": name,
-            "type": type_name(parameter.annotation),
             "allowed": allowed(parameter.annotation),
             "default": None if parameter.default is REQUIRED else parameter.default,
             "presets": {preset: values.get(name) for preset, values in presets.items()},
@@ -240,86 +241,64 @@ def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
     return lines
 
 
-def as_text(found: dict[str, Any]) -> str:
-    """Return a description as text: one line per fact, one or two per parameter, a block per recipe."""
-
+def as_text(found: Mapping[str, Any]) -> str:
+    """Return a description as text: a line or paragraph for each fact, and indented ones for nested facts."""
     lines = []
     for key, value in found.items():
+        name = WORDS.get(key, key.replace("_", " "))
         if key == "parameters":
             lines.append("parameters:" if value else "parameters: none")
             for item in value:
                 lines.append(f"  {_parameter(item)}")
-                lines += [f"      {line}" for line in textwrap.wrap(item["text"], TEXT_WIDTH)]
+                lines += _wrapped(item["text"], "      ", hanging="")
                 if item.get("search"):
                     lines.append(f"      Searched by tune: {item['search']}")
-        elif key == "presets_of_task":
-            if any("(" in _parameter(item) for item in found["parameters"]):
-                lines.append(
-                    f"in parentheses: values that presets of task {value} change (--task selects another task)"
-                )
-        elif key == "data_gradient_share":
-            lines.append(f"share of the data gradient: {100 * value:.2f} % of training FLOPs")
         elif key == "layers":
             lines += _layers_as_text(value)
-        elif key == "not_counted":
-            lines += [f"not counted: {item}" for item in value]
-        elif key == "channels":
-            lines.append(f"channels that can be followed, and so removed: {value['followed']:,} of {value['all']:,}")
-        elif key == "frozen":
-            lines += [f"  others stay: {item}" for item in value]
-        elif key == "not_planned":
-            lines += [f"  no method plans '{name}': {reason}" for name, reason in value.items()]
-        elif key == "parts":
-            lines += ["parts:", *parts_as_text(value)]
-        elif key == "shrinks_network":
-            lines.append(f"shrinks the network: {'yes' if value else 'no'}")
-        elif key == "random_twin":
-            values = ", ".join(f"{name}={show(held)}" for name, held in value.items())
-            lines.append(f"selects at random with: {values or 'no parameter'}")
         elif key == "tuning":
-            lines.append("defaults chosen:" if value else "defaults chosen: not declared")
-            for item in value:
-                text = textwrap.wrap(Tuning(**item).in_words(), TEXT_WIDTH)
-                lines += [f"  {line}" for line in text[:1]] + [f"      {line}" for line in text[1:]]
-        elif isinstance(value, dict):
-            words = WORDS.get(key, key.replace("_", " "))
-            lines.append(f"{words}:" if value else f"{words}: none")
-            lines += _block(value)
+            lines += _fact(name, [Tuning(**item).in_words() for item in value])
         else:
-            lines.append(f"{WORDS.get(key, key.replace('_', ' '))}: {_line(value)}")
+            lines += _fact(name, value)
     return "\n".join(lines)
 
 
-def _block(named: dict[str, Any]) -> list[str]:
-    """Return one paragraph per item. A recipe similar to the one before it shows only the differences."""
-    lines: list[str] = []
-    before = ""
-    for name, value in named.items():
-        text = _line(value)
-        if before and isinstance(value, dict) and value.keys() == named[before].keys():
-            differing = {key: item for key, item in value.items() if item != named[before][key]}
-            if len(differing) < len(value) / 4:
-                text = f"as {before}" + (f", except {_line(differing)}" if differing else "")
-        wrapped = textwrap.wrap(text, TEXT_WIDTH) or [""]
-        lines += [f"  {name:7}  {wrapped[0]}", *(f"           {line}" for line in wrapped[1:])]
-        before = name
+def _fact(name: str, value: Any, indent: str = "") -> list[str]:
+    """Return the lines of a fact. A recipe similar to the one before it shows only the differences."""
+    inner = f"{indent}  "
+    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str):
+        return [f"{indent}{name}:", *(line for item in value for line in _wrapped(item, inner))]
+    if not isinstance(value, dict) or not any(isinstance(item, dict) for item in value.values()):
+        return _wrapped(f"{name}: {_text(value)}", indent)
+    lines, before = [f"{indent}{name}:"], ""
+    for key, item in value.items():
+        held: Any = item
+        if before and isinstance(item, dict) and item.keys() == value[before].keys():
+            differing = {field: one for field, one in item.items() if one != value[before][field]}
+            if len(differing) < len(item) / 4:
+                held = f"as {before}" + (f", except {_text(differing)}" if differing else "")
+        lines += _fact(key, held, inner)
+        before = key if isinstance(item, dict) else ""
     return lines
 
 
-def _parameter(item: dict[str, Any]) -> str:
-    """Return `interval: int = 10 (smoke 1, quick 1)`, with the presets that change the default."""
+def _wrapped(text: str, indent: str, hanging: str = "    ") -> list[str]:
+    return textwrap.wrap(
+        text, TEXT_WIDTH, initial_indent=indent, subsequent_indent=indent + hanging, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
+
+def _parameter(item: Mapping[str, Any]) -> str:
+    """Return `interval: an integer of at least 1 = 10 (smoke 1, quick 1)`, with the presets that change the default."""
     value = item["value"] if "value" in item else item["default"]
     other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
-    return f"{item['name']}: {item['type']} = {show(value)}" + (f" ({other})" if other else "")
+    return f"{item['name']}: {item['allowed']} = {show(value)}" + (f" ({other})" if other else "")
 
 
-def _line(value: Any) -> str:
-
+def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(
-            f"{key} ({_line(item)})" if isinstance(item, dict) else f"{key} {show(item)}" for key, item in value.items()
-        )
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
-        return "x".join(str(item) for item in value)
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+        return "x".join(map(str, value)) or "none"
+    is_large = type(value) in (int, float) and value >= 10_000
+    return f"{value:,.0f}" if is_large else show(value)

@@ -16,7 +16,7 @@ from suite.engine.cost.paper_conventions import CONVENTIONS
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.trial_cut import counted_reasons
 from suite.engine.network.layers import plannable
-from suite.parameters import type_name
+from suite.parameters import allowed
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 
@@ -59,7 +59,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
         "parameters": [
             {
                 "name": name,
-                "type": type_name(parameter.annotation),
+                "allowed": allowed(parameter.annotation),
                 "value": values[name],
                 "text": texts.get(name, ""),
             }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from suite import registry
@@ -25,7 +23,6 @@ PRESET_TEXTS = {
     "quick": "Minutes per trial: small networks and few epochs, for a CPU; the default on a CPU.",
     "paper": "As published in a paper: full networks and all epochs; the default on CUDA.",
 }
-TEXT_WIDTH = 100
 
 
 def describe_preset(name: str, task: str) -> dict[str, Any]:
@@ -70,7 +67,7 @@ def describe_reproduction(name: str, task: str) -> dict[str, Any]:
         "published": ", ".join(groups) or "no number",
         "command": f"{program_name()} reproduce {name}",
         "parts": {part.name: _described_part(part) for part in thing.parts},
-        "remarks": {str(number): text for number, text in enumerate(thing.remarks, 1)},
+        "remarks": list(thing.remarks),
     }
 
 
@@ -88,10 +85,10 @@ def _described_part(part: Part) -> dict[str, Any]:
         "title": part.title,
         "task": part.task,
         **{name: value for name, value in optional.items() if value},
-        "presets": list(part.presets),
+        "presets": ", ".join(part.presets),
         "seeds": dict(part.seeds),
         "quantities": len(part.compared),
-        "methods": part.methods,
+        "methods": ", ".join(item.text for item in read_list(part.methods, "--methods")),
         "trials": {preset: _methods_in(part.methods) * seeds for preset, seeds in part.seeds.items()},
         "compared": list(dict.fromkeys(map(_compared_text, part.compared))),
     }
@@ -107,46 +104,6 @@ def _compared_text(one: Compared) -> str:
 def _methods_in(text: str) -> int:
     """Return the number of methods in a list, with every alternative of its grids."""
     return sum(math.prod(map(len, item.alternatives.values())) for item in read_list(text, "--methods"))
-
-
-def parts_as_text(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the parts of a reproduction as indented lines."""
-    lines = []
-    for name, part in parts.items():
-        lines.append(f"  {name}: {part['title']}")
-        model = part.get("model", "the task's model")
-        if "small model" in part:
-            model += f" (smoke and quick: {part['small model']})"
-        counts = {
-            preset: f"{preset} {count} ({part['seeds'][preset]} seed{'s' if part['seeds'][preset] > 1 else ''})"
-            for preset, count in part["trials"].items()
-        }
-        skipped = [preset for preset in counts if preset not in part["presets"]]
-        entries = {
-            "task": part["task"],
-            "model": model,
-            "methods": ", ".join(item.text for item in read_list(part["methods"], "--methods")),
-            "trials": ", ".join(counts.values()),
-            "only with --parts": ", ".join(skipped),
-            "dense trials": f"those of {part['baseline']}" if "baseline" in part else "",
-            "recipe in preset paper": part.get("recipe", ""),
-            **{
-                kind: ", ".join(f"{key}={value}" for key, value in part.get(kind, {}).items())
-                for kind in ("overrides", "paper recipe")
-            },
-            f"compared ({part['quantities']} numbers)": "; ".join(part["compared"]),
-        }
-        for title, text in entries.items():
-            if text:
-                lines += textwrap.wrap(
-                    f"{title}: {text}",
-                    TEXT_WIDTH,
-                    initial_indent="      ",
-                    subsequent_indent="        ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-    return lines
 
 
 def plain_name(text: str, kind: str) -> str:

@@ -40,8 +40,6 @@ VERBS = {
 CONTINUED = ("run", "tune", "reproduce", "time", "profile")
 """Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
 
-LONGEST_WORD = 300  # characters of a word in a message, which file names never exceed; longer words are shortened
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
@@ -83,20 +81,16 @@ class _Clean(logging.Formatter):
 
 def _say(message: str) -> int:
     """Print an error as one line and return the exit status of wrong usage."""
-    # Messages from plugins and libraries may have several lines, and typed words may have any length.
-    print("pdt: error:", clean(" ".join(map(_shortened, message.split()))), file=sys.stderr)
+    # Messages from plugins and libraries may have several lines.
+    print("pdt: error:", clean(" ".join(message.split())), file=sys.stderr)
     return 2
-
-
-def _shortened(word: str) -> str:
-    return word if len(word) <= LONGEST_WORD else f"{word[:80]}...{word[-20:]} ({len(word):,} characters)"
 
 
 def _checked(arguments: Sequence[str]) -> list[str]:
     """Return the arguments after checking that UTF-8 records can hold them.
 
     Raises:
-        UsageError: An argument is not UTF-8 or has a null character.
+        UsageError: An argument is not UTF-8.
     """
     for text in arguments:
         try:
@@ -104,8 +98,6 @@ def _checked(arguments: Sequence[str]) -> list[str]:
         except UnicodeEncodeError:
             shown = text.encode(errors="backslashreplace").decode()
             raise UsageError(f"the argument '{shown}' is not UTF-8") from None
-        if "\0" in text:
-            raise UsageError(f"the argument {text!r} has a null character")
     return list(arguments)
 
 

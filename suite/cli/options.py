@@ -7,27 +7,38 @@ torch.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
 
 from suite import registry
 from suite.choices import TaskChoice
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
+from suite.parameters import convert
 from suite.trials.callbacks.calls import read_callbacks
 from suite.trials.folder.store import ONLY, Store
 from suite.trials.folder.targets import read_targets
 from suite.trials.planning import read_choices, read_names, read_override
 from suite.trials.spec import read_device, read_dtype, read_preset, read_seeds
 
-MAX_JOBS = 1000
+Count = Annotated[int, Ge(1), Le(1000)]
+Positive = Annotated[float, Gt(0)]
+_TYPES: dict[str, Any] = {
+    "jobs": Count,
+    "nproc-per-trial": Count,
+    "timeout": Positive,
+    "margin": Positive,
+    "controls": bool,
+    "skip-unfit": bool,
+}
 
 
 def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:
@@ -47,18 +58,14 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
         content = tomllib.loads(read_bytes(path, "--config").decode())
     except ValueError as error:
         raise UsageError(f"--config {path}: {error}") from error
-    except RecursionError:
-        raise UsageError(f"--config {path}: the content is nested too deeply") from None
     known = (*names, "plugin", "set")
     options: dict[str, Any] = {}
     for key, value in content.items():
         name, where = key.replace("_", "-"), f"--config {path}: {key}"
         if name not in known:
             raise UsageError(f"--config {path}: no option is called '{key}'{nearest(name, known)}")
-        if name in options:
-            raise UsageError(f"{where} is given twice")
         if name == "set":
-            options[name] = list(_assignments(value, where))
+            options[name] = _assignments(value, where)
         elif name == "plugin":
             options[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
         elif name in lists and isinstance(value, list):
@@ -69,19 +76,17 @@ def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[
     return options
 
 
-def _assignments(value: Any, where: str, prefix: str = "") -> list[str]:
+def _assignments(value: Any, where: str) -> list[str]:
     """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
-    if not isinstance(value, dict) or prefix.count(".") > 1:
+    fields = value.get("recipe") if isinstance(value, dict) and value.keys() == {"recipe"} else None
+    if not isinstance(fields, dict):
         raise UsageError(f"{where} must be a table [set.recipe] with fields of the recipe")
-    assignments = []
-    for key, item in value.items():
-        if isinstance(item, dict):
-            assignments += _assignments(item, where, f"{prefix}{key}.")
-        elif isinstance(item, list):
-            assignments.append(f"{prefix}{key}=({','.join(_text(part, where) for part in item)})")
-        else:
-            assignments.append(f"{prefix}{key}={_text(item, where)}")
-    return assignments
+    return [
+        f"recipe.{key}=({','.join(_text(part, where) for part in item)})"
+        if isinstance(item, list)
+        else f"recipe.{key}={_text(item, where)}"
+        for key, item in fields.items()
+    ]
 
 
 def _text(value: Any, where: str) -> str:
@@ -90,44 +95,6 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise UsageError(f"{where} is {value!r}; allowed: text or a number")
-
-
-def read_count(option: str, text: str) -> int:
-    """Read an integer from 1 to `MAX_JOBS`.
-
-    Raises:
-        UsageError: The text is something else.
-    """
-    # Check the length first: Python refuses to convert more than 4,300 digits.
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_JOBS:
-        raise UsageError(f"--{option} '{text}': expected an integer from 1 to {MAX_JOBS}")
-    return int(text)
-
-
-def read_flag(option: str, text: str) -> bool:
-    """Read `true` or `false`.
-
-    Raises:
-        UsageError: The text is something else.
-    """
-    if text not in ("true", "false"):
-        raise UsageError(f"--{option} '{text}': expected true or false")
-    return text == "true"
-
-
-def read_number(option: str, text: str, unit: str) -> float:
-    """Read a positive, finite number.
-
-    Raises:
-        UsageError: The text is something else.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise UsageError(f"--{option} '{text}': expected a positive number of {unit}")
-    return number
 
 
 DEFAULTS = {
@@ -140,7 +107,9 @@ DEFAULTS = {
     "jobs": "1",
     "nproc-per-trial": "1",
     "engine": "local",
+    "controls": "false",
     "margin": "0.5",
+    "skip-unfit": "false",
 }
 SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
 LISTS = ("methods", "task", "model", "seeds", "target", "log")  # options that a TOML file may give as arrays
@@ -312,14 +281,13 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     plugins = tuple(read_path(path, "--plugin") for path in typed.get("plugin", config.get("plugin", ())))
     for path in plugins:
         registry.load_plugin(path)
-    read_names(values["methods"], "method", "--methods")
-    read_names(values["task"], "task", "--task")
-    if "model" in values:
-        read_names(values["model"], "model", "--model")
-    if values["only"] not in ONLY:
-        raise UsageError(f"--only '{values['only']}'{nearest(values['only'], ONLY)}")
-    if values["engine"] not in registry.names("engine"):
-        raise UsageError(f"--engine '{values['engine']}'{nearest(values['engine'], registry.names('engine'))}")
+    for name, kind in (("methods", "method"), ("task", "task"), ("model", "model")):
+        if name in values:
+            read_names(values[name], kind, f"--{name}")
+    for name, known in (("only", ONLY), ("engine", registry.names("engine"))):
+        if values[name] not in known:
+            raise UsageError(f"--{name} '{values[name]}'{nearest(values[name], known)}")
+    plain = {name: convert(values[name], kind, f"--{name}") for name, kind in _TYPES.items() if name in values}
     return RunOptions(
         methods=values["methods"],
         task=values["task"],
@@ -334,16 +302,16 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
         data_root_typed="data-root" in config | typed,
         out=out,
         only=values["only"],
-        jobs=read_count("jobs", values["jobs"]),
-        processes=read_count("nproc-per-trial", values["nproc-per-trial"]),
+        jobs=plain["jobs"],
+        processes=plain["nproc-per-trial"],
         engine=values["engine"],
         ray_address=_ray_address(values),
-        timeout=read_number("timeout", values["timeout"], "seconds") if "timeout" in values else None,
+        timeout=plain.get("timeout"),
         plugins=plugins,
         callbacks=read_callbacks(values["log"]) if "log" in values else (),
-        controls=read_flag("controls", values.get("controls", "false")),
-        skip_unfit=read_flag("skip-unfit", values.get("skip-unfit", "false")),
-        margin=read_number("margin", values["margin"], "percentage points") / 100,
+        controls=plain["controls"],
+        skip_unfit=plain["skip-unfit"],
+        margin=plain["margin"] / 100,
         targets=read_targets(values["target"]) if "target" in values else (),
     )
 

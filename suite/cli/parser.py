@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,19 @@ LINE_WIDTH = 140  # characters, where the output is not a terminal
 def program_name() -> str:
     """Return the command that started this program: `pdt` or `python run_suite.py`."""
     return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an option whose value is an integer in this range."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise ValueError
+        return number
+
+    read.__name__ = f"integer from {least} to {most}"  # argparse names the type in its message
+    return read
 
 
 class _StoreOnce(argparse.Action):
@@ -55,10 +68,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: An argument is unknown, or an option is given more than once.
         """
-        for text in arguments:
-            # Even here, argparse would take `--` for the end of the options, and store an empty list.
-            if text.startswith("--") and text.endswith("=--"):
-                raise UsageError(f"{text.removesuffix('=--')} '--': expected one argument")
+        if empty := [text for text in arguments if text.startswith("--") and text.endswith("=--")]:
+            raise UsageError(f"{empty[0]}: expected a value")  # argparse would store an empty list
         self.given.clear()
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:

@@ -110,15 +110,17 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     Raises:
         UsageError: The options ask for another number, or for trials at the same time.
     """
-    started = f"torchrun has started {allocation.size} processes"
-    if options.processes not in (1, allocation.size):
-        raise UsageError(
-            f"--nproc-per-trial {options.processes}: {started}, all of which train each trial; leave the option out"
-        )
-    if options.engine != "local":
-        raise UsageError(f"--engine {options.engine}: {started}, which train one trial at a time; leave the option out")
-    if options.jobs > 1:
-        raise UsageError(f"--jobs {options.jobs}: {started}, which train one trial at a time; leave the option out")
+    fits: tuple[tuple[str, int | str, tuple[int | str, ...]], ...] = (
+        ("nproc-per-trial", options.processes, (1, allocation.size)),
+        ("engine", options.engine, ("local",)),
+        ("jobs", options.jobs, (1,)),
+    )
+    for option, value, allowed in fits:
+        if value not in allowed:
+            raise UsageError(
+                f"--{option} {value}: torchrun has started {allocation.size} processes, which train one trial at a "
+                "time, all together; leave the option out"
+            )
     return dataclasses.replace(options, processes=allocation.size)
 
 
@@ -207,8 +209,8 @@ def run_trials(
             print(f"{row['trial_id']}  {row['status']}: {row['message']}")
     for path in written:
         print(f"{'report' if tested else 'result'}: {path}")
-    for line in report.shown_damage if report else ():
-        print(line)
+    for line in report.damage if report else ():
+        print(f"damaged: {line}")
     complete = ("done",) if tested else ("done", "diverged")
     ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
     return 0 if len(ours) == len(names) and ended else 1

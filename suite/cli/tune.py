@@ -11,7 +11,7 @@ from typing import Any
 from suite import files
 from suite.choices import RECIPE
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
-from suite.cli.parser import Parser, program_name
+from suite.cli.parser import Parser, program_name, whole
 from suite.cli.run import run_trials
 from suite.errors import UsageError
 from suite.parameters import show
@@ -24,15 +24,7 @@ from suite.trials.spec import SuiteSpec, TrialSpec
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-_FINAL = "give it to the final comparison"
-HIDDEN = {  # options of `run` that `tune` does not take, with what to do instead
-    "methods": "name the methods after tune: tune sdgp,prunetrain",
-    "controls": _FINAL,
-    "skip-unfit": "leave the method out",
-    "margin": _FINAL,
-    "target": _FINAL,
-    "config": "type the options",
-}
+HIDDEN = ("methods", "controls", "skip_unfit", "margin", "target", "config")  # options of `run` that are not for `tune`
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
@@ -60,12 +52,11 @@ def tune(arguments: Sequence[str]) -> int:
         UsageError: The command cannot be run; nothing was written.
     """
     namespace = _parser().read(arguments)
-    budget = _integer(namespace.budget, "--budget", 1, MOST)
-    seed = _integer(namespace.search_seed, "--search-seed", 0, 2**31 - 1)
+    budget, seed = namespace.budget, namespace.search_seed
     only = [name.strip() for name in namespace.search.split(",")] if namespace.search else []
     for option in HIDDEN:
-        if getattr(namespace, option.replace("-", "_")) is not None:
-            raise UsageError(f"tune: --{option} cannot be given; {HIDDEN[option]}")
+        if getattr(namespace, option) is not None:
+            raise UsageError(f"tune: --{option.replace('_', '-')} cannot be given; see tune --help")
     namespace.methods = namespace.list
     options = resolve_run_options(namespace)
     for name in ("evaluate_test", "test_images"):
@@ -100,19 +91,16 @@ def _parser() -> Parser:
         epilog=EPILOG.format(program=program_name()),
     )
     parser.add_argument("list", metavar="LIST", help="methods to tune, such as sdgp,prunetrain; dense is added")
-    parser.add_argument("--budget", metavar="N", help="number of settings to try for each method, with the default one")
+    parser.add_argument(
+        "--budget", metavar="N", type=whole(1, MOST), required=True,
+        help="number of settings to try for each method, with the default one",
+    )  # fmt: skip
     parser.add_argument("--search", metavar="LIST", help="parameters to search (default: all that a method declares)")
-    parser.add_argument("--search-seed", metavar="N", default="0", help="seed of the settings (default: 0)")
+    parser.add_argument(
+        "--search-seed", metavar="N", type=whole(0, 2**31 - 1), default=0, help="seed of the settings (default: 0)"
+    )
     add_run_options(parser, shown=False)
     return parser
-
-
-def _integer(text: str | None, option: str, least: int, most: int) -> int:
-    if text is None:
-        raise UsageError(f"tune needs {option} N, an integer from {least} to {most}")
-    if not (text.isdecimal() and len(text) < 11 and least <= int(text) <= most):
-        raise UsageError(f"{option} '{text}': expected an integer from {least} to {most}")
-    return int(text)
 
 
 def _result(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import reports
 from suite import files
-from suite.cli.parser import Parser, program_name
+from suite.cli.parser import Parser, program_name, whole
 from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.columns import read_table
@@ -55,44 +55,34 @@ def report(arguments: Sequence[str]) -> int:
         help="accuracies for which the report says what reaching them took: 90 or 88,90 (default: those of "
         "run --target, otherwise dense's mean accuracy minus the margin)",
     )
-    parser.add_argument("--latex", action="store_true", help="also write the tables for a paper, report.tex")
-    parser.add_argument("--brief", action="store_true", help="also write the answer on one printed page, brief.html")
+    parser.add_argument("--latex", action="store_true", help="also write the first tables for a paper, report.tex")
     namespace = parser.read(arguments)
-    typed = namespace.folder
-    files.read_path(typed, "report")
-    folder = Path(typed).expanduser()
-
+    _suite_folder(namespace.folder, "report")
+    folder = Path(namespace.folder).expanduser()
     targets = read_targets(namespace.target) if namespace.target is not None else ()
-
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
-    if not trials and not any((folder / name).is_file() for name in ("suite.json", "results.csv")):
-        raise UsageError(f"report {folder}: not the folder of a suite: no suite.json, results.csv or trials")
-
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
-    with files.errors_of(folder):
-        written = _update(folder, targets, namespace.latex, namespace.brief)
-    print(f"report: {written.paths[0]}")
+    update(folder, targets, namespace.latex)
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")
-    if namespace.brief:
-        print(f"one page: {folder / 'brief.html'}")
-    for line in written.shown_damage:
-        print(line)
     return 0
 
 
-def _update(folder: Path, targets: Sequence[float], latex: bool, brief: bool) -> reports.Written:
-    """Write the table of results and the report."""
-    store = Store(folder)
-    while True:
-        with store.writing():
-            before = store.fingerprint()
-            write_results(store, targets=targets)
-            written = reports.write_report(folder, targets, latex, brief=brief)
-        # Another command may have changed the folder since. If one still runs, it will write the report at its end.
-        if store.is_locked() or store.fingerprint() == before:
-            return written
+def update(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> None:
+    """Write the table of results and the report of a folder, and print where the report is."""
+    store, is_current = Store(folder), False
+    with files.errors_of(folder):
+        while not is_current:
+            with store.writing():
+                before = store.fingerprint()
+                write_results(store, targets=targets)
+                written = reports.write_report(folder, targets, latex)
+            # Another command may have changed the folder since. If one still runs, it will write the report at its end.
+            is_current = store.is_locked() or store.fingerprint() == before
+    print(f"report: {written.paths[0]}")
+    for line in written.damage:
+        print(f"damaged: {line}")
 
 
 def time(arguments: Sequence[str]) -> int:
@@ -105,34 +95,31 @@ def time(arguments: Sequence[str]) -> int:
         prog=f"{program_name()} time",
         description="Measure the training time of each method relative to dense, by steps of both that run in turn.",
     )
-    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
-    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
     parser.add_argument(
         "--pairs",
         metavar="N",
+        type=whole(3, 100_000),
         help="pairs of steps in a pass, one step of the method and one of dense (default: 45); each stage of a trial "
         "gets at least 3 pairs at its start and 3 at its end",
     )
     parser.add_argument(
         "--passes",
         metavar="N",
+        type=whole(1, 100),
         help="passes of each method that the folder has when the command ends, each in a new process; a verdict about "
         "time needs three (default: 3)",
     )
     typed = _read_pass(parser, arguments, "as many as run uses with --jobs 1")
     folder = _suite_folder(typed.folder, "time")
-    pairs = _integer(typed.pairs, "--pairs", 3, 100_000)
-    threads = _integer(typed.threads, "--threads", 1, 1000)
-    passes = _integer(typed.passes, "--passes", 1, 100)
 
     from suite.measure import time_pass  # imports torch
 
     with files.errors_of(folder):
         complete = time_pass.run(
-            folder, typed.methods or "", pairs or time_pass.DEFAULT_PAIRS, threads, typed.busy, plugins=typed.plugin,
-            passes=passes or time_pass.DEFAULT_PASSES,
+            folder, typed.methods, typed.pairs or time_pass.DEFAULT_PAIRS, typed.threads, typed.busy,
+            plugins=typed.plugin, passes=typed.passes or time_pass.DEFAULT_PASSES,
         )  # fmt: skip
-    report([typed.folder])
+    update(Path(typed.folder).expanduser())
     return 0 if complete else 1
 
 
@@ -147,11 +134,10 @@ def profile(arguments: Sequence[str]) -> int:
         description="Measure where the time of a training step goes, by part, layer and product, for each method and "
         "for dense training.",
     )
-    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
-    parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
     parser.add_argument(
         "--rounds",
         metavar="N",
+        type=whole(6, 100_000),
         help="steps to measure in each stage, with clocks and as many without, at least 6 (default: 20, or fewer if "
         "steps take long)",
     )
@@ -162,22 +148,22 @@ def profile(arguments: Sequence[str]) -> int:
     )
     typed = _read_pass(parser, arguments)
     folder = _suite_folder(typed.folder, "profile")
-    rounds = _integer(typed.rounds, "--rounds", 6, 100_000)
-    threads = _integer(typed.threads, "--threads", 1, 1000)
 
     from suite.measure import profile_pass  # imports torch
 
     with files.errors_of(folder):
         complete = profile_pass.run(
-            folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy, plugins=typed.plugin
+            folder, typed.methods, typed.rounds, typed.threads, typed.all_stages, typed.busy, plugins=typed.plugin
         )
-    report([typed.folder])
+    update(Path(typed.folder).expanduser())
     return 0 if complete else 1
 
 
 def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
-    """Add the options that all passes have, and parse the arguments of one."""
-    parser.add_argument("--threads", metavar="N", help=f"threads of torch (default: {threads})")
+    """Add what all passes take, and parse the arguments of one."""
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command")
+    parser.add_argument("--methods", metavar="LIST", default="", help="methods to measure (default: all of the folder)")
+    parser.add_argument("--threads", metavar="N", type=whole(1, 1000), help=f"threads of torch (default: {threads})")
     parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
     parser.add_argument(
         "--plugin",
@@ -194,9 +180,3 @@ def _suite_folder(text: str, verb: str) -> Path:
     if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
         raise UsageError(f"{verb} {folder}: not the folder of a suite: no suite.json, results.csv or trials")
     return folder
-
-
-def _integer(text: str | None, option: str, least: int, most: int) -> int | None:
-    if text is not None and not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise UsageError(f"{option} '{text}': expected an integer from {least} to {most}")
-    return None if text is None else int(text)

@@ -106,7 +106,7 @@ def opened(browser: Any, folder: Path) -> Iterator[Opened]:
 def test_the_page_reports_nothing_and_loads_nothing(opened: Opened, folder: Path) -> None:
     assert opened.problems == []
     assert opened.requests == [(folder / "report.html").as_uri()]
-    assert opened.page.locator(".figures svg:visible").count() == 7
+    assert opened.page.locator(".figures svg:visible").count() == 6
 
 
 def test_the_policy_blocks_scripts_that_are_not_the_page_s(browser: Any, folder: Path, tmp_path: Path) -> None:
@@ -155,50 +155,9 @@ def test_the_filter_hides_rows_and_says_how_many_are_left(opened: Opened) -> Non
     assert line.get_by_role("status").inner_text() == ""
 
 
-def hover(page: Any, figure: str, begin: str) -> str:
-    """Move the pointer close to the mark whose text begins so, and return the text that appears."""
-    marks = page.locator(f"figure[id$='{figure}'] [data-text]").all()
-    mark = next(one for one in marks if one.get_attribute("data-text").startswith(begin))
-    mark.scroll_into_view_if_needed()
-    box = mark.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(x + 1, y + 1)
-    text: str = page.locator(".tip").inner_text()
-    return text
-
-
-def test_the_pointer_shows_the_trial(opened: Opened, folder: Path) -> None:
-    shown = hover(opened.page, "-accuracy-flops", "prunetrain[ratio=0.2]\nprunetrain-")
-    table = pd.read_csv(folder / "results.csv").set_index("trial_id")
-    (trial,) = [name for name in table.index if name in shown]
-    assert table.loc[trial, "method"] == "prunetrain"
-    assert "prunetrain[ratio=0.2]" in shown
-    assert f"seed {table.loc[trial, 'seed']:.0f}" in shown
-    assert f"accuracy {100 * table.loc[trial, 'test_accuracy']:.2f} %" in shown
-    assert f"cost {table.loc[trial, 'train_flops_effective'] / 1e12:.4g} TFLOPs" in shown
-
-
-def test_the_pointer_on_a_line_shows_its_trial(opened: Opened) -> None:
-    """A thin line is far from the centre of its box."""
-    page = opened.page
-    start = """() => {
-      const lines = [...document.querySelectorAll("figure[id$='-accuracy-seconds'] path[data-text]")];
-      const line = lines.find((one) => one.dataset.text.includes("at the end"));
-      line.scrollIntoView({block: "center"});
-      const at = line.getPointAtLength(1).matrixTransform(line.getScreenCTM());
-      line.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX: at.x, clientY: at.y}));
-      return line.dataset.text;
-    }"""
-    text = page.evaluate(start)
-    assert page.locator(".tip").inner_text() == text
-    assert "\nseed " in text
-
-
 def test_markup_in_names_is_shown_as_text(opened: Opened) -> None:
     page = opened.page
     assert EVIL in names(page, "-time")
-    assert hover(page, "-accuracy-time", f"{EVIL}\nmean").startswith(EVIL)
-    assert hover(page, "-accuracy-epochs", EVIL).startswith(EVIL)
     assert EVIL in page.locator("figure[id$='-accuracy-time'] svg text").all_text_contents()
     assert f"killed {EVIL}" in page.locator("#table-problems").inner_text()
     assert opened.problems == []
@@ -226,7 +185,7 @@ def test_everything_is_printed(browser: Any, folder: Path, javascript: bool) -> 
     assert not page.locator("[id$='-relative']").is_visible()
     page.emulate_media(media="print")
     assert page.locator("[id$='-relative']").is_visible()
-    assert page.locator(".figures svg:visible").count() == 7
+    assert page.locator(".figures svg:visible").count() == 6
     assert page.pdf().startswith(b"%PDF")
     assert found.problems == []
     found.context.close()
@@ -263,7 +222,7 @@ def test_the_page_and_its_first_table_fit(browser: Any, folder: Path, width: int
     found.context.close()
 
 
-def test_eight_methods_take_two_narrow_screens_and_one_printed_page(browser: Any, tmp_path: Path) -> None:
+def test_eight_methods_take_two_narrow_screens(browser: Any, tmp_path: Path) -> None:
     suite = Suite(tmp_path)
     names = ("sdgp", "prunetrain", "clicktrain", "oneshot", "rigl", "gmp", "snip", "freeze")
     for seed in range(3):
@@ -278,14 +237,12 @@ def test_eight_methods_take_two_narrow_screens_and_one_printed_page(browser: Any
     group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
     ratios = {f"{name}[ratio=0.25]": (0.9, 0.91, 0.9) for name in names}
     (made / "time.json").write_text(json.dumps(time_json(dict(group.key), **ratios)))
-    write_report(made, brief=True)
+    write_report(made)
     found = Opened(browser, made, viewport={"width": 500, "height": 900})
     rows = found.page.locator(".first tr:not([data-under])")
     assert rows.count() == 1 + 1 + len(names)
     assert found.page.locator(".first [data-under]").count() == len(names)
     assert found.page.locator(".first").bounding_box()["height"] < 2 * 900
-    found.page.goto((made / "brief.html").as_uri())
-    assert len(re.findall(rb"/Type /Page\b", found.page.pdf(format="Letter"))) == 1
     found.context.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -23,8 +22,6 @@ from suite.cli.folders.entries import combine_times
 from suite.errors import UsageError
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.times import MethodTime
-
-LEFT = f"{0:016x}"
 
 
 @pytest.fixture(autouse=True)
@@ -84,44 +81,6 @@ def test_a_name_of_the_greatest_length(two: tuple[Path, Path], tmp_path: Path) -
     assert others(tmp_path) == ["ä" * 127]
 
 
-def test_only_what_a_killed_command_left_for_this_place_is_removed(two: tuple[Path, Path], tmp_path: Path) -> None:
-    place = tmp_path / "sdgp[n=1]"
-    abandoned = tmp_path / f".{place.name}.{LEFT}.merge"
-    kept = [tmp_path / f".{name}.merge" for name in (f"sdgpn.{LEFT}", f"{place.name}.notes", f"{place.name}2.{LEFT}")]
-    for folder in (abandoned, *kept):
-        folder.mkdir()
-        (folder / "x").write_text("x")
-    kept.append(tmp_path / f".{place.name}.{1:016x}.merge")
-    kept[-1].write_text("a file")
-    assert merge(*two, out=place) == 0
-    assert others(tmp_path) == sorted([place.name, *(path.name for path in kept)])
-    assert not (place / ".lock").exists()
-
-
-def test_the_folder_of_a_running_command_is_kept(two: tuple[Path, Path], tmp_path: Path) -> None:
-    running = textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        from suite.cli.folders.destination import new_folder
-        with new_folder("merge", Path(sys.argv[1])):
-            print("locked", flush=True)
-            sys.stdin.read()
-        """
-    )
-    command = [sys.executable, "-c", running, str(tmp_path / "out")]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        (other,) = others(tmp_path)
-        assert merge(*two, out=tmp_path / "out") == 0
-        assert others(tmp_path) == [other, "out"]
-        process.communicate("")
-    # The first command finds that another one was faster, and leaves nothing.
-    assert process.returncode == 1
-    assert others(tmp_path) == ["out"]
-
-
 KILLED = textwrap.dedent(
     """
     import os, signal, sys
@@ -132,12 +91,12 @@ KILLED = textwrap.dedent(
     write, left = files.write, [int(sys.argv[1])]
     def counted(path, content, **keywords):
         write(path, content, **keywords)
-        if "." + sys.argv[2] in str(path):
+        if "/.export-" in str(path):
             left[0] -= 1
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
     files.write = counted
-    sys.exit(cli.main(sys.argv[3:]))
+    sys.exit(cli.main(sys.argv[2:]))
     """
 )
 
@@ -147,30 +106,14 @@ def test_a_killed_export_leaves_no_folder_and_the_same_command_continues(
     two: tuple[Path, Path], tmp_path: Path, writes: int
 ) -> None:
     arguments = ["export", str(two[0]), str(tmp_path / "out")]
-    command = [sys.executable, "-c", KILLED, str(writes), "out.", *arguments]
+    command = [sys.executable, "-c", KILLED, str(writes), *arguments]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert ended.returncode == -signal.SIGKILL
     (left,) = others(tmp_path)
-    assert left.endswith(".export")
+    assert left.startswith(".export-")
     assert cli.main(arguments) == 0
-    assert others(tmp_path) == ["out"]
+    assert others(tmp_path) == [left, "out"]
     assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
-
-
-def test_a_table_cannot_name_a_trial_outside_the_folder(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    a, b = two
-    assert cli.main(["report", str(a)]) == 0
-    shutil.copytree(a / "trials" / spec(0).trial_id, tmp_path / "outside")
-    with open(a / "results.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for name in ("../../outside", "..", "", str(tmp_path / "outside")):
-        with open(a / "results.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerow({**rows[0], "trial_id": name})
-        assert merge(a, b, out=tmp_path / "new" / "out") == 2
-        assert f"results.csv: '{name}' is not the id of a trial" in capsys.readouterr().err
-    assert others(tmp_path) == ["outside"]
 
 
 def test_files_that_cannot_be_read_or_copied_are_one_line(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:

@@ -268,7 +268,7 @@ values = { dense = 90, left = 75 }
     ("old", "new", "expected"),
     [
         ("left = 75", "letf = 75", "mine has no value 'left'; did you mean 'letf'?"),
-        ("left = 75", "left = nan", "values.left is nan"),
+        ("left = 75", "left = nan", "values.left: Input should be a finite number"),
         ('name = "mine"', 'name = "nime"', "no group is called 'mine'; did you mean 'nime'?"),
         ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
     ],

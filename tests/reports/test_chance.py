@@ -60,7 +60,7 @@ def test_a_target_that_dense_reaches_by_guessing_is_not_shown_unless_it_was_aske
     (section,) = (one for one in group.sections if one.anchor == "targets")
     assert section.tables == ()
     assert section.lines[0].startswith("There is no target, because dense training has not learned the task")
-    (group,) = build(read(suite.folder), (), (0.9,)).groups
+    (group,) = build(read(suite.folder), (0.9,)).groups
     (section,) = (one for one in group.sections if one.anchor == "targets")
     assert [table.caption.split(" (")[0] for table in section.tables] == ["Until the test accuracy reaches 90 %"]
 

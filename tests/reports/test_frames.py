@@ -160,14 +160,3 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 def test_the_package_is_imported_without_pandas() -> None:
     code = "import suite, sys; suite.load_results; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_integers_beyond_64_bits_are_missing(suite: Any) -> None:
-    suite.add("dense", 0, accuracy=70.0, time=10.0)
-    folder = suite.write()
-    (place,) = (folder / "trials").iterdir()
-    lines = [{"epoch": 1, "params": 1e30, "steps": 10**25}, {"epoch": 2, "params": 5}]
-    (place / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    epochs = suite_package.load_results(folder).epochs
-    assert list(epochs["params"].isna()) == [True, False]
-    assert epochs["steps"].isna().all()

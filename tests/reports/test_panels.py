@@ -1,22 +1,14 @@
 """Panels, bars and heat maps of reproductions, inspected as matplotlib objects."""
 
-import json
-
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
-from reports.data.looks import looks
-from reports.data.method_rows import method_rows
 from reports.figures import svg
-from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
-from reports.figures.training_curves import curve_figures
 from reports.papers.clicktrain.charts import positions_figure, stacked_figure
 from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import read
-from suite.trials.groups import group_trials, label
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):
@@ -118,39 +110,3 @@ def test_positions_of_kernels_are_drawn_around_chance(drawn):
     assert (axes.get_title(), axes.get_ylabel()) == ("conv", "trained")
     assert [text.get_text() for text in axes.texts][4] == "80"
     assert "trained, conv: centre 80, mean of corners 44" in figure.alt
-
-
-def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
-    """A cut that ends the first epoch is visible: the shapes at the end of an epoch do not show what was before it."""
-    suite.add("prunetrain", 0, accuracy=70.0, time=100.0)
-    (path,) = suite.write().glob("trials/prunetrain-*/epochs.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["layers"]["stem"]["out"] = 10  # of 16
-    path.write_text("\n".join(map(json.dumps, lines)))
-    (group,), _ = group_trials(read(suite.folder).trials)
-    (figure,), _ = shape_figures(method_rows(group, looks([label(trial) for trial in group.trials])), "slug")
-    axes = drawn[0].axes[0]
-    (cells,) = axes.collections
-    spans = [text.get_text() for text in axes.get_xticklabels()]
-    assert spans[0] == "0"
-    assert cells.get_array()[0].tolist()[:2] == [1.0, 10 / 16]
-    assert len(cells.get_array()[0]) == len(spans)
-    assert [text.get_text() for text in axes.texts[:2]] == ["16", "10"]
-    assert axes.get_xlabel() == "Epoch (shapes at its end; 0: before the first cut)"
-    assert "stem 8 (50 %)" in figure.alt
-
-
-def test_shapes_are_drawn_of_six_methods_and_of_no_control(suite, drawn):
-    for ratio in range(8):
-        suite.add("prunetrain", 0, accuracy=70.0 - ratio, time=100.0, variant=f"ratio=0.{ratio + 1}")
-    for path in suite.write().glob("trials/prunetrain-*/trial.json"):
-        record = json.loads(path.read_text())
-        record["spec"]["control"] = record["spec"]["variant"] == "ratio=0.1"
-        path.write_text(json.dumps(record))
-    (group,), _ = group_trials(read(suite.folder).trials)
-    found = looks([label(trial) for trial in group.trials])
-    figures, missing = curve_figures(method_rows(group, found), "slug")
-    shapes = [figure.title for figure in figures if "-shape-" in figure.name]
-    assert len(shapes) == MOST_MAPS == 6
-    assert not any("ratio=0.1" in title for title in shapes)
-    assert missing[-1] == "Shapes by layer are drawn of 6 methods; layers.csv has those of all."

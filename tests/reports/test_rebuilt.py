@@ -1,4 +1,4 @@
-"""A rebuilt report has the same numbers as the first one, and names what it cannot show."""
+"""A rebuilt report has the same numbers as the first one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from reports import write_report
 from reports.content.build import build
 from suite.cli.verbs import report
 from suite.trials.folder import packed
@@ -66,35 +65,6 @@ def test_rebuilt_reports_of_committed_suites_have_the_same_numbers(folder: Path,
     once = (copy / "results.csv").read_bytes()
     assert report([str(copy)]) == 0
     assert (copy / "results.csv").read_bytes() == once
-
-
-def test_the_report_names_missing_files_and_keeps_figures_that_it_cannot_draw(suite: Any) -> None:
-    suite.add_all(("dense", "prunetrain"), seeds=1)
-    folder = suite.write()
-    write_report(folder)
-    assert build(read(folder)).omissions == ()
-    figures = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
-    assert len(figures) == 7
-    dense, pruned = sorted((folder / "trials").iterdir())
-    (pruned / "layers.csv").unlink()
-    shutil.rmtree(dense)
-    write_report(folder)
-    text = " ".join((folder / "report.md").read_text(encoding="utf-8").split())
-    assert "1 of the 2 finished trials (dense-" in text
-    assert "has no trial.json: their recipe" in text
-    assert "2 finished trials have no layers.csv: their shapes by layer" in text
-    shutil.rmtree(folder / "trials")
-    (folder / "suite.json").unlink()
-    write_report(folder)
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    assert "All 2 finished trials have no epochs.jsonl: curves over epochs" in text
-    assert "The folder has no suite.json" in text
-    assert "5 figures of an earlier report cannot be drawn again" in text
-    assert "loss-epochs.svg" in text
-    left = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
-    assert left.keys() == figures.keys()
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "Not shown, because files are missing" in page
 
 
 @pytest.mark.usefixtures("without_figures")

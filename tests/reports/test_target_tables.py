@@ -158,16 +158,6 @@ def test_trials_of_another_machine_reach_the_target_and_have_no_cost_here() -> N
     assert time_share(own[0], 2, share) == time_share(of_any_machine(own[0]), 2, share) == pytest.approx(0.5)
 
 
-def test_without_a_curve_the_columns_of_the_table_are_used_for_their_own_target() -> None:
-    numbers = {"seed": 0.0, "target_accuracy": 0.7, "time_to_target_s": 12.0, "flops_to_target": 1e9}
-    alone = Trial({"method": "dense", "status": "done"}, numbers)
-    missed = Trial({"method": "dense", "status": "done"}, {"seed": 1.0, "target_accuracy": 0.7})
-    row = rows_of(group(alone), 0.7)["dense"]
-    assert (row.reached, row.epoch, row.costs["time_to_target_s"]) == (1, None, 12.0)
-    assert rows_of(group(missed), 0.7)["dense"].reached == 0
-    assert rows_of(group(alone), 0.6) == {}
-
-
 def test_the_default_target_follows_from_dense_and_a_declared_one_replaces_it() -> None:
     one = group(trial("dense", 0, (0.1, 0.7666)), trial("dense", 1, (0.1, 0.7655)), trial("other", 0))
     rows = method_rows(one, looks(["dense", "other"]))
@@ -203,7 +193,7 @@ def test_the_report_of_a_folder_has_the_table(suite: Any) -> None:
     folder = suite.write()
 
     def tables(*asked: float) -> list[str]:
-        (group,) = build(read(folder), (), asked).groups
+        (group,) = build(read(folder), asked).groups
         return [table.caption for section in group.sections for table in section.tables]
 
     assert [caption.split(" (")[0] for caption in tables()] == ["Until the test accuracy reaches 70.8 %"]  # 71.3 - 0.5

@@ -57,35 +57,6 @@ def test_parts_of_the_method_are_next_to_those_of_dense(profiled: Any) -> None:
     assert "takes 33.3 % of the time of the three products and 21.4 % of the step" in why.lines[1]
 
 
-def line_of(suite: Any) -> str:
-    """Return the sentence about the method."""
-    (found,) = build(read(suite.folder)).groups
-    return found.headlines[1].text
-
-
-def test_the_sentence_names_the_parts_that_changed(suite: Any, profiled: Any) -> None:
-    profiled(profile(stage(HALVED, step(), ratio=0.95)))
-    assert line_of(suite).endswith(
-        ". In a profiled step, parts change by these shares of the dense step: data gradient (0.50 × the FLOPs in 0.50 "
-        "× the time) −10.7 %, pruning +4.3 %."
-    )
-    profiled(profile(stage(step(), step(), ratio=1.0)))
-    assert line_of(suite).endswith(
-        ". In a profiled step, no part takes 1 % of the dense step more or less than in dense training."
-    )
-
-
-def test_the_sentence_names_a_product_that_became_slow_in_the_last_stage(suite: Any, profiled: Any) -> None:
-    profiled(profile(stage(HALVED, step(), ratio=0.95), stage(step(wgrad_s=5.5), step(), ratio=1.1, epoch=4)))
-    assert line_of(suite).endswith(
-        ". In a profiled step of the last stage (from epoch 4 of 5), parts change by these shares of the dense step: "
-        "weight gradient (1.00 × the FLOPs in 1.38 × the time) +10.7 %. The weight gradient of body.conv alone takes "
-        "5500.0 ms in place of 4000.0 ms."
-    )
-    profiled(profile(stage(step(wgrad_s=5.3), step(), ratio=1.1)))
-    assert "alone" not in line_of(suite)
-
-
 def test_savings_are_modelled_and_measured(profiled: Any) -> None:
     why, _ = profiled(profile(stage(HALVED, step(), ratio=0.95)))
     rows = [[cell.text for cell in row[1:]] for row in why.tables[1].rows]

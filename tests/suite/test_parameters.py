@@ -17,7 +17,7 @@ from suite.brackets import read_list, split
 from suite.choices import Choice
 from suite.errors import UsageError
 from suite.method import Method
-from suite.parameters import allowed, check, convert, declared, normal, resolve, show, type_name
+from suite.parameters import allowed, check, convert, declared, normal, resolve, show
 
 
 @dataclass(kw_only=True)
@@ -173,9 +173,6 @@ def test_the_canonical_form_drops_defaults():
 
 def test_words_for_types():
     assert allowed(float | None) == "a number or none"
-    assert type_name(float | None) == "float or none"
-    assert type_name(Literal["a", "b"]) == "a | b"
-    assert type_name(tuple[float, ...]) == "tuple[float, ...]"
     assert normal(1, float | None) == 1.0
     assert normal(None, float | None) is None
 
@@ -216,22 +213,19 @@ class Bounded:
 
 BOUNDS = {
     "share": (
-        "float above 0 and at most 1",
         "a number above 0 and at most 1",
         (0.5, 1, 1.0),
         (0, 1.5, None, "x", True),
     ),
-    "groups": ("int from 2 to 32", "an integer from 2 to 32", (2, 32), (1, 33, 4.0)),
-    "clip": ("float above 0 or none", "a number above 0 or none", (None, 2.5), (0.0, float("nan"), float("inf"))),
+    "groups": ("an integer from 2 to 32", (2, 32), (1, 33, 4.0)),
+    "clip": ("a number above 0 or none", (None, 2.5), (0.0, float("nan"), float("inf"))),
     "milestones": (
-        "tuple[float of at least 0 and below 1, ...]",
         "a list in parentheses, like (0.5,0.75), each of at least 0 and below 1",
         ((), (0.0, 0.5)),
         ((0.5, 1.0), 0.5),
     ),
-    "steps": ("int of at least 1", "an integer of at least 1", (1,), (0,)),
+    "steps": ("an integer of at least 1", (1,), (0,)),
     "width": (
-        "int of at least 8 that is a multiple of 8",
         "an integer of at least 8 that is a multiple of 8",
         (8, 16),
         (0, 12),
@@ -241,9 +235,8 @@ BOUNDS = {
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_bound_is_declared_once_and_read_everywhere(name):
-    described, allowed_values, right, wrong = BOUNDS[name]
+    allowed_values, right, wrong = BOUNDS[name]
     annotation = declared(Bounded)[name].annotation
-    assert type_name(annotation) == described
     assert allowed(annotation) == allowed_values
     for value in right:
         check(Bounded, {name: value})
@@ -257,7 +250,7 @@ def test_a_bound_is_declared_once_and_read_everywhere(name):
 @pytest.mark.parametrize("text", ["share=0", "groups=33", "clip=-1", "milestones=(0.5,1)", "steps=0", "width=12"])
 def test_typed_values_are_checked_against_bounds(text):
     name, _, value = text.partition("=")
-    line = f"toy[{text}]: {name} is '{value}'; allowed: {BOUNDS[name][1]}"
+    line = f"toy[{text}]: {name} is '{value}'; allowed: {BOUNDS[name][0]}"
     with pytest.raises(UsageError, match=re.escape(line) + "$"):
         read(f"toy[{text}]", Bounded)
 

@@ -75,4 +75,4 @@ def test_methods_and_presets_are_described_for_a_task_with_parameters(capsys):
     assert cli.main(["describe", "prunetrain", "--task", "imagenet[image_size=128]"]) == 0
     assert "paper 5" in capsys.readouterr().out
     assert cli.main(["describe", "smoke", "--task", "imagenette[image_size=96]"]) == 0
-    assert "imagenette[image_size=96]  model resnet18, image_size 96" in capsys.readouterr().out
+    assert "imagenette[image_size=96]: model resnet18, image_size 96" in capsys.readouterr().out

@@ -40,7 +40,7 @@ PROVENANCE: dict[str, Any] = {
     "flags": {"deterministic": True},
     "git": {"commit": "670a1fa", "dirty": False},
     "hardware_id": "12e45678",
-    "source": "A paper, 2022",
+    "method": {"source": "A paper, 2022"},
 }
 
 

@@ -221,7 +221,7 @@ def test_a_wrong_command_under_torchrun_is_one_line_of_rank_0():
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (("--nproc-per-trial", "3"), "--nproc-per-trial 3: torchrun has started 2 processes, all of which train each"),
+        (("--nproc-per-trial", "3"), "--nproc-per-trial 3: torchrun has started 2 processes, which train one trial"),
         (("--jobs", "2"), "--jobs 2: torchrun has started 2 processes, which train one trial at a time"),
         (("--engine", "ray"), "--engine ray: torchrun has started 2 processes"),
     ],

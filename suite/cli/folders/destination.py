@@ -1,24 +1,19 @@
 """New folders: a command writes into a temporary folder next to the destination, and renames it when it is complete.
 
-A killed command therefore leaves no half-written destination, and the same command can be started again.
+A killed command therefore leaves no half-written destination, and the same command can be started again. What it leaves
+is a hidden folder next to the destination.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import lock_descriptor
-
 from suite import files
 from suite.errors import UsageError
-
-_LOCK = ".lock"  # the lock of a suite's folder has the same name
-_LONGEST_NAME = 200  # bytes of the destination's name that the temporary folder's name has
 
 
 def check_destination(verb: str, destination: Path, sources: Sequence[Path]) -> Path:
@@ -60,8 +55,6 @@ def _existing(path: Path) -> Path:
 def new_folder(verb: str, destination: Path) -> Iterator[Path]:
     """Yield an empty folder, which gets the name of the destination if the block ends without an error.
 
-    The function locks this temporary folder, after it has removed those that killed commands left for the destination.
-
     Args:
         verb: See `check_destination`.
         destination: The path that `check_destination` returned.
@@ -69,36 +62,13 @@ def new_folder(verb: str, destination: Path) -> Iterator[Path]:
     Raises:
         UsageError: A file cannot be written, or something else has created the destination.
     """
-    name = os.fsdecode(os.fsencode(destination.name)[:_LONGEST_NAME])
     with files.errors_of(_existing(destination.parent)):
         destination.parent.mkdir(parents=True, exist_ok=True)
-        left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.{verb}")
-        for path in [one for one in destination.parent.iterdir() if left.fullmatch(one.name)]:
-            _remove_abandoned(path)
-        temporary = destination.with_name(f".{name}.{secrets.token_hex(8)}.{verb}")
+        temporary = destination.with_name(f".{verb}-{secrets.token_hex(8)}")
         temporary.mkdir()
-        descriptor = files.open_descriptor(temporary / _LOCK, os.O_RDWR)
         try:
-            if not lock_descriptor(descriptor, blocking=False):
-                raise UsageError(f"{verb}: {destination} is being created by another command; try again")
             yield temporary
-            if destination.is_dir() and any(destination.iterdir()):
-                raise UsageError(f"{verb}: {destination} is not an empty folder any more")
             temporary.rename(destination)
-            (destination / _LOCK).unlink()
         finally:
-            os.close(descriptor)
             if temporary.exists():
                 files.remove_folder(temporary)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove a temporary folder unless a command has locked it."""
-    if path.is_symlink() or not path.is_dir():
-        return
-    descriptor = files.open_descriptor(path / _LOCK, os.O_RDWR)
-    try:
-        if lock_descriptor(descriptor, blocking=False):
-            files.remove_folder(path)
-    finally:
-        os.close(descriptor)

@@ -44,7 +44,6 @@ def merge(arguments: Sequence[str]) -> int:
     target = check_destination("merge", destination, paths)
     sources = [Source.read(path) for path in paths]
     chosen, notes = choose(sources)
-    rows = {name: trial.row for name, trial in sorted(chosen.items()) if trial.folder is None}
 
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
@@ -53,9 +52,8 @@ def merge(arguments: Sequence[str]) -> int:
     with new_folder("merge", target) as temporary:
         store = Store(temporary)
         for name, trial in sorted(chosen.items()):
-            if trial.folder is not None:
-                with files.errors_of(trial.source):
-                    copy_trial(trial.folder, store.trial_folder(name))
+            with files.errors_of(trial.source):
+                copy_trial(trial.folder, store.trial_folder(name))
         for source in sources:
             source.check_unchanged()
         files.write(temporary / "suite.json", combine_commands(sources))
@@ -65,7 +63,7 @@ def merge(arguments: Sequence[str]) -> int:
             PROFILES.write(temporary, profiles)
         if tuned is not None:
             write_tuned(temporary, tuned)
-        write_results(store, none_runs=True, further=rows)
+        write_results(store, none_runs=True)
         try:
             reports.write_report(temporary, place=target)
         except NotTestedError as error:

@@ -1,11 +1,10 @@
-"""The folders that `merge` reads: their trials, rows and commands."""
+"""The folders that `merge` reads: their trials and commands."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.trials.folder import packed
-from suite.trials.folder.columns import COLUMNS, read_table
 from suite.trials.folder.records import model_damage, read_record
 from suite.trials.folder.results import rows
 from suite.trials.folder.store import Store, read_suite
 
 IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
-_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f]{1,255}")  # of a folder
 _NOT_COMPARED = ("sha256",)  # the hash covers the path of the data set, which may be in another home folder
 
 
@@ -30,17 +27,17 @@ class Trial:
 
     Attributes:
         source: The suite's folder.
-        row: Row of the results table, with values of the columns' types.
-        folder: The trial's folder; `None` if only its row is left.
-        record: Content of its `trial.json`; empty without a folder.
+        row: Row of the results table.
+        folder: The trial's folder.
+        record: Content of its `trial.json`.
         size: Number of its files.
     """
 
     source: Path
     row: Mapping[str, Any]
-    folder: Path | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
-    size: int = 0
+    folder: Path
+    record: Mapping[str, Any]
+    size: int
 
     @cached_property
     def done(self) -> bool:
@@ -50,8 +47,8 @@ class Trial:
     @cached_property
     def state(self) -> str:
         """The status, or why a trial with the status `done` does not count."""
-        changed = packed.altered(self.folder, self.record) if self.folder is not None else []
-        if self.folder is not None and not changed and (self.folder / "model.pt").exists():
+        changed = packed.altered(self.folder, self.record)
+        if not changed and (self.folder / "model.pt").exists():
             changed = [reason] if (reason := model_damage(self.folder, self.record)) else []
         return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
 
@@ -60,10 +57,6 @@ class Trial:
 
         The path of the data set may differ: an export has `~` in place of the home folder.
         """
-        if self.folder is None or other.folder is None:
-            # Columns of targets do not count: merging computes them again from the records.
-            names = [name for name in COLUMNS if "target" not in name and self.row.get(name) != other.row.get(name)]
-            return f"{names[0]} is {self.row.get(names[0])} and {other.row.get(names[0])}" if names else ""
         for name in sorted({*self.record, *other.record} - set(_NOT_COMPARED)):
             mine, theirs = _plain(self.record.get(name)), _plain(other.record.get(name))
             if mine != theirs:
@@ -108,7 +101,7 @@ class Source:
         """Read a folder.
 
         Raises:
-            UsageError: It is not the folder of a suite, is in use, or its table or `suite.json` cannot be read.
+            UsageError: It is not the folder of a suite, is in use, has no trials, or `suite.json` cannot be read.
         """
         path, store = folder / "suite.json", Store(folder)
         if not path.is_file():
@@ -117,13 +110,13 @@ class Source:
             raise UsageError(f"merge {folder}: {IN_USE}")
         fingerprint = store.fingerprint()
         suite = read_suite(path)
-        table = read_table(folder)
-        if foreign := [name for name in table if not _NAME.fullmatch(name) or name in (".", "..")]:
-            raise UsageError(f"merge: {folder / 'results.csv'}: '{foreign[0]}' is not the id of a trial")
-        table |= {row["trial_id"]: row for row in rows(store, none_runs=True, earlier=table)}
-        trials = {name: _trial(folder, name, row) for name, row in table.items()}
+        trials = {}
+        for row in rows(store, none_runs=True):
+            place = store.trial_folder(row["trial_id"])
+            size = sum(path.is_file() for path in place.rglob("*"))
+            trials[row["trial_id"]] = Trial(folder, row, place, read_record(place) or {}, size)
         if not trials:
-            raise UsageError(f"merge {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
+            raise UsageError(f"merge {folder}: no results: no trials/*/trial.json exists")
         return cls(folder, suite, trials, fingerprint)
 
     def check_unchanged(self) -> None:
@@ -134,16 +127,6 @@ class Source:
         """
         if Store(self.folder).fingerprint() != self.fingerprint:
             raise UsageError(f"merge {self.folder}: {IN_USE}")
-
-
-def _trial(source: Path, name: str, row: Mapping[str, Any]) -> Trial:
-    typed = {key: COLUMNS[key].parse(value) if key in COLUMNS else value for key, value in row.items()}
-    typed = {key: None if value == "" else value for key, value in typed.items()}
-    folder = source / "trials" / name
-    record = read_record(folder) if packed.held(folder / "trial.json") else None
-    if record is None:
-        return Trial(source, typed)
-    return Trial(source, typed, folder, record, sum(path.is_file() for path in folder.rglob("*")))
 
 
 def combine_commands(sources: Sequence[Source]) -> str:

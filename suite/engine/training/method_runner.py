@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,12 @@ from suite.engine.network.planned_layer import PlannedLayer, StepState
 from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
 from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
 from suite.engine.training.ranks import Ranks, WrapperGuard, refuse_wrapped
-from suite.errors import UsageError, renamed
+from suite.errors import UsageError
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.plan import Keys
 from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
 
 log = logging.getLogger(__name__)
-
-RENAMED = {
-    "close_epoch": "plan_epoch_end",
-    "carry_out": "apply_plan",
-    "input_shape": "ctx.input_shape",
-    "dtype": "ctx.dtype",
-}
 
 
 class MethodRunner:
@@ -153,11 +146,6 @@ class MethodRunner:
             self.reconfigurations.append(first)
         if not ctx.rehearsal or type(method).begin is Method.begin:
             self._plan_all()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"{type(self).__name__} has no '{name}'{renamed(name, RENAMED)}")
 
     @property
     def planned_layers(self) -> list[PlannedLayer]:

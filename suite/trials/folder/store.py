@@ -54,7 +54,6 @@ WRITTEN = (
     "report.html",
     "report.md",
     "report.tex",
-    "brief.html",
     "time.json",
     "profile.json",
     "tune.json",

@@ -9,7 +9,7 @@ from small_methods import Nothing, SkipsOdd, WeightMask
 from small_training import RECIPE, SHAPE, SmallBatches, small_net, small_trainer
 
 from suite.engine.network.planned_layer import PlannedLayer
-from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan, Site
+from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan
 from suite.ops import apply
 
 
@@ -206,18 +206,6 @@ def test_a_forward_between_steps_has_the_first_slot():
     hooks.optimizer_step()
     model(images)
     assert slots == [0, 1, 0]
-
-
-def test_a_former_name_gives_the_new_one():
-    runner = apply(small_net(), Nothing(), input_shape=SHAPE, num_classes=4, epochs=1, batch_size=2)
-    with pytest.raises(AttributeError, match="'close_epoch'; it is called plan_epoch_end now"):
-        runner.close_epoch()
-    with pytest.raises(AttributeError, match="'slot'; it is called micro_batch_index now"):
-        _ = Site("conv", "grad_dgrad", 0, 0, 0).slot
-    with pytest.raises(AttributeError, match=r"'closed'$"):
-        _ = runner.closed
-    with pytest.raises(AttributeError, match=r"'input_shape'; it is called ctx\.input_shape now"):
-        _ = runner.input_shape
 
 
 def test_what_a_runner_fills_in_cannot_be_given():
