@@ -14,21 +14,19 @@ from kernels.sparse_conv.cpu import library
 from reports.papers.clicktrain import timed_layers
 from reports.papers.clicktrain import tradeoff as clicktrain_tradeoff
 from reports.papers.clicktrain.convolution_time import fastest_dense, loses
-from reports.papers.clicktrain.dense_networks import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
-from reports.papers.clicktrain.dense_networks import statistics as statistics_of
+from reports.papers.clicktrain.dense_networks import COUNTS, NETWORKS, network_shares
 from reports.papers.clicktrain.training_time import STAGES, WAYS, column, step_times, time_by_stage
 from reports.papers.contract import ReproductionData
 from reports.papers.published import own
 from reports.papers.trial_networks import learned_nothing
 from reports.papers.trial_values import line, slower_than_dense
-from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
-NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
+NAMES = tuple(f"clicktrain-fig{number}" for number in (13, 14, 12, 10, 9, 1))
 pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
 MODEL = "resnet9[width=0.125]"
 SHORT = (
@@ -63,7 +61,7 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "preset smoke" in page
     assert "the network resnet9[width=0.125] in place of" in page.replace("\\", "")
     assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
-    assert "Nothing was pruned" not in page or name in ("clicktrain-fig1", "clicktrain-fig3")
+    assert "Nothing was pruned" not in page or name == "clicktrain-fig1"
     assert ("Timed on " in page) == (name in TIMED_APART)
     text = " ".join(ElementTree.parse(folder / "reproduce" / f"{name}.svg").getroot().itertext())
     assert "nan" not in text.casefold().split()
@@ -74,8 +72,8 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
 
 
 def test_the_trials_were_shared(folder, trials):
-    """Dense, three backends, two penalties, two compressions; dense and one compression on Imagenette."""
-    assert len(trials) == (8 if library() is not None else 7)
+    """Dense and three backends; dense and one compression on Imagenette."""
+    assert len(trials) == (4 if library() is not None else 3)
     assert len(trials_of(folder, "imagenette")) == 2
 
 
@@ -104,33 +102,6 @@ def test_figure_1_by_hand():
     assert suites[1] == pytest.approx(100 * (whole - first.macs) / (3 * whole - first.macs))
     assert theirs[0] == theirs[2]
     assert theirs[1] > suites[1]
-
-
-def test_figure_3_finds_the_largest_weights_of_a_kernel():
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Conv2d(3, 1, 1))
-    with torch.no_grad():
-        model[0].weight[0, 0] = torch.tensor([[0.1, 0.1, 0.2], [0.1, -5.0, 4.0], [0.3, 3.0, -2.0]])
-        model[0].weight[1, 0] = torch.tensor([[9.0, 8.0, 7.0], [6.0, 0.1, 0.1], [0.1, 0.1, 0.1]])
-        model[0].weight[2] = 0.0  # a kernel that is gone has no largest weight
-    found = large_weights(model)
-    assert list(found) == ["0"]
-    assert found["0"].view(-1, 3, 3).int().tolist() == [
-        [[0, 0, 0], [0, 1, 1], [0, 1, 1]],
-        [[1, 1, 1], [1, 0, 0], [0, 0, 0]],
-    ]
-    assert heat(found["0"]).tolist() == [[50.0, 50.0, 50.0], [50.0, 50.0, 50.0], [0.0, 50.0, 50.0]]
-    numbers = statistics_of(found)
-    assert [numbers[quantity] for quantity in QUANTITIES] == [
-        pytest.approx(50.0), pytest.approx(50.0), pytest.approx(37.5), pytest.approx(50.0), pytest.approx(100.0),
-    ]  # fmt: skip
-
-
-def test_figure_3_counts_the_trained_network(folder, trials):
-    _, _, path = trials["dense"]
-    numbers = statistics_of(large_weights(load_model(path)))
-    for quantity in QUANTITIES:
-        assert ours(folder, "clicktrain-fig3", f"{quantity}, trained") == pytest.approx(numbers[quantity])
-        assert 0 < ours(folder, "clicktrain-fig3", f"{quantity}, untrained") < 60
 
 
 def products(stride, padding):
@@ -269,19 +240,6 @@ def test_figure_12_declares_imagenets_rows_beside_their_own_numbers():
             if one.published:
                 assert own().find(one.published)
                 assert f"/{part.model}" in one.published
-
-
-def test_figure_17_prunes_one_network_both_ways(folder, trials):
-    for method, name in clicktrain_tradeoff.NAMES.items():
-        row, _, _ = trials[method]
-        left = float(row["train_flops_executed"]) / float(row["train_flops_dense"])
-        quantity = f"{MODEL}, {name}: training FLOPs left, executed"
-        assert ours(folder, "clicktrain-fig17", quantity) == pytest.approx(100 * left)
-    page = (folder / "reproduce" / "clicktrain-fig17.md").read_text(encoding="utf-8")
-    assert "Must not be compared" in page  # the slides' rows of PruneTrain
-    quantities = list(rows(folder, "clicktrain-fig17"))
-    assert len(quantities) == len(set(quantities))
-    assert not any(quantity.startswith("resnet32") for quantity in quantities)  # the parts have the same trials
 
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):

@@ -2,18 +2,16 @@
 
 import json
 
-import numpy as np
 import pytest
-from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
 from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.figures import svg
 from reports.figures.heat_map import MOST_MAPS, shape_figures
-from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
+from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.figures.training_curves import curve_figures
-from reports.papers.clicktrain.charts import positions_figure, stacked_figure
+from reports.papers.clicktrain.charts import stacked_figure
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import read
 from suite.trials.groups import group_trials, label
@@ -48,15 +46,6 @@ def test_bars_are_side_by_side(drawn):
         "one": svg.colour(1),
         "other": svg.colour(2),
     }
-
-
-def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn):
-    figure = peaks_figure("f", "T", "C", {"conv": [[0.5, 0.3], [1e-5, 0.4]]}, 1e-4)
-    (mesh,) = [one for one in drawn[0].axes[0].collections if isinstance(one, QuadMesh)]
-    values = mesh.get_array()
-    assert np.ma.getmaskarray(values).tolist() == [[False, False], [False, True]]
-    assert values.filled(0).tolist() == [[0.3, 0.4], [0.5, 0.0]]
-    assert "conv: 50 % of 2 channels dead" in figure.alt
 
 
 def test_bars_of_dense_have_its_colour_and_lines_show_single_measurements(drawn):
@@ -106,18 +95,6 @@ def test_parts_are_stacked_in_every_panel(drawn):
     assert all(axes.lines[0].get_xdata()[0] == 30.0 for axes in drawn[0].axes)
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["forward", "backward", "mark"]
     assert "B, net: forward 25, backward 75" in figure.alt
-
-
-def test_positions_of_kernels_are_drawn_around_chance(drawn):
-    places = np.full((3, 3), 44.0)
-    places[1, 1] = 80.0
-    figure = positions_figure("f", "T", "C", "scale", {"trained": {"conv": places}, "new": {"conv": places}}, 44.0)
-    axes = drawn[0].axes[0]
-    (image,) = axes.images
-    assert image.get_clim() == (8.0, 80.0)
-    assert (axes.get_title(), axes.get_ylabel()) == ("conv", "trained")
-    assert [text.get_text() for text in axes.texts][4] == "80"
-    assert "trained, conv: centre 80, mean of corners 44" in figure.alt
 
 
 def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):

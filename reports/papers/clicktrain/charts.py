@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import matplotlib.figure
-import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -69,52 +68,3 @@ def stacked_figure(
         alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone, wide=True)
-
-
-def positions_figure(
-    name: str,
-    title: str,
-    caption: str,
-    scale: str,
-    maps: Mapping[str, Mapping[str, np.ndarray]],
-    uniform: float,
-) -> Figure:
-    """Draw heat maps of positions in kernels, one row per network and one column per layer, centred at `uniform`.
-
-    Args:
-        name, title, caption: Texts of the figure.
-        scale: Label of the colour bar, with its unit.
-        maps: Percentages (3, 3) by network and layer; all networks have the same layers.
-        uniform: Percentage of each position if none is preferred.
-    """
-    everything = np.concatenate([one.ravel() for layers in maps.values() for one in layers.values()])
-    reach = max(float(np.abs(everything - uniform).max()), 1.0)
-    alts = []
-    with svg.style():
-        columns = max(map(len, maps.values()))
-        figure = matplotlib.figure.Figure(figsize=(WIDTH, 0.6 + 1.05 * len(maps)), layout="constrained")
-        grid = figure.subplots(len(maps), columns, squeeze=False)
-        for number, (line, (network, layers)) in enumerate(zip(grid, maps.items(), strict=True)):
-            for axes, (layer, places) in zip(line, layers.items(), strict=True):
-                drawn = axes.imshow(places, cmap="PuOr_r", vmin=uniform - reach, vmax=uniform + reach)
-                for (row, column), share in np.ndenumerate(places):
-                    # White text at the ends of the scale, which are dark; black in the middle, which is nearly white.
-                    ink = "#ffffff" if abs(share - uniform) > 0.6 * reach else "#000000"
-                    axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7.0, color=ink)
-                axes.set_xticks([])
-                axes.set_yticks([])
-                axes.spines[:].set_visible(False)
-                if number == 0:
-                    axes.set_title(layer, fontsize=7.5)
-                alts.append(f"{network}, {layer}: centre {places[1, 1]:.0f}, mean of corners {_corners(places):.0f}")
-            line[0].set_ylabel(network)
-        bar = figure.colorbar(drawn, ax=grid, aspect=25, pad=0.01)
-        bar.set_label(scale)
-        bar.outline.set_visible(False)  # type: ignore[operator]
-        alt = f"{title}. {'; '.join(alts)}."
-        inline, standalone = svg.render(figure, name, title, alt)
-    return Figure(name, title, alt, caption, inline, standalone, wide=True)
-
-
-def _corners(places: np.ndarray) -> float:
-    return float(places[::2, ::2].mean())

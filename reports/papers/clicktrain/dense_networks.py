@@ -1,4 +1,4 @@
-"""ClickTrain's figures of dense networks: Fig. 1 (share of the backward pass) and Fig. 3 (large weights).
+"""ClickTrain's figure of dense networks: Fig. 1 (share of the backward pass).
 
 Source: Zhang, Yuan, Niu, Tian, Jin, Zhuang, Jiang, Wang, Ren, Song, Tao, "ClickTrain: Efficient and Accurate End-to-End
 Deep Learning Training via Fine-Grained Architecture-Preserving Pruning", ICS 2021, slides.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from reports.papers.clicktrain.charts import positions_figure, stacked_figure
+from reports.papers.clicktrain.charts import stacked_figure
 from reports.papers.clicktrain.quantities import SMALL
-from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.trial_networks import classes, final_model, image_shape, learned_nothing
+from reports.papers.trial_networks import final_model, image_shape
 from reports.papers.trial_values import done, line, trained_model
 from suite.choices import build_model
 from suite.engine.cost.flops import LayerCost, count_layers
@@ -140,125 +137,3 @@ def executed_shares(trial: Trial) -> list[float]:
 
 def _percents(values: list[float]) -> list[float]:
     return [100 * value / sum(values) for value in values]
-
-
-POSITIONS, LARGEST = 9, 4  # number of weights in a kernel, and number that a pattern keeps
-UNIFORM = 100 * LARGEST / POSITIONS
-BLOCKS = ((4, 5, 7, 8), (3, 4, 6, 7), (1, 2, 4, 5), (0, 1, 3, 4))  # the four published patterns
-DRAWN = 8  # layers in the figure
-
-
-@register("reproduction", "clicktrain-fig3")
-class Figure3(Reproduction):
-    """ClickTrain's Fig. 3: positions and shapes of the largest weights in 3x3 kernels of a dense network."""
-
-    title = "ClickTrain, Fig. 3: positions of large weights in 3x3 kernels"
-    source = "clicktrain-slides"
-    remarks = (
-        f"A weight is large if it is among the {LARGEST} largest |w| of its kernel, as many as a pattern keeps. With "
-        f"no preference, each position would be large in {UNIFORM:.1f} % of the kernels. All 3x3 convolutions count, "
-        "including the first.",
-        "The trained network is compared with its initial weights from the same seed. A property that both have is due "
-        "to chance.",
-        "The slides show one layer of a VGG-16, only as a picture without numbers. They state that large weights form "
-        "shapes that repeat.",
-    )
-    parts = (
-        Part(
-            name="weights",
-            title="dense",
-            methods="dense",
-            task="cifar10",
-            model="vgg16_click",
-            small_model=SMALL,
-            seeds={"smoke": 1, "quick": 1, "paper": 1},
-            recipe="clicktrain",
-        ),
-    )
-
-    def outcome(self, data: ReproductionData) -> Outcome:
-        trials = done(data, "weights", "dense")
-        networks = {
-            "trained": [large_weights(final_model(data, trial)) for trial in trials],
-            "untrained": [large_weights(untrained(data, trial)) for trial in trials],
-        }
-        lines: list[Comparison] = []
-        for quantity in QUANTITIES:
-            for network, of_seeds in networks.items():
-                ours = estimate([statistics(layers)[quantity] for layers in of_seeds if layers], NOT_DONE)
-                lines.append(line(f"{quantity}, {network}", "weights", ours, "counted"))
-        figure = None
-        if trials and networks["trained"][0]:
-            names = list(networks["trained"][0])
-            drawn = [names[round(index * (len(names) - 1) / max(DRAWN - 1, 1))] for index in range(DRAWN)]
-            drawn = list(dict.fromkeys(drawn if len(names) > DRAWN else names))
-            figure = positions_figure(
-                self.registered_name,
-                "Positions of the four largest weights in 3x3 kernels",
-                f"{trials[0].text('model')}, first seed, {_of(drawn, names)} 3x3 convolutions. A number is "
-                f"the percent of kernels in which that position has one of the {LARGEST} largest |w|; {UNIFORM:.0f} "
-                "is chance. Counted.",
-                "Among the four largest (%)",
-                {network: {name: heat(of_seeds[0][name]) for name in drawn} for network, of_seeds in networks.items()},
-                UNIFORM,
-            )
-        return Outcome(tuple(lines), figure, (*learned_nothing(data, trials), *self.remarks))
-
-
-def _of(drawn: list[str], names: list[str]) -> str:
-    return f"all {len(names)}" if drawn == names else f"{len(drawn)} of {len(names)}"
-
-
-def untrained(data: ReproductionData, trial: Trial) -> nn.Module:
-    """Return the network of a trial before its training, with weights drawn from the seed of the trial."""
-    spec = data.specs[trial.name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
-        return build_model(spec.model, image_shape(data, trial), classes(data, trial))
-
-
-def large_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return for each 3x3 convolution which weights are the largest of their kernels, (kernels, 9) bool.
-
-    Kernels that are all zero are left out.
-    """
-    layers = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
-            sizes = layer.weight.detach().abs().reshape(-1, POSITIONS)
-            sizes = sizes[sizes.amax(1) > 0]
-            largest = torch.zeros(sizes.shape, dtype=torch.bool)
-            layers[name] = largest.scatter_(1, sizes.argsort(dim=1, descending=True, stable=True)[:, :LARGEST], True)
-    return layers
-
-
-def heat(largest: Tensor) -> np.ndarray:
-    """Return the percent of kernels with a large weight at each position, (3, 3)."""
-    shares: np.ndarray = 100 * largest.double().mean(0).view(3, 3).numpy()
-    return shares
-
-
-QUANTITIES = (
-    "the centre is among the four largest",
-    "the middle of a side is among the four largest, mean of four",
-    "a corner is among the four largest, mean of four",
-    "the four largest are a 2x2 block through the centre",
-    "kernels that have one of the four most frequent shapes",
-)
-
-
-def statistics(layers: dict[str, Tensor]) -> dict[str, float]:
-    """Return `QUANTITIES` over the kernels of all layers, in percent."""
-    whole = torch.cat([*layers.values()])
-    places = heat(whole).ravel()
-    codes = (whole.long() << torch.arange(POSITIONS)).sum(1)
-    counts = torch.bincount(codes, minlength=1 << POSITIONS).double() / len(whole)
-    blocks = [sum(1 << position for position in block) for block in BLOCKS]
-    values = (
-        float(places[4]),
-        float(places[[1, 3, 5, 7]].mean()),
-        float(places[[0, 2, 6, 8]].mean()),
-        100 * float(counts[blocks].sum()),
-        100 * float(counts.sort(descending=True).values[:4].sum()),
-    )
-    return dict(zip(QUANTITIES, values, strict=True))

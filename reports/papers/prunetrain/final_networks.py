@@ -185,7 +185,7 @@ class Figure6(Reproduction):
         figure = curves_figure(
             self.registered_name,
             "Inference FLOPs left by the channel union and by channel gating",
-            "Mean over seeds, counted. Copies made by gates cost no FLOPs, but much time (prunetrain-fig7).",
+            "Mean over seeds, counted. Copies made by gates cost no FLOPs, but much time.",
             panels,
         )
         return Outcome(tuple(lines), figure, self.remarks)
@@ -202,64 +202,6 @@ def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float
 def _again(data: ReproductionData, trial: Trial, gating: bool) -> tuple[float, bool, tuple[int, int, int], int]:
     """Return the arguments of `cut_again` for a trial."""
     return threshold(data, trial), gating, image_shape(data, trial), classes(data, trial)
-
-
-@register("reproduction", "prunetrain-fig7")
-class Figure7(Reproduction):
-    """PruneTrain's Fig. 7: time of the last layer of each residual block with channel union and with gating."""
-
-    title = "PruneTrain, Fig. 7: what channel gating costs"
-    reference = "prunetrain-table2-imagenet-speedup"
-    remarks = (
-        f"Forward and backward of a single layer with its gates: median of {REPETITIONS}, union and gating alternate, "
-        "batch size of the recipe. The paper measures ResNet-50 with images of ImageNet's size on a V100, and shows "
-        "the times only in the picture.",
-    )
-    parts = (figure_part("blocks", f"prunetrain at the ratio {RATIOS[-1]}", [strength(RATIOS[-1])], seeds=ONE_SEED),)
-
-    def outcome(self, data: ReproductionData) -> Outcome:
-        trials = done(data, "blocks", strength(RATIOS[-1]))
-        found = layer_times(data, trials[0]) if trials else SubprocessResult({}, "", 0.0)
-        times: dict[str, list[float]] = found.value
-        lines = [
-            line(f"{layer}: gating over union", "blocks", estimate([gated / union], ""), "measured", unit="×")
-            for layer, (union, gated) in times.items()
-        ]
-        sums = [1e3 * sum(column) for column in zip(*times.values(), strict=True)]
-        none = "no residual branch remains in its network" if trials else NOT_DONE
-        both = [estimate(sums[index : index + 1], none) for index in (0, 1)]
-        lines += [
-            line(f"all of them, {name}: milliseconds", "blocks", quantity, "measured", unit="")
-            for name, quantity in zip(("union", "gating"), both, strict=True)
-        ]
-        figure = None
-        if times:
-            figure = bars_figure(
-                self.registered_name,
-                "Time of the last layer of each residual block",
-                f"Measured milliseconds of forward and backward at batch size {trials[0].number('batch_size'):g}.",
-                "Time (ms)",
-                list(times),
-                {name: [1e3 * one[index] for one in times.values()] for index, name in enumerate(("union", "gating"))},
-            )
-        timed = [found] if times else []
-        return Outcome(tuple(lines), figure, (*self.remarks, *doubts(timed)), timed_on(timed))
-
-
-def layer_times(data: ReproductionData, trial: Trial) -> SubprocessResult:
-    """Measure the last layer of each residual branch with union and with gates, on the device of the command."""
-    spec = data.specs[trial.name]
-    arguments = {
-        "file": str(model_file(data, trial)),
-        "threshold": threshold(data, trial),
-        "dtype": trial.text("dtype"),
-        "shape": image_shape(data, trial),
-        "classes": classes(data, trial),
-        "batch": spec.make_recipe().batch_size,
-    }
-    return call_in_subprocess(
-        "reports.papers.prunetrain.timed_networks:layer_times", arguments, data.device, spec.plugins
-    )
 
 
 def threshold(data: ReproductionData, trial: Trial) -> float:

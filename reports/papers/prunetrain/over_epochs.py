@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from reports.data.method_rows import by_seed
-from reports.figures.panels import Line, Panel, curves_figure, peaks_figure
-from reports.papers.comparison import Compared, Comparison
+from reports.figures.panels import Line, Panel, curves_figure
+from reports.papers.comparison import Compared
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
-from reports.papers.prunetrain.quantities import GROWING, ONE_SEED, figure_part, strength, training_left
+from reports.papers.prunetrain.quantities import GROWING, figure_part, strength, training_left
 from reports.papers.trial_values import done, line, over_seeds, share_of_dense
 from suite.registry import register
-from suite.trials.estimates import Estimate, Missing, estimate
+from suite.trials.estimates import Estimate, estimate
 from suite.trials.folder.reader import Trial
 
 STRENGTHS = (0.1, 0.15, 0.2)
@@ -133,80 +132,6 @@ def _cost(trials: list[Trial]) -> list[Estimate]:
 
 def _by_seed(trials: list[Trial]) -> dict[int, float]:
     return by_seed(trials, "train_flops_current")
-
-
-WATCHED = "ssl[watch=true]"
-
-
-@register("reproduction", "prunetrain-fig4")
-class Figure4(Reproduction):
-    """PruneTrain's Fig. 4: largest weight of each output channel over the epochs, and whether dead channels revive."""
-
-    title = "PruneTrain, Fig. 4: channels that die, and whether they revive"
-    source = "prunetrain-paper"
-    remarks = (
-        "The network keeps its size, because removed channels cannot revive. Weights under the threshold are set to "
-        "zero only at the end; the paper zeroes them during training.",
-        "The paper draws convolutions 5, 6 and 7 of ResNet-50, and states that no channel of any layer revives "
-        "significantly.",
-    )
-    parts = (
-        figure_part(
-            "channels",
-            "the group lasso on a network that keeps its size, with a record of its channels",
-            [WATCHED],
-            seeds=ONE_SEED,
-        ),
-    )
-
-    def outcome(self, data: ReproductionData) -> Outcome:
-        trials = done(data, "channels", WATCHED)
-        if not trials:
-            missing = Missing("the trial is not done")
-            return Outcome((line("output channels that died", "channels", missing, "counted"),), remarks=self.remarks)
-        trial = trials[0]
-        peaks = watched_peaks(trial)
-        threshold = float(data.specs[trial.name].parameters["threshold"])
-        drawn = {layer: peaks[layer] for layer in [*peaks][4:7]}
-        figure = peaks_figure(
-            self.registered_name,
-            "The largest weight of each output channel, over the epochs",
-            f"The fifth to seventh layers of {trial.text('model')}. Grey: under the threshold of {threshold:g}.",
-            drawn,
-            threshold,
-        )
-        return Outcome(tuple(self._lines(peaks, threshold)), figure, self.remarks)
-
-    def _lines(self, peaks: Mapping[str, Sequence[Sequence[float]]], threshold: float) -> list[Comparison]:
-        channels = [course for epochs in peaks.values() for course in zip(*epochs, strict=True)]
-        alive = [course for course in channels if course[0] >= threshold]
-        died = [course for course in alive if min(course) < threshold]
-        revived = [course for course in died if course[-1] >= threshold]
-        said = "The paper prints no number; it states that none revives significantly."
-        small = (
-            "Initial weights of wide layers may be under the threshold of a short preset; training did not kill these."
-        )
-        return [
-            line("output channels of all layers that are dead after the first epoch", "channels",
-                 estimate([100 - 100 * len(alive) / len(channels)], ""), "counted", note=small),
-            line("of the others, died in a later epoch", "channels",
-                 estimate([100 * len(died) / len(alive)] if alive else [], "no channel was alive"), "counted"),
-            line("of those that died, alive after the last epoch", "channels",
-                 estimate([100 * len(revived) / len(died)] if died else [], "no channel died"), "counted", note=said),
-            line("largest |w| of a revived channel, over the threshold", "channels",
-                 estimate([max(course[-1] for course in revived) / threshold] if revived else [], "none revived"),
-                 "measured", unit="×", note=said),
-        ]  # fmt: skip
-
-
-def watched_peaks(trial: Trial) -> dict[str, list[list[float]]]:
-    """Return the largest |w| of each output channel by layer and epoch, from a trial with `watch=true`."""
-    peaks: dict[str, list[list[float]]] = {}
-    for record in trial.epochs:
-        layers: Mapping[str, Any] = record.get("method", {}).get("peaks", {})
-        for layer, held in layers.items():
-            peaks.setdefault(layer, []).append(held["peaks"])
-    return peaks
 
 
 NAIVE = "prunetrain"

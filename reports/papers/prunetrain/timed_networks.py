@@ -12,7 +12,6 @@ from reports.papers.prunetrain.quantities import REPETITIONS
 from suite import registry
 from suite.engine.cost.clock import stamps_of
 from suite.engine.cost.interleaved import interleaved_times
-from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.model_files import load_model
 from suite.engine.training.method_runner import MethodRunner
 from suite.method import Context
@@ -56,32 +55,6 @@ def images_per_second(
     return [batch / seconds for seconds in _median_seconds(calls, torch_device)]
 
 
-def layer_times(
-    file: str, threshold: float, dtype: str, shape: tuple[int, int, int], classes: int, batch: int, device: str
-) -> dict[str, tuple[float, float]]:
-    """Measure the time of forward and backward of the last layer of each residual branch, by name.
-
-    Args:
-        file, threshold, shape, classes: See `cut_again`.
-        dtype, batch, device: See `images_per_second`.
-
-    Returns:
-        Seconds with channel union and with gating, without removed branches.
-    """
-
-    torch_device = torch.device(device)
-    names = [branch.layers[-1] for branch in find_index_spaces(load_model(file), shape).removable_branches.values()]
-    images = _images(shape, batch, torch_device)
-    networks = [_on(torch_device, cut_again(file, threshold, gating, shape, classes)) for gating in (False, True)]
-    calls = [_layer_calls(network, names, images, dtype) for network in networks]
-    times = {}
-    for name in names:
-        if all(name in several for several in calls):
-            union, gated = _median_seconds([several[name] for several in calls], torch_device)
-            times[name] = (union, gated)
-    return times
-
-
 def _median_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Return the median seconds of several calls that run in turn."""
 
@@ -110,25 +83,3 @@ def _infer(model: nn.Module, images: Tensor, dtype: str) -> None:
 
     with torch.no_grad(), _autocast(images, dtype):
         model(images)
-
-
-def _layer_calls(model: nn.Module, names: list[str], images: Tensor, dtype: str) -> dict[str, Callable[[], object]]:
-    """Return for each layer a function that runs it forward and backward on its input in the network."""
-    layers = {name: module for name, module in model.named_modules() if name in names}
-    given: dict[str, Tensor] = {}
-    handles = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: given.__setitem__(name, inputs[0]))
-        for name, layer in layers.items()
-    ]
-    _infer(model, images, dtype)
-    for handle in handles:
-        handle.remove()
-
-    def call(name: str) -> None:
-        x = given[name].detach().requires_grad_()
-        with _autocast(x, dtype):
-            output = layers[name](x)
-        output.backward(torch.ones_like(output))
-        layers[name].zero_grad(set_to_none=True)
-
-    return {name: lambda name=name: call(name) for name in layers}  # type: ignore[misc]

@@ -14,7 +14,6 @@ from reports.papers.comparison import Compared
 from reports.papers.contract import Outcome, Part, Reproduction, ReproductionData
 from reports.papers.prunetrain.quantities import (
     MODELLED,
-    RING,
     changed,
     figure_part,
     inference_left,
@@ -100,77 +99,6 @@ class Figure8(Reproduction):
             "Accuracy over inference FLOPs and over training FLOPs",
             "One point per penalty ratio: the mean over seeds with its 95 % interval. The training FLOPs of ssl do not "
             "include the dense training before it.",
-            by_method,
-        )
-        return Outcome(self.compare(data), figure, self.remarks)
-
-
-INTERVALS = {"short": (1, 2, 3), "long": (5, 10, 20, 30)}
-
-
-def every(interval: int) -> str:
-    """Return an interval in words."""
-    return "every epoch" if interval == 1 else f"every {interval} epochs"
-
-
-@register("reproduction", "prunetrain-fig10")
-class Figure10(Reproduction):
-    """PruneTrain's Fig. 10: accuracy against cost for different reconfiguration intervals."""
-
-    title = "PruneTrain, Fig. 10: the reconfiguration interval"
-    source = "prunetrain-paper"
-    remarks = (
-        "The paper shows its points only in the picture; it finds accuracy and cost insensitive to the interval.",
-    )
-    parts = tuple(
-        figure_part(
-            name,
-            f"dense, and prunetrain with a reconfiguration every {', '.join(map(str, intervals))} epochs",
-            ["dense", *(f"prunetrain[interval={interval}]" for interval in intervals)],
-            presets=("paper",) if name == "long" else ("smoke", "quick"),
-            compared=(
-                Compared("accuracy, dense", "dense"),
-                *(
-                    line
-                    for interval in intervals
-                    for method in (f"prunetrain[interval={interval}]",)
-                    for line in (
-                        *changed(every(interval), method, ""),
-                        inference_left(every(interval), method, ""),
-                        training_left(every(interval), method),
-                        Compared(
-                            f"{every(interval)}: time of reconfigurations, of that of training",
-                            method,
-                            column="reconfigure_time_s",
-                            over="train_time_s",
-                        ),
-                        Compared(
-                            f"{every(interval)}: communication of gradients left",
-                            method,
-                            column="allreduce",
-                            against="ratio",
-                            kind="modelled",
-                            note=RING,
-                        ),
-                    )
-                ),
-            ),
-        )
-        for name, intervals in INTERVALS.items()
-    )
-
-    def columns(self, trial: Trial) -> Mapping[str, float]:
-        return modelled_costs(trial)
-
-    def outcome(self, data: ReproductionData) -> Outcome:
-        by_method = {"dense": [done(data, part.name, "dense") for part in self.parts]}
-        for name, intervals in INTERVALS.items():
-            for interval in intervals:
-                by_method[every(interval)] = [done(data, name, f"prunetrain[interval={interval}]")]
-        figure = tradeoff_figure(
-            self.registered_name,
-            "Accuracy over inference FLOPs and over training FLOPs, by interval",
-            "One point per interval: the mean over seeds with its 95 % interval.",
             by_method,
         )
         return Outcome(self.compare(data), figure, self.remarks)
