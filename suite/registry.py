@@ -25,6 +25,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import tomllib
 import traceback
 import types
 from collections.abc import Callable
@@ -378,6 +379,11 @@ def _in_package(package: str) -> list[Entry]:
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
                 listed += read_entries(path, module, text)
+        for path in sorted(Path(folder).rglob("*.toml")):  # papers declare their reproductions
+            tables = tomllib.loads(path.read_text(encoding="utf-8")).get("reproductions", {})
+            listed += [
+                Entry("reproduction", name, f"{package}.contract", one["summary"]) for name, one in tables.items()
+            ]
     return listed
 
 

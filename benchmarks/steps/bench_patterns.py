@@ -39,8 +39,8 @@ from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.clicktrain import ClickTrain, settings
 from methods.clicktrain.patterns import PruneMask, choose_patterns, generic_pool, outside_patterns
 from methods.masks.structures import least_important_kernels
-from reports.papers.clicktrain.timed_layers import Layer
-from reports.papers.clicktrain.timed_layers import conversions as ways_to_convert
+from reports.papers.timed_calls import Layer
+from reports.papers.timed_calls import conversions as ways_to_convert
 from suite.choices import build_model
 from suite.engine.cost.interleaved import Ratio, interleaved_ratio, ratio_of
 from suite.engine.network.channels.spaces import find_index_spaces

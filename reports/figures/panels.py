@@ -128,9 +128,11 @@ def bars_figure(
     spreads: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     *,
     logarithmic: bool = False,
+    stacked: bool = False,
+    mark: tuple[float, str] | None = None,
     baseline: str = "dense",
 ) -> Figure:
-    """Draw bars of several kinds side by side for each group.
+    """Draw bars of several kinds for each group, side by side or stacked.
 
     A logarithmic axis has no 0 where a bar could start, and gets markers instead.
 
@@ -143,6 +145,8 @@ def bars_figure(
         bars: For each kind, one value per group.
         spreads: For each kind, the smallest and largest single measurement per group, drawn as a vertical line.
         logarithmic: Whether the y axis is logarithmic, for values that differ by orders of magnitude.
+        stacked: Whether the bars of a group are parts of one.
+        mark: Height and label of a line across all groups.
         baseline: Kind that gets the colour of dense training.
     """
     others = [kind for kind in bars if kind != baseline]
@@ -151,19 +155,23 @@ def bars_figure(
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
         axes = figure.add_subplot()
-        width = 0.8 / len(bars)
+        width = 0.8 / (1 if stacked else len(bars))
+        bottoms = np.zeros(len(groups))
         for index, (kind, heights) in enumerate(bars.items()):
-            places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
+            places = np.arange(len(groups)) + (0 if stacked else (index - (len(bars) - 1) / 2) * width)
             colour, marker = svg.colour(order[kind]), svg.marker(order[kind])
             if logarithmic:
                 axes.plot(places, heights, linestyle="none", marker=marker, markersize=5.0, color=colour)
                 handles.append(Line2D([], [], linestyle="none", marker=marker, color=colour, label=kind))
             else:
-                axes.bar(places, heights, width, color=colour)
+                axes.bar(places, heights, width, bottoms, color=colour)
+                bottoms += np.asarray(heights) if stacked else 0.0
                 handles.append(Patch(color=colour, label=kind))
             if spreads and kind in spreads:
                 lows, highs = zip(*spreads[kind], strict=True)
                 axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
+        if mark:
+            handles.append(axes.axhline(mark[0], color=svg.INK, linewidth=1.2, linestyle="--", label=mark[1]))
         every = -(-len(groups) // _LABELS)
         few = len(groups) <= _LEVEL
         axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=0 if few else 60,
@@ -177,7 +185,7 @@ def bars_figure(
             axes.yaxis.set_major_locator(LogLocator(subs=subdivisions))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
-        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
+        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), fontsize=8.5)
         means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
         what = "marks" if logarithmic else "bars"
         alt = f"{title}. {len(groups)} {what} each. {'; '.join(means)}."

@@ -23,7 +23,8 @@ from suite.trials.planning import plan, read_names
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
-    from reports.papers.contract import Part, Reproduction
+    from reports.papers.contract import Reproduction
+    from reports.papers.paper import Part
 
 DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
@@ -56,8 +57,8 @@ def reproduce(arguments: Sequence[str]) -> int:
         registry.load_plugin(path)
     _check_name(namespace.name)
     reproduction: Reproduction = registry.get("reproduction", namespace.name)()
-    reproduction.check()
-    typed_parts = _read_parts(namespace.parts, reproduction)
+    parts = reproduction.declared.parts
+    typed_parts = _read_parts(namespace.parts, [part.name for part in parts])
     options = _read_options(namespace)
 
     # Torch and matplotlib take seconds to import, which wrong options should not cost.
@@ -65,8 +66,8 @@ def reproduce(arguments: Sequence[str]) -> int:
     from suite.cli.preparation import provenance_of, rehearse_new, resolve
 
     base = resolve(options)
-    suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
-    asked = typed_parts or [part.name for part in reproduction.parts if base.preset in part.presets]
+    suites = {part.name: _suite(base, part, options) for part in parts}
+    asked = typed_parts or [part.name for part in parts if base.preset in part.presets]
     folder = options.out or default_folder(namespace.name, base)
     store = Store(folder)
     store.check()
@@ -133,9 +134,8 @@ def _check_name(name: str) -> None:
     raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
 
 
-def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
+def _read_parts(text: str | None, known: list[str]) -> list[str]:
     """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
-    known = [part.name for part in reproduction.parts]
     if text is None:
         return []
     typed = known if text == "all" else [name.strip() for name in text.split(",")]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import statistics
 import warnings
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 import torch
-from reproduced_files import ours, rows, trials_of
+from reproduced_files import ours, parts_of, rows, trials_of
 
 from kernels.sparse_conv.cpu import library
-from reports.papers.clicktrain import timed_layers
-from reports.papers.clicktrain import tradeoff as clicktrain_tradeoff
-from reports.papers.clicktrain.convolution_time import fastest_dense, loses
-from reports.papers.clicktrain.dense_networks import COUNTS, NETWORKS, network_shares
-from reports.papers.clicktrain.training_time import STAGES, WAYS, column, step_times, time_by_stage
+from reports.papers import stages, timed, timed_calls
+from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData
-from reports.papers.published import own
-from reports.papers.trial_networks import learned_nothing
-from reports.papers.trial_values import line, slower_than_dense
+from reports.papers.networks import COUNTS, NETWORKS, network_shares
+from reports.papers.stages import STAGES, step_times, time_by_stage
+from reports.papers.timed import fastest_dense, loses
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
@@ -86,7 +84,7 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
         assert 65 < suites < 200 / 3
         assert 70 < theirs < 76 or (network == "vgg16" and round(theirs, 1) == 67.8)
     most = found[f"backward, most of all networks, {COUNTS[1]}"]
-    assert (most["published"], float(most["ours"])) == ("70", pytest.approx(sum(network_shares("vgg11_click")[1][1:])))
+    assert (most["published"], float(most["ours"])) == ("70", pytest.approx(network_shares("vgg11_click")[1]))
     pair = [row for quantity, row in found.items() if "the trial's network" in quantity]
     assert float(pair[0]["ours"]) == pytest.approx(float(pair[1]["ours"]))  # counted, and by the ledger of its steps
 
@@ -99,49 +97,48 @@ def test_figure_1_by_hand():
     assert first.macs == 64 * 112 * 112 * 3 * 49
     whole = sum(cost.macs for cost in costs.values())
     suites, theirs = network_shares("resnet18")
-    assert suites[1] == pytest.approx(100 * (whole - first.macs) / (3 * whole - first.macs))
-    assert theirs[0] == theirs[2]
-    assert theirs[1] > suites[1]
+    assert suites == pytest.approx(100 * (2 * whole - first.macs) / (3 * whole - first.macs))
+    assert theirs > suites
 
 
 def products(stride, padding):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(8, 6, 3, 3, generator=generator) * (torch.rand(8, 6, 3, 3, generator=generator) < 0.2)
-    layer = timed_layers.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
+    layer = timed_calls.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that sparse CSR is young
-        return weight, {method: [call() for call in calls] for method, calls in timed_layers.products(layer, 5).items()}
+        return weight, {method: [call() for call in calls] for method, calls in timed_calls.products(layer, 5).items()}
 
 
 @pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (1, 0)])
 def test_figure_10_times_calls_that_multiply_the_same(stride, padding):
     weight, found = products(stride, padding)
     there = weight != 0
-    expected = found[timed_layers.DENSE[0]]
-    assert set(timed_layers.DENSE) < set(found)
+    expected = found[timed.DENSE[0]]
+    assert set(timed.DENSE) < set(found)
     for method, (out, data, gradient) in found.items():
         torch.testing.assert_close(out, expected[0], rtol=1e-4, atol=1e-4, msg=method)
         torch.testing.assert_close(data, expected[1], rtol=1e-4, atol=1e-4, msg=method)
         dense = gradient.to_dense().view_as(weight) if gradient.layout == torch.sparse_csr else gradient
         torch.testing.assert_close(dense * there, expected[2] * there, rtol=1e-4, atol=1e-3, msg=method)
-        if method not in timed_layers.DENSE:
+        if method not in timed.DENSE:
             assert not dense[~there].any()
 
 
 def test_figure_9_makes_forms_of_the_same_weights():
     weight = torch.zeros(4, 3, 3, 3)
     weight[1, 2, 0, 0], weight[3, 0, 1, 2] = 2.0, -1.0
-    layer = timed_layers.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
+    layer = timed_calls.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        csr, known, anew = (call() for call in timed_layers.conversions(layer).values())
+        csr, known, anew = (call() for call in timed_calls.conversions(layer).values())
     assert csr.values().tolist() == known.tolist() == anew.tolist() == [2.0, -1.0]
 
 
 def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
     _, records, path = trials["clicktrain[schedule=paper,backend=masked]"]
     pruned = [name for name, layer in records[-1]["layers"].items() if layer["weight_density"] < 0.9]
-    assert [layer.name for layer in timed_layers.pruned_layers(str(path), (3, 32, 32))] == pruned
+    assert [layer.name for layer in timed_calls.pruned_layers(str(path), (3, 32, 32))] == pruned
     for name in ("clicktrain-fig9", "clicktrain-fig10"):
         by_layer = [quantity for quantity in rows(folder, name) if "% left)" in quantity]
         assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
@@ -150,10 +147,10 @@ def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
 @needs_kernels
 def test_figure_10_names_the_layers_in_which_skipping_loses():
     def times(*medians):
-        names = (*timed_layers.DENSE, timed_layers.OURS)
+        names = (*timed.DENSE, timed.OURS)
         return {
             "seconds": {
-                name: {product: [0.9 * median, median, 2 * median] for product in timed_layers.PRODUCTS}
+                name: {product: [0.9 * median, median, 2 * median] for product in timed.PRODUCTS}
                 for name, median in zip(names, medians, strict=True)
             }
         }
@@ -189,19 +186,20 @@ def test_figure_13_has_the_time_of_a_step_by_stage():
 
 
 def test_figure_13_sets_stages_over_the_same_trials_own_steps(folder, trials):
-    _, records, _ = trials[WAYS["auto"]]
+    _, records, _ = trials["clicktrain[schedule=paper]"]
     times = step_times(Trial({}, {}, epochs=tuple(records)))
     assert set(times) == set(STAGES)
     expected = 100 * statistics.median(times["masked"]) / times["warm-up"][0]
     name = f"auto, {STAGES['masked']}: time of a step, of the same trial's before patterns are chosen"
     assert ours(folder, "clicktrain-fig13", name) == pytest.approx(expected)
     assert rows(folder, "clicktrain-fig13")[name]["kind"] == "measured"
-    assert column("warm-up").endswith("_time_s")  # so that times of other machines are not compared
+    columns = stages.median_step_times(Trial({}, {}, epochs=tuple(records)))
+    assert all(column.endswith("_time_s") for column in columns)  # so that times of other machines are not compared
 
 
 def test_figure_14_has_the_trials_times(folder, trials):
     for way in ("masked", "auto"):
-        seconds = [float(trials[label][0]["train_time_s"]) for label in (WAYS[way], "dense")]
+        seconds = [float(trials[label][0]["train_time_s"]) for label in (stages.WAYS[way][1], "dense")]
         assert ours(folder, "clicktrain-fig14", f"{way}: training time, of dense's") == pytest.approx(
             100 * seconds[0] / seconds[1]
         )
@@ -227,36 +225,37 @@ def test_figure_12_says_what_stands_in_for_imagenet(folder):
     assert (row["published"], row["seeds"]) == ("-0.9", "1")
     assert "ours for ten of them" in row["note"]
     compression = ours(folder, "clicktrain-fig12", "resnet18 on imagenette: compression")
-    _, records, _ = trials_of(folder, "imagenette")[clicktrain_tradeoff.solved(4.1)]
+    _, records, _ = trials_of(folder, "imagenette")["clicktrain[ratios=solved,compression=4.1,schedule=paper]"]
     assert compression == pytest.approx(records[-1]["method"]["compression"])
 
 
 def test_figure_12_declares_imagenets_rows_beside_their_own_numbers():
-    parts = clicktrain_tradeoff.imagenet_parts()
-    assert [part.name for part in parts] == [f"{network}-imagenet" for network in clicktrain_tradeoff.ROWS]
+    parts = [part for part in parts_of("clicktrain-fig12") if part.task == "imagenet"]
+    assert [part.model for part in parts] == ["resnet18", "resnet50", "resnet101", "vgg16"]
     for part in parts:
+        assert part.name == f"{part.model}-imagenet"
         for one in part.compared:
             assert one.method in part.methods
             if one.published:
-                assert own().find(one.published)
                 assert f"/{part.model}" in one.published
 
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("reports.papers.trial_networks.classes", lambda data, trial: 10)
+    monkeypatch.setattr(stages, "inputs_of", lambda spec: SimpleNamespace(classes=10))
     trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
-    ran = ReproductionData(tmp_path, {}, {}, "cpu")
-    (line,) = learned_nothing(ran, [trials[0.4], trials[0.1]])
+    ran = ReproductionData(tmp_path, {}, {"one": None}, "cpu")
+    (line,) = stages.warnings(ran, [trials[0.4], trials[0.1]], [])
     assert "it classifies 10 % of the test images correctly, and 10 % is chance" in line
-    assert learned_nothing(ran, [trials[0.4]]) == learned_nothing(ran, []) == []
+    assert stages.warnings(ran, [trials[0.4]], []) == stages.warnings(ran, [], []) == ()
 
 
-def test_what_took_no_less_time_is_named():
+def test_what_took_no_less_time_is_named(tmp_path):
+    ran = ReproductionData(tmp_path, {}, {}, "cpu")
     slow, fast = (
-        line(f"{name}: training time, of dense's", "part", Estimate(share, None, 1), "measured")
+        Comparison(f"{name}: training time, of dense's", "%", "part", Estimate(share, None, 1), "measured")
         for name, share in (("slow", 104.0), ("fast", 60.0))
     )
-    assert slower_than_dense([slow, fast]) == [
-        "No time was saved here by these methods, in percent of dense: slow (104 %)."
-    ]
-    assert slower_than_dense([fast]) == []
+    assert stages.warnings(ran, [], [slow, fast]) == (
+        "No time was saved here by these methods, in percent of dense: slow (104 %).",
+    )
+    assert stages.warnings(ran, [], [fast]) == ()

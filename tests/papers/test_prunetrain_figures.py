@@ -9,11 +9,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 from reproduced_files import ours, rows, trials_of
+from test_prunetrain_quick import IN_FEW_EPOCHS
 from test_prunetrain_runs import SHORT as OF_TABLES
 
-from reports.papers.prunetrain.over_epochs import Figure2
-from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
-from reports.papers.prunetrain.timed_networks import cut_again
+from reports.papers.networks import cut_again
+from reports.papers.over_epochs import lost_in_first_half
 from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.engine.cost.flops import count_model
@@ -126,8 +126,8 @@ def test_figure_2_knows_when_flops_were_lost():
         epochs = tuple({"epoch": 1 + at, "step_flops": {"current": one, "dense": 1.0}} for at, one in enumerate(shares))
         return Trial({}, {}, epochs=epochs)
 
-    assert Figure2().columns(trial(1.0, 0.9, 0.7, 0.6)) == {"lost_in_first_half": pytest.approx(0.75)}
-    assert Figure2().columns(trial(1.0, 1.0)) == {}
+    assert lost_in_first_half(trial(1.0, 0.9, 0.7, 0.6)) == {"lost_in_first_half": pytest.approx(0.75)}
+    assert lost_in_first_half(trial(1.0, 1.0)) == {}
 
 
 def test_figure_6_gates_what_the_union_keeps(folder, trials):
@@ -208,4 +208,4 @@ def test_gates_cut_what_the_union_keeps(tmp_path):
 def test_what_is_timed_apart_says_where_and_fails_by_its_last_line(tmp_path):
     arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2}
     with pytest.raises(RuntimeError, match=r"images_per_second failed: .*no such file"):
-        call_in_subprocess("reports.papers.prunetrain.timed_networks:images_per_second", arguments, "cpu")
+        call_in_subprocess("reports.papers.timed_calls:images_per_second", arguments, "cpu")

@@ -11,7 +11,6 @@ from reports.figures import svg
 from reports.figures.heat_map import MOST_MAPS, shape_figures
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.figures.training_curves import curve_figures
-from reports.papers.clicktrain.charts import stacked_figure
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import read
 from suite.trials.groups import group_trials, label
@@ -87,14 +86,16 @@ def _ends(axes):
     return {tuple(line[:, 1]) for lines in axes.collections for line in lines.get_segments()}
 
 
-def test_parts_are_stacked_in_every_panel(drawn):
-    panels = {"A": {"net": [30.0, 70.0]}, "B": {"net": [25.0, 75.0]}}
-    figure = stacked_figure("f", "T", "C", "x", panels, ["forward", "backward"], (30.0, "mark"))
-    bars = [[(bar.get_x(), bar.get_width()) for bar in axes.patches] for axes in drawn[0].axes]
-    assert bars == [[(0.0, 30.0), (30.0, 70.0)], [(0.0, 25.0), (25.0, 75.0)]]
-    assert all(axes.lines[0].get_xdata()[0] == 30.0 for axes in drawn[0].axes)
+def test_parts_are_stacked_under_a_mark(drawn):
+    bars = {"forward": [25.0, 40.0], "backward": [75.0, 60.0]}
+    bars_figure("f", "T", "C", "y", ["net", "other"], bars, stacked=True, mark=(30.0, "mark"))
+    (axes,) = drawn[0].axes
+    assert [(bar.get_y(), bar.get_height()) for bar in axes.patches] == [
+        (0.0, 25.0), (0.0, 40.0), (25.0, 75.0), (40.0, 60.0),
+    ]  # fmt: skip
+    assert {bar.get_x() for bar in axes.patches} == {-0.4, 0.6}
+    assert list(axes.lines[0].get_ydata()) == [30.0, 30.0]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["forward", "backward", "mark"]
-    assert "B, net: forward 25, backward 75" in figure.alt
 
 
 def test_the_heat_map_of_channels_begins_before_the_first_cut(suite, drawn):
