@@ -6,7 +6,7 @@ declaration, the comparisons and the trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +75,12 @@ def epochs(name: str, chart: Chart, comparisons: Sequence[Comparison], data: Rep
     drawn = max(by_part, key=len)  # the first of equal ones
     panels = []
     for panel in chart.panels:
-        values = named(panel["values"])
+        values = named(panel.values)
         lines = [
-            Line(label, mean_curve([values(trial) for trial in trials[: panel.get("seeds")]]))
+            Line(label, mean_curve([values(trial) for trial in trials[: panel.seeds]]))
             for label, trials in drawn.items()
         ]
-        panels.append(Panel(panel["title"], "Epoch", panel["y"], lines, True, panel.get("from_zero", False)))
+        panels.append(Panel(panel.title, "Epoch", panel.y, lines, True, panel.from_zero))
     return curves_figure(name, chart.title, chart.caption, panels)
 
 
@@ -107,8 +107,8 @@ def tradeoff(name: str, chart: Chart, comparisons: Sequence[Comparison], data: R
         return [] if isinstance(x, Missing) or isinstance(y, Missing) else [(x.mean, y.scaled(100))]
 
     panels = [
-        Panel(panel["title"], panel["x"], "Test accuracy (%), measured", [
-            Line(label, [one for trials in several for one in point(trials, panel["column"], panel["over"])])
+        Panel(panel.title, panel.x, "Test accuracy (%), measured", [
+            Line(label, [one for trials in several for one in point(trials, panel.column, panel.over)])
             for label, several in groups.items()
         ])
         for panel in chart.panels
@@ -135,12 +135,12 @@ def grid(name: str, chart: Chart, comparisons: Sequence[Comparison], data: Repro
             known = (_written(accuracy), f"({_written(difference, sign=True)})" if _written(difference) else "")
             texts[title][line, column] = "\n".join(filter(None, known)) or "not run"
         both = ", ".join(f"{title} {texts[title][line, column]}".replace("\n", " ") for title in texts)
-        alts.append(f"{axes['y']} {rows[line]}, {axes['x']} {columns[column]}: {both}")
-    known = np.concatenate([one[np.isfinite(one)] for one in values.values()])
-    high = float(known.max()) if known.size else 0.0
-    scale = Scale("Minus dense (points)", min(float(known.min()) if known.size else -1.0, high - 0.1), high, "cividis")
+        alts.append(f"{axes.y} {rows[line]}, {axes.x} {columns[column]}: {both}")
+    gaps = np.concatenate([one[np.isfinite(one)] for one in values.values()])
+    low, high = (float(gaps.min()), float(gaps.max())) if gaps.size else (-1.0, 0.0)
+    scale = Scale("Minus dense (points)", min(low, high - 0.1), high, "cividis")
     maps = [[Map(title, grid, texts[title], rows, columns) for title, grid in values.items()]]
-    return maps_figure(name, chart.title, chart.caption, maps, scale, alts, axes)
+    return maps_figure(name, chart.title, chart.caption, maps, scale, alts, (axes.x, axes.y))
 
 
 def _mean(value: Any) -> float:
@@ -179,7 +179,7 @@ class Scale:
 
 def maps_figure(
     name: str, title: str, caption: str, maps: Sequence[Sequence[Map]], scale: Scale, alts: Sequence[str],
-    axis_names: Mapping[str, str], row_labels: Sequence[str] = (),
+    axis_names: tuple[str, str] = ("", ""), row_labels: Sequence[str] = (),
 ) -> Figure:  # fmt: skip
     """Draw matrices as rows of heat maps on one colour scale. Zeros of a scale around 0 are grey.
 
@@ -188,7 +188,7 @@ def maps_figure(
         maps: Rows of maps.
         scale: Colour scale.
         alts: What the figure shows, for readers who do not see it.
-        axis_names: Names of the axes `x` and `y` of every map.
+        axis_names: Names of the horizontal and the vertical axis of every map.
         row_labels: Label of each row of maps.
     """
     around_zero = scale.low == -scale.high
@@ -211,11 +211,11 @@ def maps_figure(
                 axes.set_title(one.title, fontsize=9.0)
                 axes.set_xticks(range(len(one.columns)), one.columns)
                 axes.set_yticks(range(len(one.rows)), one.rows)
-                axes.set_xlabel(axis_names.get("x", ""))
+                axes.set_xlabel(axis_names[0])
                 axes.tick_params(length=0)
                 axes.grid(False)
                 axes.spines[:].set_visible(False)
-            line[0].set_ylabel(row_labels[number] if row_labels else axis_names.get("y", ""))
+            line[0].set_ylabel(row_labels[number] if row_labels else axis_names[1])
         bar = figure.colorbar(drawn, ax=grid, pad=0.01, aspect=25)
         bar.set_label(scale.label)
         bar.outline.set_visible(False)  # type: ignore[operator]

@@ -54,11 +54,16 @@ class Comparison:
     disturbed: bool = False
 
     @property
+    def known(self) -> Estimate | None:
+        """Our number; `None` if it is missing."""
+        return self.ours if isinstance(self.ours, Estimate) else None
+
+    @property
     def difference(self) -> float | None:
         """Our number minus the published one, in `unit`; `None` if one is missing or the published one is modelled."""
-        if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
+        if self.published is None or self.known is None or self.published_kind == kind_of("modelled"):
             return None
-        return self.ours.mean - self.published
+        return self.known.mean - self.published
 
     @property
     def covered(self) -> bool | None:
@@ -66,9 +71,9 @@ class Comparison:
 
         `None` without a `difference` or an interval.
         """
-        if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
+        if self.difference is None or self.known is None or self.known.half_width is None:
             return None
-        return abs(self.difference) <= self.ours.half_width + self.rounding + _INEXACT
+        return abs(self.difference) <= self.known.half_width + self.rounding + _INEXACT
 
 
 def compare(

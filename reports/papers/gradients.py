@@ -222,7 +222,7 @@ def small_gradient(page: Reproduction, data: ReproductionData, lines: list[Compa
         [maps],
         Scale("Output gradient", -limit, limit, "PuOr_r"),
         [f"{one.title}: {int((one.values == 0).sum())} zeros" for one in maps],
-        {"x": "Channels", "y": "Pixels"},
+        ("Channels", "Pixels"),
     )
     return Outcome(tuple(lines), figure, provenance=(f"Gradient: of trials/{trials[0].name}/model.pt",))
 
@@ -293,8 +293,7 @@ def _images(name: str, caption: str, images: Mapping[str, np.ndarray], channels:
         ],
         Scale("Output gradient", -limit, limit, "PuOr_r"),
         [f"{label}: {100 * float(np.mean(stack == 0)):.0f} % zeros" for label, stack in images.items()],
-        {},
-        [*images],
+        row_labels=[*images],
     )
 
 

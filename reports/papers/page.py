@@ -100,21 +100,15 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for line in comparisons:
-        known = not isinstance(line.ours, Missing)
-        row = {
-            "quantity": line.quantity,
-            "published": line.published,
-            "source": line.source,
-            "ours": line.ours.mean if not isinstance(line.ours, Missing) else None,
-            "interval": line.ours.half_width if not isinstance(line.ours, Missing) else None,
-            "difference": line.difference,
-            "kind": line.kind if known else line.published_kind,
-            "unit": line.unit,
-            "published_kind": line.published_kind,
-            "seeds": line.ours.count if not isinstance(line.ours, Missing) else None,
-            "part": line.part,
-            "note": "; ".join(filter(None, (_about_ours(line), line.note))),
+    for one in comparisons:
+        known = one.known
+        copied = ("quantity", "published", "source", "difference", "unit", "published_kind", "part")
+        row = {name: getattr(one, name) for name in copied} | {
+            "ours": known and known.mean,
+            "interval": known and known.half_width,
+            "kind": one.kind if known else one.published_kind,
+            "seeds": known and known.count,
+            "note": "; ".join(filter(None, (_about_ours(one), one.note))),
         }
         writer.writerow({key: "" if value is None else _plain(value) for key, value in row.items()})
     return text.getvalue()

@@ -21,7 +21,6 @@ from suite.trials.spec import PRESETS
 
 OWN = tuple(sorted(Path(__file__).parent.glob("*.toml")))
 MEASURED = "measured"
-ONE_SEED = {"smoke": 1, "quick": 1, "paper": 1}
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Number = Annotated[float, Strict(False)]
@@ -150,8 +149,8 @@ class Part(Table):
     task: Text
     model: str = ""
     small_model: str = ""
-    seeds: dict[Literal["smoke", "quick", "paper"], int] = {"smoke": 1, "quick": 3, "paper": 3}
-    presets: list[Literal["smoke", "quick", "paper"]] = [*PRESETS]
+    seeds: dict[str, int] = {"smoke": 1, "quick": 3, "paper": 3}
+    presets: list[str] = [*PRESETS]
     overrides: dict[str, Any] = {}
     recipe: str = ""
     paper_recipe: dict[str, Any] = {}
@@ -164,21 +163,44 @@ class Part(Table):
         return "resnet9" if self.task == "cifar10" else ""
 
 
-class Chart(Table):
-    """A figure that is drawn from comparisons or trials (`reports.papers.charts.CHARTS`).
+class ChartPanel(Table):
+    """One panel of a chart.
 
     Attributes:
-        draw: Name of the chart.
-        title, caption: Texts of the figure.
-        lines: Methods by label and part; for `tradeoff`, the methods of a line by its label.
-        panels: Texts of each panel, and the function of a trial whose values it shows.
+        title: Title of the panel.
+        x, y: Names of the axes.
+        values: For `epochs`, the function `module:name` of a trial that returns a value by epoch.
+        seeds: For `epochs`, the number of seeds to average; all of them if left out.
+        column, over: For `tradeoff`, the cost, and that of the dense network.
+        from_zero: Whether the axis of y starts at 0.
     """
 
-    draw: str
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    values: str = ""
+    seeds: int | None = None
+    column: str = ""
+    over: str = ""
+    from_zero: bool = False
+
+
+class Chart(Table):
+    """A figure that is drawn from comparisons or trials.
+
+    Attributes:
+        draw: Function of `reports.papers.charts`.
+        title, caption: Texts of the figure.
+        lines: For `epochs`, methods by label and part; for `tradeoff`, lists of methods by label; for `grid`, names of
+            quantities by row and column.
+        panels: Panels of the figure.
+    """
+
+    draw: Literal["differences", "epochs", "tradeoff", "grid"]
     title: Text
     caption: str = ""
     lines: dict[str, Any] = {}
-    panels: list[dict[str, Any]] = []
+    panels: list[ChartPanel] = []
 
 
 class Declaration(Table):
@@ -192,7 +214,7 @@ class Declaration(Table):
         also: Groups that the page shows without numbers of ours.
         compared_with: Groups that `measured` compares with, in addition to `reference` and those that parts name.
         remarks: Lines above the numbers on the page.
-        parts: Parts to run.
+        parts: Parts to run. The file may give what they share in a table `each_part`.
         columns: Functions `module:name` that compute further columns from a trial's files.
         measured: Function `module:name` that computes further quantities, figures and remarks; empty for none.
         chart: The figure, if `measured` does not draw it.
@@ -280,6 +302,9 @@ def read(path: Path) -> Paper:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
         templates, texts = (content.pop(name, {}) for name in ("templates", "texts"))
+        for page in content.get("reproductions", {}).values():
+            shared = page.pop("each_part", {})
+            page["parts"] = [{**shared, **part} for part in page.get("parts", [])]
         content["reproductions"] = expand(content.get("reproductions", {}), templates, texts)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error

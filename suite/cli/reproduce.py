@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import files, registry
+from suite import registry
 from suite.brackets import split
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
@@ -71,7 +70,6 @@ def reproduce(arguments: Sequence[str]) -> int:
     folder = options.out or default_folder(namespace.name, base)
     store = Store(folder)
     store.check()
-    _check_place(folder / "reproduce")
     plans = _plans(suites, asked, store)
     trials = _once([trial for name in asked for trial in plans[name]])
     rehearse_new(trials, folder)
@@ -111,17 +109,6 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
     fields = ("models", "preset", "overrides", "device", "dtype")
     determines = canonical_json({field: getattr(base, field) for field in fields})
     return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
-
-
-def _check_place(place: Path) -> None:
-    """Check before the trials that the page can be written into this folder after them."""
-    files.refuse_link(place)
-    if not os.path.lexists(place):
-        return
-    if not place.is_dir():
-        raise UsageError(f"--out {place.parent}: {place} must be a folder; move it away")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {place.parent}: {place} is not writable")
 
 
 def _check_name(name: str) -> None:

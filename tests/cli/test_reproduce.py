@@ -189,15 +189,6 @@ def test_a_page_names_the_network_that_stood_in_for_a_parts():
     assert outcome.other_networks(parts, trials) == ["the network small in place of big"]
 
 
-def test_a_file_in_place_of_the_page_is_refused_before_the_trials_run(folder, capsys):
-    (folder / "out").mkdir()
-    (folder / "out" / "suite.json").write_text("{}")
-    (folder / "out" / "reproduce").write_text("x")
-    assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
-    assert_one_line(capsys.readouterr().err, "out/reproduce must be a folder")
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
-
-
 def test_options_override_the_settings_of_a_part():
     part = Part(name="a", title="a", methods="dense", task="digits", model="resnet9[width=0.5]",
                 overrides={"epochs": 1, "batch_size": 64}, seeds={"quick": 2})  # fmt: skip

@@ -34,7 +34,7 @@ def test_every_function_that_a_declaration_names_is_there():
     for name in NAMES:
         declared = page(name).declared
         drawn = [f"reports.papers.charts:{declared.chart.draw}"] if declared.chart else []
-        curves = [panel["values"] for panel in declared.chart.panels if "values" in panel] if declared.chart else []
+        curves = [panel.values for panel in declared.chart.panels] if declared.chart else []
         for function in filter(None, [*declared.columns, declared.measured, *drawn, *curves]):
             assert callable(named(function))
 
