@@ -1,4 +1,4 @@
-"""Pages whose numbers are timed after the trials: SDGP's Fig. 9, PruneTrain's Table 2, ClickTrain's Fig. 9 and 10.
+"""Pages whose numbers are timed after the trials: SDGP's Fig. 9, PruneTrain's Table 2, ClickTrain's Fig. 9.
 
 The declarations of the papers name these functions. `reports.papers.timed_calls` measures in a process of its own.
 """
@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reports.figures.figure import Figure
 from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
@@ -26,13 +27,13 @@ BUSY = 0.5  # cores; if other programs keep more busy, times are unreliable
 
 
 def timed_outcome(
-    lines: Sequence[Comparison], timed: Sequence[SubprocessResult], remarks: Sequence[str] = (), figure: Any = None
+    lines: Sequence[Comparison], timed: Sequence[SubprocessResult], figure: Figure | None = None
 ) -> Outcome:
     """Return an outcome with the hardware of its measurements, and a remark if other programs disturbed them."""
     busy = max((result.busy_cores for result in timed), default=0.0)
     doubt = f"Other programs kept {busy:.1f} cores busy while these times were measured, so the times are unreliable."
     where = tuple(dict.fromkeys(f"Timed on {result.where}" for result in timed))
-    return Outcome(tuple(lines), figure, (*remarks, *([doubt] if busy >= BUSY else [])), where)
+    return Outcome(tuple(lines), figure, (doubt,) if busy >= BUSY else (), where)
 
 
 def call(data: ReproductionData, trial: Trial, function: str, arguments: Mapping[str, Any], device: str = "") -> Any:
@@ -135,19 +136,9 @@ def _images_per_second(data: ReproductionData, pair: Sequence[Trial], batch: int
     return call(data, pair[0], "images_per_second", arguments)
 
 
-PRODUCTS = ("forward", "data gradient", "weight gradient")
-DENSE = ("dense, contiguous", "dense, channels-last")
-MASKED, OURS, CSR = "masked, channels-last", "skipping", "sparse CSR"
-METHODS = (*DENSE, MASKED, OURS, CSR)
 CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
 MASKED_TRIAL = "clicktrain[schedule=paper,backend=masked]"
-NOT_DONE = "its trial is not done"
 NOTHING_PRUNED = "nothing was pruned in this network"
-NOT_HERE = {
-    OURS: "kernels that skip weights are not available: no C++ compiler, or PDT_CPU_KERNEL=0",
-    CSR: "this build of torch has no such products",
-}
-THAN_DENSE = "skipping, times as fast as dense in the faster layout"
 REPETITIONS = {"smoke": 5, "quick": 20, "paper": 20}
 Seconds = Sequence[float]
 """Minimum, median and third quartile of the seconds of a call; empty if none were measured."""
@@ -157,143 +148,48 @@ def conversions(page: Reproduction, data: ReproductionData, lines: list[Comparis
     """ClickTrain's Fig. 9: time to convert a pruned weight to a sparse format, and to torch's CSR."""
     timed, figures = [], []
     csr, known, rebuilt = CONVERSIONS
-    for part, trial in _first_trials(page, data):
-        result = _layers(data, trial, "conversion_times", {})
-        timed.append(result)
-        layers, model = result.value, trial.text("model")
-        total = {way: _sum([layer["seconds"][way] for layer in layers.values()]) for way in CONVERSIONS}
+    own = [(part.name, trials.get(MASKED_TRIAL, [])) for part, trials in page.with_own_trials(data)]
+    for part, trial in [(part, trials[0]) for part, trials in own if trials]:
+        repetitions, shape = REPETITIONS[trial.text("preset")], inputs_of(data.specs[trial.name]).shape
+        arguments = {"file": str(data.model_file(trial)), "shape": shape, "repetitions": repetitions}
+        timed.append(call(data, trial, "conversion_times", arguments, "cpu"))
+        layers, model = timed[-1].value, trial.text("model")
+        times = {way: [layer["seconds"][way] for layer in layers.values()] for way in CONVERSIONS}
+        total = {way: [sum(points) for points in zip(*several, strict=True)] for way, several in times.items()}
         for way in CONVERSIONS:
-            lines.append(_milliseconds(page, part, f"{model}, all {len(layers)} pruned layers: {way}", total[way]))
+            what = f"{model}, all {len(layers)} pruned layers: {way}, milliseconds"
+            lines.append(_milliseconds(page, part, what, total[way]))
         for way in (known, rebuilt):
             what = f"{model}, all pruned layers: {way}, times as fast as {csr}"
             lines.append(_times_as_fast(page, part, what, total[csr], total[way]))
         for name, layer in layers.items():
-            what = f"{model}, {name} ({_text(layer)}): {known}, times as fast as {csr}"
+            size = f"{'x'.join(map(str, layer['shape']))}, {100 * layer['density']:.0f} % left"
+            what = f"{model}, {name} ({size}): {known}, times as fast as {csr}"
             lines.append(_times_as_fast(page, part, what, layer["seconds"][csr], layer["seconds"][known]))
         if layers:
+            heights = {way: [1e6 * one[0] for one in several] for way, several in times.items()}
+            spreads = {way: [(1e6 * one[0], 1e6 * one[2]) for one in several] for way, several in times.items()}
             title = "Time to convert a pruned weight to a sparse format"
             caption = f"{model}; minimal times, measured on the CPU. The axis is logarithmic."
-            times = {way: [layer["seconds"][way] for layer in layers.values()] for way in CONVERSIONS}
-            figures.append(_marks(page, title, caption, "Time (microseconds)", 1e6, list(layers), times))
-    lines = lines or [page.line("to_sparse_csr over the packed form", Missing(NOT_DONE), unit="×")]
-    return timed_outcome(lines, timed, figure=figures[0] if figures else None)
-
-
-def convolutions(page: Reproduction, data: ReproductionData, lines: list[Comparison]) -> Outcome:
-    """ClickTrain's Fig. 10: time of the three products of pruned convolutions, by method."""
-    timed, figures, losses = [], [], []
-    for part, trial in _first_trials(page, data):
-        batch = data.specs[trial.name].make_recipe().batch_size
-        result = _layers(data, trial, "product_times", {"batch": batch})
-        timed.append(result)
-        layers, model = result.value, trial.text("model")
-        whole = f"{model}, all {len(layers)} pruned layers"
-        for method in METHODS:
-            for product in (*PRODUCTS, ""):
-                several = [_product(layer["seconds"].get(method), product) for layer in layers.values()]
-                what = f"{whole}, {product or 'three products'}: {method}"
-                lines.append(_milliseconds(page, part, what, _sum([one for one in several if one]), method))
-        for product in (*PRODUCTS, ""):
-            several = [_product(layer["seconds"].get(OURS), product) for layer in layers.values()]
-            dense = _sum([fastest_dense(layer["seconds"], product) for layer in layers.values()])
-            what = f"{model}, all pruned layers, {product or 'three products'}: {THAN_DENSE}"
-            lines.append(_times_as_fast(page, part, what, dense, _sum([one for one in several if one])))
-        for name, layer in layers.items():
-            what = f"{model}, {name} ({_text(layer)}), three products: {THAN_DENSE}"
-            ours, dense = _product(layer["seconds"].get(OURS), ""), fastest_dense(layer["seconds"], "")
-            lines.append(_times_as_fast(page, part, what, dense, ours))
-        losses += loses(model, layers)
-        if layers:
-            title = "Time of forward, data gradient and weight gradient of pruned convolutions"
-            caption = (
-                f"{model} at batch {batch}; the three products together, minimal times, measured on the CPU in "
-                "float32. The axis is logarithmic."
+            axis = "Time (microseconds)"
+            figures.append(
+                bars_figure(
+                    page.registered_name, title, caption, axis, list(layers), heights, spreads, logarithmic=True
+                )
             )
-            times = {
-                method: [_product(layer["seconds"][method], "") for layer in layers.values()]
-                for method in METHODS
-                if all(method in layer["seconds"] for layer in layers.values())
-            }
-            figures.append(_marks(page, title, caption, "Time (ms)", 1e3, list(layers), times))
-    lines = lines or [page.line("skipping over dense", Missing(NOT_DONE), unit="×")]
-    return timed_outcome(lines, timed, losses, figures[0] if figures else None)
-
-
-def loses(model: str, layers: Mapping[str, Any]) -> list[str]:
-    """Return one line that names the layers in which skipping is no faster than the faster dense layout.
-
-    Args:
-        model: Name of the network.
-        layers: Result of `timed_calls.product_times`.
-    """
-    slower = [
-        name
-        for name, layer in layers.items()
-        if (ours := _product(layer["seconds"].get(OURS), "")) and ours[0] >= fastest_dense(layer["seconds"], "")[0]
-    ]
-    if not slower:
-        return []
-    return [
-        f"Skipping is no faster in {len(slower)} of {len(layers)} pruned layers of {model}, where its three products "
-        f"take at least as long as dense ones: {', '.join(slower)}. backend=auto keeps such layers dense."
-    ]
-
-
-def fastest_dense(seconds: Mapping[str, Any], product: str) -> Seconds:
-    """Return the times of a product in the faster memory format; for an empty product, their sum over all products."""
-    if not product:
-        return _sum([fastest_dense(seconds, one) for one in PRODUCTS])
-    return min((seconds[method][product] for method in DENSE), key=lambda each: float(each[0]))
-
-
-def _first_trials(page: Reproduction, data: ReproductionData) -> list[tuple[str, Trial]]:
-    own = [(part.name, trials.get(MASKED_TRIAL, [])) for part, trials in page.with_own_trials(data)]
-    return [(part, trials[0]) for part, trials in own if trials]
-
-
-def _layers(data: ReproductionData, trial: Trial, function: str, more: Mapping[str, Any]) -> Any:
-    repetitions, shape = REPETITIONS[trial.text("preset")], inputs_of(data.specs[trial.name]).shape
-    arguments = {"file": str(data.model_file(trial)), "shape": shape, "repetitions": repetitions, **more}
-    return call(data, trial, function, arguments, "cpu")
-
-
-def _text(layer: Mapping[str, Any]) -> str:
-    """Return the shape of a layer, the size of its input if known, and its density."""
-    sizes = ("x".join(map(str, layer[name])) for name in ("shape", "size") if name in layer)
-    return f"{' on '.join(sizes)}, {100 * layer['density']:.0f} % left"
-
-
-def _product(seconds: Mapping[str, Seconds] | None, product: str) -> Seconds:
-    """Return the times of a product, or of all three if it is empty."""
-    if not seconds:
-        return []
-    return seconds[product] if product else _sum([*seconds.values()])
-
-
-def _sum(several: Sequence[Seconds]) -> Seconds:
-    return [sum(points) for points in zip(*several, strict=True)]
+    lines = lines or [page.line("to_sparse_csr over the packed form", Missing("its trial is not done"), unit="×")]
+    return timed_outcome(lines, timed, figures[0] if figures else None)
 
 
 def _times_as_fast(page: Reproduction, part: str, what: str, theirs: Seconds, ours: Seconds) -> Comparison:
-    """Return how many times as fast ours is. Torch's own products have times for every pruned layer."""
-    if not theirs or not ours:
-        return page.line(what, Missing(NOT_HERE[OURS] if theirs else NOTHING_PRUNED), part=part, unit="×")
+    if not ours:
+        return page.line(what, Missing(NOTHING_PRUNED), part=part, unit="×")
     note = f"Ratio of the medians: {theirs[1] / ours[1]:.3g} ×."
     return page.line(what, theirs[0] / ours[0], part=part, unit="×", note=note)
 
 
-def _milliseconds(page: Reproduction, part: str, what: str, seconds: Seconds, method: str = "") -> Comparison:
+def _milliseconds(page: Reproduction, part: str, what: str, seconds: Seconds) -> Comparison:
     if not seconds:
-        return page.line(f"{what}, milliseconds", Missing(NOT_HERE.get(method, NOTHING_PRUNED)), part=part, unit="")
+        return page.line(what, Missing(NOTHING_PRUNED), part=part, unit="")
     note = f"Sums over the layers: median {1e3 * seconds[1]:.3g}, third quartile {1e3 * seconds[2]:.3g} ms."
-    return page.line(f"{what}, milliseconds", 1e3 * seconds[0], part=part, unit="", note=note)
-
-
-def _marks(
-    page: Reproduction, title: str, caption: str, y: str, scale: float, layers: list[str],
-    times: Mapping[str, Sequence[Seconds]],
-) -> Any:  # fmt: skip
-    """Draw minima, with a line from the minimum to the third quartile."""
-    heights = {name: [scale * one[0] for one in several] for name, several in times.items()}
-    spreads = {name: [(scale * one[0], scale * one[2]) for one in several] for name, several in times.items()}
-    return bars_figure(page.registered_name, title, caption, y, layers, heights, spreads, logarithmic=True)
+    return page.line(what, 1e3 * seconds[0], part=part, unit="", note=note)

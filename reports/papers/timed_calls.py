@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.sparse_conv.cpu import CpuSparseConvolution, library
-from reports.papers.timed import CONVERSIONS, CSR, DENSE, MASKED, OURS, PRODUCTS, Seconds
+from kernels.sparse_conv.cpu import CpuSparseConvolution
+from reports.papers.timed import CONVERSIONS
 from suite.choices import MethodChoice, build_model
 from suite.engine.cost.clock import StepClock, stamps_of
 from suite.engine.cost.flops import count_layers
@@ -24,8 +24,6 @@ from suite.method import Context
 PASSES = 20  # of inference, whose median counts
 ROUNDS, WARM_UPS = 6, 2
 _PRUNED = 0.9  # largest density of a pruned layer; dense layers have hardly any zeros
-
-Key = TypeVar("Key")
 
 
 def product_seconds(
@@ -148,6 +146,8 @@ def pruned_layers(file: str, shape: tuple[int, int, int]) -> list[Layer]:
 def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, device: str) -> dict[str, Any]:
     """Return for each pruned layer its `shape` and `density`, and the `seconds` of each of `CONVERSIONS`.
 
+    The seconds are a minimum, a median and a third quartile. The conversions alternate.
+
     Args:
         file, shape: See `pruned_layers`.
         repetitions: Number of measurements per conversion.
@@ -155,7 +155,10 @@ def conversion_times(file: str, shape: tuple[int, int, int], repetitions: int, d
     """
     times = {}
     for layer in pruned_layers(file, shape):
-        seconds = _timed(conversions(layer), repetitions, device)
+        calls = conversions(layer)
+        measured = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2)
+        points = np.quantile(measured, (0.0, 0.5, 0.75), axis=0).T.tolist()
+        seconds = dict(zip(calls, points, strict=True))
         times[layer.name] = {"shape": [*layer.weight.shape], "density": layer.density, "seconds": seconds}
     return times
 
@@ -173,139 +176,3 @@ def conversions(layer: Layer) -> dict[str, Callable[[], Any]]:
         return convolution.values(weight)
 
     return dict(zip(CONVERSIONS, (matrix.to_sparse_csr, lambda: taps.values(weight), rebuilt), strict=True))
-
-
-def product_times(file: str, shape: tuple[int, int, int], batch: int, repetitions: int, device: str) -> dict[str, Any]:
-    """Return for each layer its `shape`, `density` and input `size`, and the `seconds` by method and product.
-
-    The methods are those of `METHODS` that are available here.
-
-    Args:
-        file, shape: See `pruned_layers`.
-        batch: Number of images.
-        repetitions: Number of measurements per method and product.
-        device: `cpu`.
-    """
-    times = {}
-    for layer in pruned_layers(file, shape):
-        calls = {
-            (method, product): call
-            for method, several in products(layer, batch).items()
-            for product, call in zip(PRODUCTS, several, strict=True)
-        }
-        seconds: dict[str, dict[str, Seconds]] = {}
-        for (method, product), each in _timed(calls, repetitions, device).items():
-            seconds.setdefault(method, {})[product] = each
-        times[layer.name] = {
-            "shape": [*layer.weight.shape], "density": layer.density, "size": [*layer.size], "seconds": seconds,
-        }  # fmt: skip
-    return times
-
-
-def products(layer: Layer, batch: int) -> dict[str, tuple[Callable[[], Tensor], ...]]:
-    """Return the three products of a layer for each of `METHODS` that is available.
-
-    All use the same random images and output gradient in float32, and the weight of the layer with its zeros. Zeros do
-    not change the time of dense products.
-    """
-    generator = torch.Generator().manual_seed(0)
-    channels = layer.weight.shape[1]
-    images = torch.randn(batch, channels, *layer.size, generator=generator)
-    made = F.conv2d(images, layer.weight, None, layer.stride, layer.padding, layer.dilation)
-    grad = torch.randn(made.shape, generator=generator)
-    by_method = {
-        DENSE[0]: _dense(layer, images, grad, torch.contiguous_format),
-        DENSE[1]: _dense(layer, images, grad, torch.channels_last),
-        MASKED: _dense(layer, images, grad, torch.channels_last, mask=(layer.weight != 0).float()),
-        OURS: _skipping(layer, images, grad),
-        CSR: _csr(layer, images, grad),
-    }
-    return {method: several for method, several in by_method.items() if several}
-
-
-def _dense(
-    layer: Layer, images: Tensor, grad: Tensor, layout: Any, mask: Tensor | None = None
-) -> tuple[Callable[[], Tensor], ...]:
-    """Return oneDNN's products in one memory format. A mask multiplies the weight in the forward, and its gradient."""
-    images, grad = (tensor.contiguous(memory_format=layout) for tensor in (images, grad))
-    weight = layer.weight.contiguous(memory_format=layout)
-    held = None if mask is None else mask.contiguous(memory_format=layout)
-    geometry = (layer.stride, layer.padding, layer.dilation)
-
-    def forward() -> Tensor:
-        masked = weight if held is None else weight * held
-        return F.conv2d(images, masked, None, *geometry)
-
-    def gradient(which: int) -> Tensor:
-        wanted = [which == index for index in range(3)]
-        result = torch.ops.aten.convolution_backward(
-            grad, images, weight, None, *geometry, False, [0, 0], 1, wanted
-        )[which]  # fmt: skip
-        return result if held is None or which == 0 else result * held  # type: ignore[no-any-return]
-
-    return forward, lambda: gradient(0), lambda: gradient(1)
-
-
-def _skipping(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return the products of this suite's kernels with layout changes and packing; empty without a compiler."""
-
-    if library() is None:
-        return ()
-    layout = torch.channels_last
-    images, grad, weight = (tensor.contiguous(memory_format=layout) for tensor in (images, grad, layer.weight))
-    taps = CpuSparseConvolution(layer.weight != 0, layer.stride, layer.padding, layer.dilation)
-    # As in training, both gradients share one conversion into blocks. Its time is part of the data gradient.
-    blocks = [taps.blocks_of_grad(grad, images)]
-
-    def data_gradient() -> Tensor:
-        blocks[0] = taps.blocks_of_grad(grad, images)
-        return taps.dgrad(blocks[0], weight, images)
-
-    return (
-        lambda: taps.forward(images, weight),
-        data_gradient,
-        lambda: taps.wgrad(blocks[0], images, weight),
-    )
-
-
-def _csr(layer: Layer, images: Tensor, grad: Tensor) -> tuple[Callable[[], Tensor], ...]:
-    """Return products of sparse CSR matrices with columns of the images. Times include im2col, but not building CSR."""
-    matrix = layer.weight.contiguous().flatten(1)
-    sparse, transposed = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
-    kernel = (layer.weight.shape[2], layer.weight.shape[3])
-    unfold: Mapping[str, Any] = {
-        "kernel_size": kernel, "stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation,
-    }  # fmt: skip
-    batch, (channels, rows, columns) = len(images), grad.shape[1:]
-
-    def as_columns() -> Tensor:
-        return F.unfold(images, **unfold).transpose(0, 1).reshape(matrix.shape[1], -1)
-
-    def grad_matrix() -> Tensor:
-        return grad.transpose(0, 1).reshape(channels, -1)
-
-    def forward() -> Tensor:
-        return (sparse @ as_columns()).view(channels, batch, rows, columns).transpose(0, 1)
-
-    def data_gradient() -> Tensor:
-        columns_of_gradient = (transposed @ grad_matrix()).view(-1, batch, rows * columns).transpose(0, 1)
-        return F.fold(columns_of_gradient, layer.size, **unfold)
-
-    def weight_gradient() -> Tensor:
-        return torch.sparse.sampled_addmm(sparse, grad_matrix(), as_columns().t(), beta=0.0)
-
-    try:
-        weight_gradient()
-    except (RuntimeError, NotImplementedError):  # only a torch that was built with MKL has these products
-        return ()
-    return forward, data_gradient, weight_gradient
-
-
-def _timed(calls: Mapping[Key, Callable[[], object]], repetitions: int, device: str) -> dict[Key, Seconds]:
-    """Return the quantiles of each call's seconds. The calls alternate."""
-
-    times = interleaved_times([*calls.values()], repetitions, stamps_of(torch.device(device)), warm_ups=2).T
-    return {
-        name: [float(point) for point in np.quantile(several, (0.0, 0.5, 0.75))]
-        for name, several in zip(calls, times, strict=True)
-    }

@@ -12,26 +12,24 @@ import torch
 from reproduced_files import ours, parts_of, rows, trials_of
 
 from kernels.sparse_conv.cpu import library
-from reports.papers import stages, timed, timed_calls
+from reports.papers import stages, timed_calls
 from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData
 from reports.papers.networks import COUNTS, NETWORKS, network_shares
 from reports.papers.stages import STAGES, step_times, time_by_stage
-from reports.papers.timed import fastest_dense, loses
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
-NAMES = tuple(f"clicktrain-fig{number}" for number in (13, 14, 12, 10, 9, 1))
+NAMES = tuple(f"clicktrain-fig{number}" for number in (13, 14, 12, 9, 1))
 pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
 MODEL = "resnet9[width=0.125]"
 SHORT = (
     *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
     *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
 )
-TIMED_APART = ("clicktrain-fig9", "clicktrain-fig10")
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 
 
@@ -60,7 +58,7 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "the network resnet9[width=0.125] in place of" in page.replace("\\", "")
     assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
     assert "Nothing was pruned" not in page or name == "clicktrain-fig1"
-    assert ("Timed on " in page) == (name in TIMED_APART)
+    assert ("Timed on " in page) == (name == "clicktrain-fig9")
     text = " ".join(ElementTree.parse(folder / "reproduce" / f"{name}.svg").getroot().itertext())
     assert "nan" not in text.casefold().split()
     assert "mathdefault" not in text
@@ -101,30 +99,6 @@ def test_figure_1_by_hand():
     assert theirs > suites
 
 
-def products(stride, padding):
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(8, 6, 3, 3, generator=generator) * (torch.rand(8, 6, 3, 3, generator=generator) < 0.2)
-    layer = timed_calls.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that sparse CSR is young
-        return weight, {method: [call() for call in calls] for method, calls in timed_calls.products(layer, 5).items()}
-
-
-@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (1, 0)])
-def test_figure_10_times_calls_that_multiply_the_same(stride, padding):
-    weight, found = products(stride, padding)
-    there = weight != 0
-    expected = found[timed.DENSE[0]]
-    assert set(timed.DENSE) < set(found)
-    for method, (out, data, gradient) in found.items():
-        torch.testing.assert_close(out, expected[0], rtol=1e-4, atol=1e-4, msg=method)
-        torch.testing.assert_close(data, expected[1], rtol=1e-4, atol=1e-4, msg=method)
-        dense = gradient.to_dense().view_as(weight) if gradient.layout == torch.sparse_csr else gradient
-        torch.testing.assert_close(dense * there, expected[2] * there, rtol=1e-4, atol=1e-3, msg=method)
-        if method not in timed.DENSE:
-            assert not dense[~there].any()
-
-
 def test_figure_9_makes_forms_of_the_same_weights():
     weight = torch.zeros(4, 3, 3, 3)
     weight[1, 2, 0, 0], weight[3, 0, 1, 2] = 2.0, -1.0
@@ -135,33 +109,12 @@ def test_figure_9_makes_forms_of_the_same_weights():
     assert csr.values().tolist() == known.tolist() == anew.tolist() == [2.0, -1.0]
 
 
-def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
+def test_figure_9_times_the_pruned_layers_of_the_trial(folder, trials):
     _, records, path = trials["clicktrain[schedule=paper,backend=masked]"]
     pruned = [name for name, layer in records[-1]["layers"].items() if layer["weight_density"] < 0.9]
     assert [layer.name for layer in timed_calls.pruned_layers(str(path), (3, 32, 32))] == pruned
-    for name in ("clicktrain-fig9", "clicktrain-fig10"):
-        by_layer = [quantity for quantity in rows(folder, name) if "% left)" in quantity]
-        assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
-
-
-@needs_kernels
-def test_figure_10_names_the_layers_in_which_skipping_loses():
-    def times(*medians):
-        names = (*timed.DENSE, timed.OURS)
-        return {
-            "seconds": {
-                name: {product: [0.9 * median, median, 2 * median] for product in timed.PRODUCTS}
-                for name, median in zip(names, medians, strict=True)
-            }
-        }
-
-    layers = {"wins": times(3.0, 2.0, 1.0), "loses": times(1.0, 2.0, 1.0)}
-    assert fastest_dense(layers["wins"]["seconds"], "forward") == [1.8, 2.0, 4.0]
-    assert fastest_dense(layers["loses"]["seconds"], "")[1] == 3.0  # of three products
-    (line,) = loses("net", layers)
-    assert "in 1 of 2 pruned layers of net" in line
-    assert "dense ones: loses." in line
-    assert loses("net", {"wins": layers["wins"]}) == []
+    by_layer = [quantity for quantity in rows(folder, "clicktrain-fig9") if "% left)" in quantity]
+    assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
 
 
 def trial_of(*epochs):
