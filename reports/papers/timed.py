@@ -62,22 +62,15 @@ def product_shares(page: Reproduction, data: ReproductionData, lines: list[Compa
         call(data, trials[0], "product_seconds", {"dtype": spec.dtype, "method": METHOD, **network})
         for network in (large, small)
     ]
+    own = f"{spec.model} on {spec.task}"
+    lines, share, pruning = _shares(page, timed[0], "ResNet-18 at 224 pixels", page.declared.reference)
     saved = "sdgp-time-saved-resnet18"
-    for result, name, group in (
-        (timed[0], "ResNet-18 at 224 pixels", page.declared.reference),
-        (timed[1], f"{spec.model} on {spec.task}", "sdgp-data-gradient-share-resnet9"),
-    ):
-        total = {part: math.fsum(one.get(part, 0.0) for one in result.value.values()) for part in (*BARS, "pruning")}
-        share, pruning = (100 * total[part] / sum(total[one] for one in BARS) for part in ("dgrad", "pruning"))
-        notes = " ".join(page.paper.groups[group].notes)
-        what = f"data gradient's share of the products' time, {name}"
-        lines.append(page.line(what, share, published=f"{group}/share", note=notes))
-        lines.append(page.line(f"2:4 pruning relative to the products' time, {name}", pruning))
-        for pair, left in {"2:4": 1 / 2, "1:4": 1 / 4}.items() if result is timed[0] else ():
-            model, notes = share * (1 - left), " ".join(page.paper.groups[saved].notes)
-            what = f"saved by {pair}, if pruning takes no time"
-            lines.append(page.line(what, model, "modelled", published=f"{saved}/{pair}", note=notes))
-            lines.append(page.line(f"saved by {pair}, less our time of 2:4 pruning", model - pruning, "modelled"))
+    note = " ".join(page.paper.groups[saved].notes)
+    for pair, left in {"2:4": 1 / 2, "1:4": 1 / 4}.items():
+        model, what = share * (1 - left), f"saved by {pair}, if pruning takes no time"
+        lines.append(page.line(what, model, "modelled", published=f"{saved}/{pair}", note=note))
+        lines.append(page.line(f"saved by {pair}, less our time of 2:4 pruning", model - pruning, "modelled"))
+    lines += _shares(page, timed[1], own, "sdgp-data-gradient-share-resnet9")[0]
     costs = count_layers(build_model(MODEL, SHAPE, CLASSES), SHAPE).values()
     counted = sum(cost.flops("dgrad") for cost in costs) / sum(cost.flops(one) for cost in costs for one in COUNTED)
     what = "data gradient's share of FLOPs, ResNet-18 at 224 pixels"
@@ -92,6 +85,21 @@ def product_shares(page: Reproduction, data: ReproductionData, lines: list[Compa
     )
     remark = f"The batch has {batch} images at 224 pixels here and 256 in the paper."
     return Outcome(tuple(lines), figure, (remark,), (f"Timed: {timed[0].where}, {spec.dtype}; {METHOD}",))
+
+
+def _shares(
+    page: Reproduction, timed: SubprocessResult, network: str, group: str
+) -> tuple[list[Comparison], float, float]:
+    """Return the lines of a network, and the data gradient and pruning in percent of the products' time."""
+    total = {part: math.fsum(one.get(part, 0.0) for one in timed.value.values()) for part in (*BARS, "pruning")}
+    products = sum(total[part] for part in BARS)
+    share, pruning = 100 * total["dgrad"] / products, 100 * total["pruning"] / products
+    what, note = f"data gradient's share of the products' time, {network}", " ".join(page.paper.groups[group].notes)
+    lines = [
+        page.line(what, share, published=f"{group}/share", note=note),
+        page.line(f"2:4 pruning relative to the products' time, {network}", pruning),
+    ]
+    return lines, share, pruning
 
 
 def inference_speed(page: Reproduction, data: ReproductionData, lines: list[Comparison]) -> Outcome:
