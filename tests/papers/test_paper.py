@@ -44,12 +44,14 @@ title = "A page {where}"
 summary = "One line."
 reference = "table1"
 
+[reproductions.page.each_part]
+name = "{n}:{m}"
+task = "digits"
+
 [[reproductions.page.parts]]
 for = { n = [1, 2], m = [4, 8] }
-name = "{n}:{m}"
 title = "a part"
 methods = "dense,sdgp[n={n},m={m}]"
-task = "digits"
 compared = [
     { for = [{ key = "dense", method = "dense" }, { key = "2:4", method = "sdgp[n={n},m={m}]" }], template = "accuracy", name = "{key}" },
     { quantity = "time", method = "dense", column = "train_time_s", scale = 1 },
@@ -138,6 +140,7 @@ def test_a_table_stands_for_several(tmp_path):
     page = read(tmp_path, GOOD + PAGE).reproductions["page"]
     assert page.title == "A page of a table"
     assert [part.name for part in page.parts] == ["1:4", "1:8", "2:4", "2:8"]
+    assert {part.task for part in page.parts} == {"digits"}
     assert [(one.quantity, one.method, one.published) for one in page.parts[1].compared] == [
         ("accuracy, dense", "dense", "table1/dense"),
         ("dense minus dense", "dense", ""),

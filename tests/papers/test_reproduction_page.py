@@ -17,7 +17,7 @@ from suite.trials.folder.reader import read
 
 
 def chart(title, **fields):
-    return Chart(draw="made-up", title=title, **fields)
+    return Chart(draw="differences", title=title, **fields)
 
 
 def test_the_table_as_csv(trials, numbers):
