@@ -8,7 +8,8 @@ A decorator registers a class or function. The registry finds the decorator with
 
 `names` and `entries` parse the sources (`ast`), so listing does not import torch. `get` imports only the module that it
 needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry points of
-installed packages (`ENTRY_POINTS`), and plugin files given on the command line.
+installed packages (`ENTRY_POINTS`), and plugin files given on the command line. The project's own reproductions are
+tables of TOML files in their package.
 
 The names of another library, such as torchvision's networks, form a collection (`register_collection`). A user types
 them as `torchvision/vgg11`. They are known only after that library has been imported, so `names` does not list them.
@@ -25,6 +26,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import tomllib
 import traceback
 import types
 from collections.abc import Callable
@@ -378,6 +380,12 @@ def _in_package(package: str) -> list[Entry]:
                 parts = path.relative_to(folder).with_suffix("").parts
                 module = ".".join([package, *(part for part in parts if part != "__init__")])
                 listed += read_entries(path, module, text)
+        for path in sorted(Path(folder).rglob("*.toml")):  # papers declare their reproductions
+            text = path.read_text(encoding="utf-8")
+            tables = tomllib.loads(text)["reproductions"] if "[reproductions." in text else {}
+            listed += [
+                Entry("reproduction", name, f"{package}.contract", one["summary"]) for name, one in tables.items()
+            ]
     return listed
 
 

@@ -172,14 +172,16 @@ def test_documented_reproduction_is_one(tmp_path, monkeypatch):
     for name in ("_objects", "_plugin_entries"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     (code,) = code_blocks("docs/reproduce.md")
+    (declared,) = code_blocks("docs/reproduce.md", "toml")
     path = tmp_path / "documented_reproduction.py"
     path.write_text(code, encoding="utf-8")
+    (tmp_path / "my_paper.toml").write_text(declared, encoding="utf-8")
     (entry,) = registry.load_plugin(path)
     assert (entry.name, entry.summary) == ("my-table", "One line that `list` shows.")
-    (part,) = registry.get("reproduction", "my-table").parts
+    (part,) = registry.get("reproduction", "my-table")().declared.parts
     assert [one.quantity for one in part.compared] == [
         "accuracy, dense",
         "accuracy, 1:4",
         "1:4 minus dense",
-        "training FLOPs left",
+        "FLOPs left",
     ]

@@ -1,4 +1,4 @@
-"""Figures of reproductions: lines in panels side by side, bars by layer, and heat maps of channels."""
+"""Figures of reproductions: lines in panels side by side, and bars by layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import matplotlib.figure
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -129,9 +128,11 @@ def bars_figure(
     spreads: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     *,
     logarithmic: bool = False,
+    stacked: bool = False,
+    mark: tuple[float, str] | None = None,
     baseline: str = "dense",
 ) -> Figure:
-    """Draw bars of several kinds side by side for each group.
+    """Draw bars of several kinds for each group, side by side or stacked.
 
     A logarithmic axis has no 0 where a bar could start, and gets markers instead.
 
@@ -144,6 +145,8 @@ def bars_figure(
         bars: For each kind, one value per group.
         spreads: For each kind, the smallest and largest single measurement per group, drawn as a vertical line.
         logarithmic: Whether the y axis is logarithmic, for values that differ by orders of magnitude.
+        stacked: Whether the bars of a group are parts of one.
+        mark: Height and label of a line across all groups.
         baseline: Kind that gets the colour of dense training.
     """
     others = [kind for kind in bars if kind != baseline]
@@ -152,19 +155,23 @@ def bars_figure(
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")
         axes = figure.add_subplot()
-        width = 0.8 / len(bars)
+        width = 0.8 / (1 if stacked else len(bars))
+        bottoms = np.zeros(len(groups))
         for index, (kind, heights) in enumerate(bars.items()):
-            places = np.arange(len(groups)) + (index - (len(bars) - 1) / 2) * width
+            places = np.arange(len(groups)) + (0 if stacked else (index - (len(bars) - 1) / 2) * width)
             colour, marker = svg.colour(order[kind]), svg.marker(order[kind])
             if logarithmic:
                 axes.plot(places, heights, linestyle="none", marker=marker, markersize=5.0, color=colour)
                 handles.append(Line2D([], [], linestyle="none", marker=marker, color=colour, label=kind))
             else:
-                axes.bar(places, heights, width, color=colour)
+                axes.bar(places, heights, width, bottoms, color=colour)
+                bottoms += np.asarray(heights) if stacked else 0.0
                 handles.append(Patch(color=colour, label=kind))
             if spreads and kind in spreads:
                 lows, highs = zip(*spreads[kind], strict=True)
                 axes.vlines(places, lows, highs, color=svg.MUTED, linewidth=1.4)
+        if mark:
+            handles.append(axes.axhline(mark[0], color=svg.INK, linewidth=1.2, linestyle="--", label=mark[1]))
         every = -(-len(groups) // _LABELS)
         few = len(groups) <= _LEVEL
         axes.set_xticks(range(0, len(groups), every), groups[::every], rotation=0 if few else 60,
@@ -178,53 +185,9 @@ def bars_figure(
             axes.yaxis.set_major_locator(LogLocator(subs=subdivisions))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
-        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(bars), 4), fontsize=8.5)
+        figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), fontsize=8.5)
         means = [f"{kind}: mean {float(np.mean(heights)):.3g}" for kind, heights in bars.items()]
         what = "marks" if logarithmic else "bars"
         alt = f"{title}. {len(groups)} {what} each. {'; '.join(means)}."
-        inline, standalone = svg.render(figure, name, title, alt)
-    return Figure(name, title, alt, caption, inline, standalone, wide=True)
-
-
-def peaks_figure(
-    name: str, title: str, caption: str, layers: Mapping[str, Sequence[Sequence[float]]], threshold: float
-) -> Figure:
-    """Draw one heat map per layer over epochs. Rows are channels, sorted by their last value; dead ones are grey.
-
-    Args:
-        name: File name without suffix.
-        title: Title of the figure.
-        caption: Text below the figure.
-        layers: For each layer, the largest |w| of each channel by epoch, of shape (epochs, channels).
-        threshold: Value below which a channel is dead.
-    """
-    stacks = {layer: np.asarray(epochs, dtype=float).T for layer, epochs in layers.items()}
-    largest = max(float(stack.max()) for stack in stacks.values())
-    alts = []
-    with svg.style():
-        figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        grid = figure.subplots(1, len(stacks), squeeze=False)[0]
-        norm = LogNorm(threshold, max(largest, 10 * threshold))
-        for axes, (layer, stack) in zip(grid, stacks.items(), strict=True):
-            ordered = stack[np.argsort(-stack[:, -1], kind="stable")]
-            alive = np.ma.masked_less(ordered, threshold)
-            axes.set_facecolor(_DEAD)
-            edges = np.arange(stack.shape[1] + 1) + 0.5, np.arange(len(stack) + 1)
-            mesh = axes.pcolormesh(*edges, alive, norm=norm, cmap="viridis", rasterized=True)
-            axes.set_title(layer, fontsize=9.0)
-            axes.set_xlabel("Epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(False)
-            dead = float(np.mean(stack[:, -1] < threshold))
-            alts.append(f"{layer}: {100 * dead:.0f} % of {len(stack)} channels dead after the last epoch")
-        grid[0].set_ylabel("Output channel, sorted by its last value")
-        figure.legend(handles=[Patch(color=_DEAD, label=f"dead: below {threshold:g}")], loc="outside upper left")
-        bar = figure.colorbar(mesh, ax=grid, pad=0.01, aspect=25)
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        bar.set_label("Largest |w| of the channel")
-        bar.outline.set_visible(False)  # type: ignore[operator]
-        alt = f"{title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, title, alt)
     return Figure(name, title, alt, caption, inline, standalone, wide=True)

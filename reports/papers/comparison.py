@@ -1,57 +1,23 @@
-"""Comparison with published numbers: the declaration, how it is read from trials, and the result."""
+"""Comparison with published numbers: how a declared quantity is read from trials, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from reports.content.remarks import time_remarks
 from reports.data.disturbed_times import is_disturbed
 from reports.data.method_rows import by_seed
-from reports.papers.published import Group, Published, kind_of
+from reports.papers.paper import Compared, Group, Paper, kind_of
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate, paired
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import BASELINE, column_text, seed_of
 
-Against = Literal["", "difference", "ratio", "saving"]
 TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine
 # Two times can be compared if their trials agree in these columns, of which the machine's come first.
 SETTING = ("hardware_id", "threads", "torch", "device", "dtype", "execution")
 _MACHINE = 3
 _INEXACT = 1e-9  # published numbers are decimals, whose differences are not exact in binary
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Declaration of one quantity of a reproduction.
-
-    Attributes:
-        quantity: Name for readers.
-        method: Label of the method in the list of the part, for example `sdgp[n=2,m=4,mode=random]`.
-        column: Column of `results.csv`.
-        against: `""` for the column itself. Otherwise the number is paired with dense by seed: `difference`, `ratio`,
-            or `saving`, which is 1 minus the ratio.
-        over: Column of the same trial to divide by (`train_flops_dense`); only without `against`.
-        scale: Factor from the unit of the table to the published unit; 100 converts shares to percent.
-        unit: Unit after scaling.
-        kind: Kind of our number.
-        published: `GROUP/KEY` of the published number; empty if none was printed.
-        published_baseline: `GROUP/KEY` of the number to subtract, if the paper prints both terms of a difference.
-        note: Remark for readers.
-    """
-
-    quantity: str
-    method: str
-    column: str = "test_accuracy"
-    against: Against = ""
-    over: str = ""
-    scale: float = 100.0
-    unit: str = "%"
-    kind: str = "measured"
-    published: str = ""
-    published_baseline: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,11 +54,16 @@ class Comparison:
     disturbed: bool = False
 
     @property
+    def known(self) -> Estimate | None:
+        """Our number; `None` if it is missing."""
+        return self.ours if isinstance(self.ours, Estimate) else None
+
+    @property
     def difference(self) -> float | None:
         """Our number minus the published one, in `unit`; `None` if one is missing or the published one is modelled."""
-        if self.published is None or isinstance(self.ours, Missing) or self.published_kind == kind_of("modelled"):
+        if self.published is None or self.known is None or self.published_kind == kind_of("modelled"):
             return None
-        return self.ours.mean - self.published
+        return self.known.mean - self.published
 
     @property
     def covered(self) -> bool | None:
@@ -100,49 +71,23 @@ class Comparison:
 
         `None` without a `difference` or an interval.
         """
-        if self.difference is None or isinstance(self.ours, Missing) or self.ours.half_width is None:
+        if self.difference is None or self.known is None or self.known.half_width is None:
             return None
-        return abs(self.difference) <= self.ours.half_width + self.rounding + _INEXACT
-
-
-def accuracy(quantity: str, method: str, published: str = "", baseline: str = "") -> tuple[Compared, ...]:
-    """Return the two lines of a method's accuracy: in percent, and as difference to dense in points.
-
-    Args:
-        quantity: Name of the method for readers.
-        method: Label of the method.
-        published: `GROUP/KEY` of its accuracy.
-        baseline: `GROUP/KEY` of the accuracy of dense. Dense itself gets no line with a difference.
-    """
-    absolute = Compared(f"accuracy, {quantity}", method, published=published)
-    if method == BASELINE:
-        return (absolute,)
-    difference = Compared(
-        f"{quantity} minus dense",
-        method,
-        against="difference",
-        unit="points",
-        published=published,
-        published_baseline=baseline,
-    )
-    return absolute, difference
+        return abs(self.difference) <= self.known.half_width + self.rounding + _INEXACT
 
 
 def compare(
-    compared: Sequence[Compared], part: str, trials: Mapping[str, Sequence[Trial]], published: Published
-) -> tuple[Comparison, ...]:
+    compared: Iterable[Compared], part: str, trials: Mapping[str, Sequence[Trial]], paper: Paper
+) -> list[Comparison]:
     """Compare the quantities of one part with the published numbers.
 
     Args:
         compared: Declarations of the quantities.
         part: Name of the part.
         trials: Trials by label; labels without trials are absent.
-        published: Published numbers.
-
-    Raises:
-        UsageError: If a published number that a declaration names does not exist.
+        paper: Published numbers.
     """
-    return tuple(_comparison(quantity, part, trials, published) for quantity in compared)
+    return [_comparison(quantity, part, trials, paper) for quantity in compared]
 
 
 def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
@@ -152,59 +97,61 @@ def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) ->
     return time_remarks(trials)
 
 
-def published_alone(group: Group) -> tuple[Comparison, ...]:
+def published_alone(paper: Paper, name: str) -> list[Comparison]:
     """Return a line for each value of a group that is compared with no number of ours."""
+    group = paper.groups[name]
     reason = group.doubt or "this suite does not reproduce it"
-    return tuple(
+    note = "; ".join(filter(None, (conditions_in_words(group), *group.notes)))
+    return [
         Comparison(
-            f"{group.quantity}, {key} ({group.place})",
-            group.unit,
-            "",
-            Missing(reason),
-            "",
-            value,
-            group.kind,
-            group.citation,
-            rounding=group.rounding(key),
-            note="; ".join(filter(None, (conditions_in_words(group), *group.notes))),
+            f"{group.quantity}, {key} ({group.place})", group.unit, "", Missing(reason), "", value, group.kind,
+            paper.citation(group), rounding=group.rounding(key), note=note,
         )
         for key, value in group.values.items()
-    )
+    ]  # fmt: skip
 
 
 def conditions_in_words(group: Group) -> str:
     """Return the conditions of a group in words, for example `task imagenet, model resnet50, dtype float16`."""
-    named = [f"{key.replace('_', ' ')} {value}" for key, value in group.conditions.items()]
-    return ", ".join(named)
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in group.conditions.items())
 
 
-def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], published: Published) -> Comparison:
-    theirs, kind, source, rounding = None, "", "", 0.0
-    if one.published:
-        group, theirs = published.find(one.published)
-        kind, source, rounding = group.kind, group.citation, group.rounding(_key(one.published))
-        if one.published_baseline:
-            other, baseline = published.find(one.published_baseline)
-            rounding += other.rounding(_key(one.published_baseline))
-            # Both numbers have few decimals. Without rounding, binary rounding would show, as in 0.09999.
-            theirs = round(theirs - baseline, 9)
-            source += f", minus {_key(one.published_baseline)} of {other.place}"
-    ours = _ours(one, trials)
-    unit_of_ours = ours if isinstance(ours, Missing) else ours.scaled(one.scale)
+def line(
+    quantity: str, part: str, ours: Quantity, kind: str, *, unit: str = "%", published: str = "", paper: Paper,
+    note: str = "",
+) -> Comparison:  # fmt: skip
+    """Return a line whose number was computed from files of trials.
+
+    Args:
+        quantity, part, ours, kind, unit, note: Fields of the line.
+        published: `GROUP/KEY` of the published number; empty if there is none.
+        paper: Published numbers in which to look it up.
+    """
+    if not published:
+        return Comparison(quantity, unit, part, ours, kind, note=note)
+    theirs = paper.find(published)
     return Comparison(
-        one.quantity,
-        one.unit,
-        part,
-        unit_of_ours,
-        one.kind,
-        theirs,
-        kind,
-        source,
-        rounding,
-        one.against == "difference",
-        one.note,
-        _is_disturbed(one, trials),
+        quantity, unit, part, ours, kind, theirs.value, theirs.kind, theirs.citation, theirs.rounding, note=note
     )
+
+
+def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], paper: Paper) -> Comparison:
+    ours = _ours(one, trials)
+    ours = ours if isinstance(ours, Missing) else ours.scaled(one.scale)
+    compared = line(
+        one.quantity, part, ours, one.kind, unit=one.unit, published=one.published, paper=paper, note=one.note
+    )
+    theirs, source, rounding = compared.published, compared.source, compared.rounding
+    if theirs is not None and one.published_baseline:
+        dense = paper.find(one.published_baseline)
+        rounding += dense.rounding
+        # Both numbers have few decimals. Without rounding, binary rounding would show, as in 0.09999.
+        theirs = round(theirs - dense.value, 9)
+        source += f", minus {one.published_baseline.partition('/')[2]} of {dense.place}"
+    return replace(
+        compared, published=theirs, source=source, rounding=rounding, is_difference=one.against == "difference",
+        disturbed=_is_disturbed(one, trials),
+    )  # fmt: skip
 
 
 def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
@@ -212,10 +159,6 @@ def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
         return False
     labels = (one.method, BASELINE) if one.against else (one.method,)
     return any(is_disturbed(trial) for label in labels for trial in trials.get(label, ()))
-
-
-def _key(name: str) -> str:
-    return name.partition("/")[2]
 
 
 def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:

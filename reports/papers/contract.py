@@ -1,75 +1,35 @@
-"""Contract of a reproduction: the trials that a table or figure of a paper needs, and the quantities to compare.
+"""Contract of a reproduction: a declared table or figure of a paper, and what computes its page from trials.
 
-A reproduction is a declaration. It is registered like a method, and `reproduce NAME` runs it:
+The files `reports/papers/*.toml` declare the project's own reproductions, and `reproduce NAME` runs them. A plugin
+registers a class that names its file:
 
-    @register("reproduction", "sdgp-table1")
-    class Table1(Reproduction):
+    @register("reproduction", "my-table")
+    class MyTable(Reproduction):
         \"\"\"One line that says what it is.\"\"\"
-        title = "SDGP, Table I"
-        reference = "sdgp-table1-cifar10-resnet9"           # a group of reports/papers/published.toml
-        parts = (Part("columns", ..., compared=(*accuracy("random 2:4", "sdgp[...]", ".../random", ".../dense"), ...)),)
 
-Its module must not import torch, because the verb reads it before it checks anything.
+        file = Path(__file__).with_name("my_paper.toml")  # which has a table [reproductions.my-table]
+
+This module imports no torch, because the verb reads declarations before it checks anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from reports.figures.figure import Figure
-from reports.papers import published
-from reports.papers.comparison import Compared, Comparison, compare, published_alone
-from reports.papers.published import Source
-from suite.errors import UsageError
+from reports.papers import paper as papers
+from reports.papers.comparison import Comparison, compare, line, published_alone
+from reports.papers.paper import Declaration, Paper, Part, Source
+from suite.errors import UsageError, nearest
+from suite.registry import register
+from suite.trials.estimates import Estimate, Quantity, estimate
 from suite.trials.folder.reader import Trial
-from suite.trials.groups import BASELINE
-from suite.trials.spec import PRESETS, TrialSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Trials that belong together, and the quantities read from them.
-
-    Attributes:
-        name: Name for `--parts`.
-        title: One line for readers.
-        methods: Methods as in `--methods`. They include dense if a quantity is compared with it and there is no
-            `baseline`.
-        task: Name of the task.
-        model: Model as in `--model`; empty for the default of the task. The command can set another one.
-        small_model: Model in the presets `smoke` and `quick`, for two cores.
-        seeds: Number of seeds by preset.
-        presets: Presets that run the part unless `--parts` is given.
-        overrides: Recipe fields. The command can set other values.
-        recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
-        paper_recipe: Recipe fields that the preset `paper` changes in that recipe.
-        baseline: Name of the part with the dense trials for this part, if a paper trained dense and pruned networks
-            differently; empty if this part trains dense itself.
-        compared: Quantities to compare.
-    """
-
-    name: str
-    title: str
-    methods: str
-    task: str
-    model: str = ""
-    small_model: str = ""
-    seeds: Mapping[str, int] = field(default_factory=lambda: {"smoke": 1, "quick": 3, "paper": 3})
-    presets: tuple[str, ...] = PRESETS
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str = ""
-    paper_recipe: Mapping[str, Any] = field(default_factory=dict)
-    baseline: str = ""
-    compared: tuple[Compared, ...] = ()
-
-    @property
-    def quick_recipe(self) -> str:
-        """Name of the recipe for the preset `quick`, whose default on CIFAR-10 suits only the network `airbench`."""
-        return "resnet9" if self.task == "cifar10" else ""
+from suite.trials.groups import BASELINE, seed_of
+from suite.trials.spec import TrialSpec
 
 
 @dataclass(frozen=True)
@@ -88,6 +48,14 @@ class ReproductionData:
     specs: Mapping[str, TrialSpec]
     device: str
 
+    def done(self, part: str, label: str) -> list[Trial]:
+        """Return the finished trials of one method in a part, by seed."""
+        return sorted((trial for trial in self.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
+
+    def model_file(self, trial: Trial) -> Path:
+        """Return the path of a trial's final network."""
+        return self.folder / "trials" / trial.name / "model.pt"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -100,91 +68,113 @@ class Outcome:
 
 
 class Reproduction:
-    """Base class of every reproduction. Most subclasses declare only the attributes and `draw`.
+    """A declared reproduction. A subclass says by its registered name and `file` which one.
 
     Class attributes:
-        title: Title of the page.
-        reference: Group of published numbers whose setting is reproduced; empty if the original has no number.
-        source: Name of the paper in the file of numbers, if there is no `reference`.
-        also: Groups that the page shows without numbers of ours.
-        compared_with: Groups that `outcome` compares with, in addition to `reference` and the groups that parts name.
-        parts: Parts to run.
-        remarks: Lines above the numbers on the page.
-        numbers: TOML file with the published numbers. A plugin can have its own file.
+        file: TOML file of the paper.
+
+    Attributes:
+        paper: Published numbers.
+        declared: Trials, quantities and texts.
     """
 
     registered_name: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    reference: ClassVar[str] = ""
-    source: ClassVar[str] = ""
-    also: ClassVar[tuple[str, ...]] = ()
-    compared_with: ClassVar[tuple[str, ...]] = ()
-    parts: ClassVar[tuple[Part, ...]] = ()
-    remarks: ClassVar[tuple[str, ...]] = ()
-    numbers: ClassVar[Path] = published.OWN
+    file: ClassVar[Path]
 
-    @cached_property
-    def published(self) -> published.Published:
-        """Published numbers of this reproduction.
+    def __init__(self) -> None:
+        """Read the file.
 
         Raises:
-            UsageError: The file of published numbers cannot be read.
+            UsageError: The file cannot be read, is wrong, or does not declare this reproduction.
         """
-        return published.own() if self.numbers == published.OWN else published.read(self.numbers)
+        self.paper: Paper = papers.read(self.file)
+        known = self.paper.reproductions
+        if self.registered_name not in known:
+            raise UsageError(
+                f"{self.file}: no reproduction is called '{self.registered_name}'{nearest(self.registered_name, known)}"
+            )
+        self.declared: Declaration = known[self.registered_name]
 
     @property
     def origin(self) -> Source:
-        """The paper.
-
-        Raises:
-            UsageError: The file of published numbers has no such group or source.
-        """
-        known = self.published
-        return known.group(self.reference).source if self.reference else known.source(self.source)
-
-    def check(self) -> None:
-        """Check that every published number and every part that the declaration names exists.
-
-        Raises:
-            UsageError: A number does not exist or must not be compared, or a part does not exist.
-        """
-        names = {"", *(part.name for part in self.parts)}
-        for part in self.parts:
-            if part.baseline not in names:
-                raise UsageError(f"{self.registered_name}: part {part.name} has no part '{part.baseline}' as baseline")
-        _ = self.origin
-        for name in (*self.also, *self.compared_with):
-            self.published.group(name)
-        for part in self.parts:
-            for compared in part.compared:
-                for value in filter(None, (compared.published, compared.published_baseline)):
-                    self.published.find(value)
+        """The paper."""
+        reference, source = self.declared.reference, self.declared.source
+        return self.paper.sources[self.paper.groups[reference].source if reference else source]
 
     def outcome(self, data: ReproductionData) -> Outcome:
-        """Return the result. The base class compares the quantities of the parts and draws them."""
-        comparisons = self.compare(data)
-        return Outcome(comparisons, self.draw(comparisons), self.remarks)
+        """Compare the quantities of the parts, and compute and draw what the declaration names."""
+        lines = self.compare(data)
+        declared = self.declared
+        made: Outcome = named(declared.measured)(self, data, lines) if declared.measured else Outcome(tuple(lines))
+        alone = [line for name in declared.also for line in published_alone(self.paper, name)]
+        figure = made.figure
+        if declared.chart is not None:
+            draw = named(f"reports.papers.charts:{declared.chart.draw}")
+            figure = draw(self.registered_name, declared.chart, made.comparisons, data)
+        remarks = (*made.remarks, *declared.remarks)
+        return replace(made, comparisons=(*made.comparisons, *alone), figure=figure, remarks=remarks)
 
-    def columns(self, trial: Trial) -> Mapping[str, float]:
-        """Return columns for quantities from the trial's files, in addition to those of `results.csv`."""
-        return {}
+    def compare(self, data: ReproductionData) -> list[Comparison]:
+        """Compare the declared quantities of every part."""
+        functions = [named(name) for name in self.declared.columns]
 
-    def compare(self, data: ReproductionData) -> tuple[Comparison, ...]:
-        """Compare the declared quantities of every part, and add the groups that have only published numbers."""
+        def with_columns(trial: Trial) -> Trial:
+            columns = {name: value for function in functions for name, value in function(trial).items()}
+            return replace(trial, numbers={**trial.numbers, **columns})
+
         lines: list[Comparison] = []
-        for part in self.parts:
+        for part in self.declared.parts:
             held = dict(data.trials.get(part.name, {}))
             if part.baseline:
                 held[BASELINE] = data.trials.get(part.baseline, {}).get(BASELINE, ())
-            trials = {
-                label: [replace(trial, numbers={**trial.numbers, **self.columns(trial)}) for trial in several]
-                for label, several in held.items()
-            }
-            lines += compare(part.compared, part.name, trials, self.published)
-        for name in self.also:
-            lines += published_alone(self.published.group(name))
-        return tuple(lines)
+            trials = {label: [*map(with_columns, several)] for label, several in held.items()}
+            lines += compare(part.compared, part.name, trials, self.paper)
+        return lines
 
-    def draw(self, comparisons: tuple[Comparison, ...]) -> Figure | None:
-        """Return the figure, or `None` if there is nothing to draw."""
-        return None
+    def line(
+        self, quantity: str, ours: Quantity | float, kind: str = "measured", *, part: str = "", unit: str = "%",
+        published: str = "", note: str = "",
+    ) -> Comparison:  # fmt: skip
+        """Return a line whose number was computed from files of trials, in the first part unless `part` names one."""
+        value = Estimate(float(ours), None, 1) if isinstance(ours, (int, float)) else ours
+        part = part or self.declared.parts[0].name
+        return line(quantity, part, value, kind, unit=unit, published=published, paper=self.paper, note=note)
+
+    def with_own_trials(self, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
+        """Return each part with its finished trials by label, without parts that repeat the trials of an earlier part.
+
+        With `--model`, parts that differ only in their network have the same trials.
+        """
+        parts: list[tuple[Part, dict[str, list[Trial]]]] = []
+        seen: list[set[str]] = []
+        for part in self.declared.parts:
+            trials = {label: data.done(part.name, label) for label in data.trials.get(part.name, {})}
+            names = {trial.name for several in trials.values() for trial in several}
+            if not names or names not in seen:
+                parts.append((part, trials))
+                seen.append(names)
+        return parts
+
+
+def named(name: str) -> Callable[..., Any]:
+    """Return the function that a declaration names as `module:name`.
+
+    Raises:
+        UsageError: There is no such module or function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"'{name}' is no function module:name: {error}") from error
+    return found
+
+
+def over_seeds(trials: Iterable[Trial], value: Callable[[Trial], float | None], reason: str) -> Quantity:
+    """Return the mean of a value over trials, with its interval."""
+    return estimate([number for trial in trials if (number := value(trial)) is not None], reason)
+
+
+for _file in papers.OWN:
+    for _name, _declared in papers.read(_file).reproductions.items():
+        register("reproduction", _name)(type(_name, (Reproduction,), {"__doc__": _declared.summary, "file": _file}))

@@ -10,7 +10,8 @@ from typing import Any
 
 from reports.papers import page as reproduced
 from reports.papers.comparison import doubts_about_times
-from reports.papers.contract import Part, Reproduction, ReproductionData
+from reports.papers.contract import Reproduction, ReproductionData
+from reports.papers.paper import Part
 from suite.files import without_home
 from suite.trials.folder.reader import read
 from suite.trials.folder.store import Store, read_record
@@ -46,30 +47,30 @@ def write_outcome(
     device = base.device if base.device_index is None else f"cuda:{base.device_index}"
     outcome = reproduction.outcome(ReproductionData(folder, trials, specs, device))
     behind = [records[name] for name in specs if name in records]
-    name = reproduction.registered_name
+    name, declared, paper = reproduction.registered_name, reproduction.declared, reproduction.paper
     unrun = [
         reproduced.PartNotRun(part.name, part.title, other_command(command, part.name))
-        for part in reproduction.parts
+        for part in declared.parts
         if part.name not in asked and not _is_whole(part.name, plans, records)
     ]
     recipe = [f"recipe.{key}={value}" for key, value in base.overrides.items()]
-    compared = [quantity for part in reproduction.parts for quantity in part.compared]
-    groups = {*reproduction.also, *reproduction.compared_with, reproduction.reference}
+    compared = [quantity for part in declared.parts for quantity in part.compared]
+    groups = {*declared.also, *declared.compared_with, declared.reference}
     groups |= {quantity.published.partition("/")[0] for quantity in compared if quantity.published}
-    published = [reproduction.published.groups[group] for group in reproduction.published.groups if group in groups]
+    published = [group for name, group in paper.groups.items() if name in groups]
     written = reproduced.write(
         folder,
         reproduced.ReproductionPage(
             name=name,
-            title=reproduction.title,
+            title=declared.title,
             summary=_summary(reproduction),
             comparisons=outcome.comparisons,
             figure=outcome.figure,
-            reference=reproduction.published.group(reproduction.reference) if reproduction.reference else None,
+            reference=paper.groups.get(declared.reference),
             trials=tuple(behind),
-            networks=tuple(other_networks(reproduction.parts, trials)),
+            networks=tuple(other_networks(declared.parts, trials)),
             changed=tuple(recipe),
-            alone=tuple(reproduction.published.group(group) for group in reproduction.also),
+            alone=tuple((paper.groups[name], paper.sources[paper.groups[name].source].where) for name in declared.also),
             unrun=tuple(unrun),
             remarks=(
                 *smoke_test(behind),
@@ -158,9 +159,8 @@ def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, 
 
 
 def _summary(reproduction: Reproduction) -> str:
-    source, number = reproduction.origin, "" if reproduction.reference else ", without a number"
-    summary = (reproduction.__doc__ or "").strip().partition("\n")[0]
-    return f"{summary} Published{number}: {source.title} ({source.where})."
+    source, number = reproduction.origin, "" if reproduction.declared.reference else ", without a number"
+    return f"{reproduction.declared.summary} Published{number}: {source.title} ({source.where})."
 
 
 def other_command(command: Sequence[str], part: str) -> str:

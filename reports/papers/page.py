@@ -13,7 +13,7 @@ from reports.content.model import Cell, Column, Table, missing_cell
 from reports.data.disturbed_times import DISTURBED, DISTURBED_NOTE, mark_disturbed
 from reports.figures.figure import Figure
 from reports.papers.comparison import Comparison, conditions_in_words
-from reports.papers.published import MEASURED, Group, kind_of
+from reports.papers.paper import MEASURED, Group, kind_of
 from reports.render import markdown
 from suite import files
 from suite.files import clean
@@ -49,7 +49,7 @@ class ReproductionPage:
     Attributes:
         name, title, summary: Texts of the reproduction.
         comparisons: Comparisons of the parts, then the numbers that are only published; the CSV has all of them.
-        alone: Groups of numbers that are only published.
+        alone: Groups of numbers that are only published, each with the place where its paper is found.
         figure: Figure, or `None` if there is nothing to draw.
         reference: Group whose setting is reproduced; `None` if the original has no number.
         trials: Trials that the numbers come from, failed ones included.
@@ -70,7 +70,7 @@ class ReproductionPage:
     trials: tuple[Trial, ...]
     networks: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    alone: tuple[Group, ...] = ()
+    alone: tuple[tuple[Group, str], ...] = ()
     unrun: tuple[PartNotRun, ...] = ()
     remarks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -100,21 +100,15 @@ def to_csv(comparisons: Sequence[Comparison]) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for line in comparisons:
-        known = not isinstance(line.ours, Missing)
-        row = {
-            "quantity": line.quantity,
-            "published": line.published,
-            "source": line.source,
-            "ours": line.ours.mean if not isinstance(line.ours, Missing) else None,
-            "interval": line.ours.half_width if not isinstance(line.ours, Missing) else None,
-            "difference": line.difference,
-            "kind": line.kind if known else line.published_kind,
-            "unit": line.unit,
-            "published_kind": line.published_kind,
-            "seeds": line.ours.count if not isinstance(line.ours, Missing) else None,
-            "part": line.part,
-            "note": "; ".join(filter(None, (_about_ours(line), line.note))),
+    for one in comparisons:
+        known = one.known
+        copied = ("quantity", "published", "source", "difference", "unit", "published_kind", "part")
+        row = {name: getattr(one, name) for name in copied} | {
+            "ours": known and known.mean,
+            "interval": known and known.half_width,
+            "kind": one.kind if known else one.published_kind,
+            "seeds": known and known.count,
+            "note": "; ".join(filter(None, (_about_ours(one), one.note))),
         }
         writer.writerow({key: "" if value is None else _plain(value) for key, value in row.items()})
     return text.getvalue()
@@ -288,15 +282,15 @@ def _published(one: Comparison, signed: bool) -> str:
     return formatting.signed(one.published, decimals) if signed else formatting.plain(one.published, decimals)
 
 
-def _alone(groups: Sequence[Group]) -> Table | None:
+def _alone(groups: Sequence[tuple[Group, str]]) -> Table | None:
     if not groups:
         return None
     titles = ("Source", "Quantity", "Published", "Kind", "Conditions")
     columns = tuple(Column(title, numeric=False) for title in titles)
     rows = []
-    for group in groups:
+    for group, place in groups:
         values = ", ".join(f"{key} {value:.10g}{group.unit and ' '}{group.unit}" for key, value in group.values.items())
         doubt = f"Must not be compared: {group.doubt}." if group.doubt else ""
-        where = Cell(f"{group.place} ({group.source.where})", doubt)
+        where = Cell(f"{group.place} ({place})", doubt)
         rows.append((where, Cell(group.quantity), Cell(values), Cell(group.kind), Cell(conditions_in_words(group))))
     return Table("alone", "Published numbers without a counterpart of ours", columns, tuple(rows))

@@ -15,8 +15,7 @@ from suite.trials.folder.columns import COLUMNS
 from suite.trials.spec import PAPER_SEEDS
 
 if TYPE_CHECKING:
-    from reports.papers.comparison import Compared
-    from reports.papers.contract import Part
+    from reports.papers.paper import Compared, Part
 
 PRESET_TEXTS = {
     "smoke": "Seconds to a few minutes: shows that everything runs. Its accuracies do not compare methods.",
@@ -57,13 +56,13 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
 
 def describe_reproduction(name: str, task: str) -> dict[str, Any]:
     """Return the trials of each part of a reproduction, and the published numbers that they are compared with."""
-    thing = registry.get("reproduction", name)()
+    thing = registry.get("reproduction", name)().declared
     groups = dict.fromkeys(filter(None, [thing.reference, *thing.also, *thing.compared_with]))
     return {
         "name": name,
         "kind": "reproduction",
         "title": thing.title,
-        "summary": (type(thing).__doc__ or "").strip().partition("\n")[0],
+        "summary": thing.summary,
         "published": ", ".join(groups) or "no number",
         "command": f"{program_name()} reproduce {name}",
         "parts": {part.name: _described_part(part) for part in thing.parts},

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import files, registry
+from suite import registry
 from suite.brackets import split
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
@@ -23,7 +22,8 @@ from suite.trials.planning import plan, read_names
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
-    from reports.papers.contract import Part, Reproduction
+    from reports.papers.contract import Reproduction
+    from reports.papers.paper import Part
 
 DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
 
@@ -56,8 +56,8 @@ def reproduce(arguments: Sequence[str]) -> int:
         registry.load_plugin(path)
     _check_name(namespace.name)
     reproduction: Reproduction = registry.get("reproduction", namespace.name)()
-    reproduction.check()
-    typed_parts = _read_parts(namespace.parts, reproduction)
+    parts = reproduction.declared.parts
+    typed_parts = _read_parts(namespace.parts, [part.name for part in parts])
     options = _read_options(namespace)
 
     # Torch and matplotlib take seconds to import, which wrong options should not cost.
@@ -65,12 +65,11 @@ def reproduce(arguments: Sequence[str]) -> int:
     from suite.cli.preparation import provenance_of, rehearse_new, resolve
 
     base = resolve(options)
-    suites = {part.name: _suite(base, part, options) for part in reproduction.parts}
-    asked = typed_parts or [part.name for part in reproduction.parts if base.preset in part.presets]
+    suites = {part.name: _suite(base, part, options) for part in parts}
+    asked = typed_parts or [part.name for part in parts if base.preset in part.presets]
     folder = options.out or default_folder(namespace.name, base)
     store = Store(folder)
     store.check()
-    _check_place(folder / "reproduce")
     plans = _plans(suites, asked, store)
     trials = _once([trial for name in asked for trial in plans[name]])
     rehearse_new(trials, folder)
@@ -112,17 +111,6 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
     return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
 
 
-def _check_place(place: Path) -> None:
-    """Check before the trials that the page can be written into this folder after them."""
-    files.refuse_link(place)
-    if not os.path.lexists(place):
-        return
-    if not place.is_dir():
-        raise UsageError(f"--out {place.parent}: {place} must be a folder; move it away")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {place.parent}: {place} is not writable")
-
-
 def _check_name(name: str) -> None:
     known = registry.names("reproduction")
     if name in known:
@@ -133,9 +121,8 @@ def _check_name(name: str) -> None:
     raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
 
 
-def _read_parts(text: str | None, reproduction: Reproduction) -> list[str]:
+def _read_parts(text: str | None, known: list[str]) -> list[str]:
     """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
-    known = [part.name for part in reproduction.parts]
     if text is None:
         return []
     typed = known if text == "all" else [name.strip() for name in text.split(",")]

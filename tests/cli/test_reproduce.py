@@ -15,7 +15,7 @@ from toy_suite import assert_one_line
 from trials_here import run_here
 
 from reports.papers import outcome
-from reports.papers.contract import Part
+from reports.papers.paper import Part
 from suite import registry
 from suite.cli import main as cli
 from suite.cli import reproduce
@@ -184,18 +184,9 @@ def test_a_page_says_first_when_nothing_was_pruned():
 
 
 def test_a_page_names_the_network_that_stood_in_for_a_parts():
-    parts = [Part(name=name, title="", methods="dense", task="digits", model="big") for name in "ab"]
+    parts = [Part(name=name, title="one", methods="dense", task="digits", model="big") for name in "ab"]
     trials = {"a": {"dense": [numbered("dense", "big")]}, "b": {"dense": [numbered("dense", "small")] * 2}}
     assert outcome.other_networks(parts, trials) == ["the network small in place of big"]
-
-
-def test_a_file_in_place_of_the_page_is_refused_before_the_trials_run(folder, capsys):
-    (folder / "out").mkdir()
-    (folder / "out" / "suite.json").write_text("{}")
-    (folder / "out" / "reproduce").write_text("x")
-    assert cli.main(["reproduce", "sdgp-fig5", "--preset", "smoke", "--device", "cpu", "--out", "out"]) == 2
-    assert_one_line(capsys.readouterr().err, "out/reproduce must be a folder")
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["reproduce", "suite.json"]
 
 
 def test_options_override_the_settings_of_a_part():
@@ -210,14 +201,14 @@ def test_options_override_the_settings_of_a_part():
     assert typed("--seeds", "5,").seeds == (5,)
     assert typed("--seeds", "4").seeds == (0, 1, 2, 3)
     assert typed("--model", "resnet9").models == "resnet9"
-    small = dataclasses.replace(part, small_model="resnet9[width=0.25]")
+    small = part.model_copy(update={"small_model": "resnet9[width=0.25]"})
     for preset, model in (("smoke", small.small_model), ("quick", small.small_model), ("paper", small.model)):
         base = dataclasses.replace(spec(), preset=preset)
-        several = dataclasses.replace(small, seeds={preset: 1})
+        several = small.model_copy(update={"seeds": {preset: 1}})
         options = reproduce._read_options(reproduce.parser().read(["mine"]))
         assert reproduce._suite(base, several, options).models == model
         assert reproduce._suite(base, several, options).recipe == ""
-        other = dataclasses.replace(several, task="cifar10", recipe="prunetrain")
+        other = several.model_copy(update={"task": "cifar10", "recipe": "prunetrain"})
         names = {"smoke": "", "quick": "resnet9", "paper": "prunetrain"}
         assert reproduce._suite(base, other, options).recipe == names[preset]
     assert typed("--epochs", "7").overrides == {"epochs": 7, "batch_size": 64}
@@ -228,32 +219,21 @@ PLUGIN = textwrap.dedent(
     """
     from pathlib import Path
 
-    from reports.papers.comparison import Compared, accuracy
+    from reports.papers.contract import Reproduction
     from suite.registry import register
-    from reports.papers.contract import Part, Reproduction
 
     @register("reproduction", "mine")
     class Mine(Reproduction):
         '''A table of my own.'''
-        title = "Mine"
-        reference = "mine"
-        numbers = Path(__file__).with_name("mine.toml")
-        parts = (
-            Part(name="one", title="the first", methods="dense,sdgp[n=1,m=4]", task="digits",
-                 seeds={"smoke": 1, "quick": 1, "paper": 1}, overrides={"epochs": 1, "train_images": 200},
-                 compared=(*accuracy("dense", "dense", "mine/dense"),
-                           Compared("FLOPs left", "sdgp[n=1,m=4]", column="train_flops_effective",
-                                    over="train_flops_dense", kind="counted", published="mine/left"))),
-            Part(name="two", title="the second", methods="dense", task="cifar10", presets=("paper",)),
-        )
+        file = Path(__file__).with_name("mine.toml")
     """
 )
 NUMBERS = """
 [sources.me]
 title = "Me"
 where = "here"
-[[groups]]
-name = "mine"
+
+[groups.mine]
 source = "me"
 place = "a table"
 quantity = "accuracy"
@@ -261,15 +241,39 @@ unit = "%"
 of = "measured"
 conditions = { task = "digits", epochs = 1 }
 values = { dense = 90, left = 75 }
-"""
+
+[reproductions.mine]
+title = "Mine"
+summary = "A table of my own."
+reference = "mine"
+
+[[reproductions.mine.parts]]
+name = "one"
+title = "the first"
+methods = "dense,sdgp[n=1,m=4]"
+task = "digits"
+seeds = { smoke = 1, quick = 1, paper = 1 }
+overrides = { epochs = 1, train_images = 200 }
+compared = [
+    { quantity = "accuracy, dense", method = "dense", published = "mine/dense" },
+    { quantity = "FLOPs left", method = "sdgp[n=1,m=4]", column = "train_flops_effective", over = "train_flops_dense", kind = "counted", published = "mine/left" },
+]
+
+[[reproductions.mine.parts]]
+name = "two"
+title = "the second"
+methods = "dense"
+task = "cifar10"
+presets = ["paper"]
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("left = 75", "letf = 75", "mine has no value 'left'; did you mean 'letf'?"),
+        ("left = 75", "letf = 75", "mine: no value is called 'left'; did you mean 'letf'?"),
         ("left = 75", "left = nan", "values.left: Input should be a finite number"),
-        ('name = "mine"', 'name = "nime"', "no group is called 'mine'; did you mean 'nime'?"),
+        ("[groups.mine]", "[groups.nime]", "no group is called 'mine'; did you mean 'nime'?"),
         ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
     ],
 )

@@ -13,8 +13,7 @@ from report_fixtures import drawn, suite
 from trials_here import run_here
 
 import reports
-from reports.papers import published
-from reports.papers.prunetrain import timed_networks
+from reports.papers import paper, timed_calls
 from suite.cli import main as cli
 from suite.engine.cost import clock
 from suite.trials.engines.local import LocalEngine
@@ -48,10 +47,9 @@ def reproduce():
             patch.setattr("suite.cli.preparation.rehearse_new", lambda trials, folder: None)
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
                 patch.setattr(clock, name, 1)
-            patch.setattr(timed_networks, "REPETITIONS", 3)
+            patch.setattr(timed_calls, "PASSES", 3)
             if not processes:
-                patch.setattr("reports.papers.prunetrain.final_networks.call_in_subprocess", call_here)
-                patch.setattr("reports.papers.clicktrain.convolution_time.call_in_subprocess", call_here)
+                patch.setattr("reports.papers.timed.call_in_subprocess", call_here)
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
 
     return run
@@ -75,7 +73,7 @@ def quick(tmp_path, real_data):
 def numbers(tmp_path_factory):
     path = tmp_path_factory.mktemp("numbers") / "numbers.toml"
     path.write_text(NUMBERS, encoding="utf-8")
-    return published.read(path)
+    return paper.read(path)
 
 
 @pytest.fixture

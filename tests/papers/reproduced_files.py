@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from suite import registry
+
 
 def rows(folder: Path, name: str) -> dict[str, dict[str, str]]:
     """The lines of a reproduction's table, by quantity; of parts with the same quantity, that of a part which ran."""
@@ -35,3 +37,13 @@ def trials_of(folder: Path, task: str = "") -> dict[str, tuple[dict[str, str], l
             label = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
             found[label] = (row, records, place / "model.pt")
     return found
+
+
+def page(name: str) -> Any:
+    """A reproduction by name."""
+    return registry.get("reproduction", name)()
+
+
+def parts_of(name: str) -> Any:
+    """The declared parts of a reproduction."""
+    return page(name).declared.parts

@@ -5,37 +5,31 @@ from __future__ import annotations
 import statistics
 import warnings
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 import torch
-from reproduced_files import ours, rows, trials_of
+from reproduced_files import ours, parts_of, rows, trials_of
 
 from kernels.sparse_conv.cpu import library
-from reports.papers.clicktrain import timed_layers
-from reports.papers.clicktrain import tradeoff as clicktrain_tradeoff
-from reports.papers.clicktrain.convolution_time import fastest_dense, loses
-from reports.papers.clicktrain.dense_networks import COUNTS, NETWORKS, QUANTITIES, heat, large_weights, network_shares
-from reports.papers.clicktrain.dense_networks import statistics as statistics_of
-from reports.papers.clicktrain.training_time import STAGES, WAYS, column, step_times, time_by_stage
+from reports.papers import stages, timed_calls
+from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData
-from reports.papers.published import own
-from reports.papers.trial_networks import learned_nothing
-from reports.papers.trial_values import line, slower_than_dense
-from suite.checkpoint import load_model
+from reports.papers.networks import COUNTS, NETWORKS, network_shares
+from reports.papers.stages import STAGES, step_times, time_by_stage
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
-NAMES = tuple(f"clicktrain-fig{number}" for number in (17, 13, 14, 12, 10, 9, 3, 1))
+NAMES = tuple(f"clicktrain-fig{number}" for number in (13, 14, 12, 9, 1))
 pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
 MODEL = "resnet9[width=0.125]"
 SHORT = (
     *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
     *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
 )
-TIMED_APART = ("clicktrain-fig9", "clicktrain-fig10")
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 
 
@@ -63,8 +57,8 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "preset smoke" in page
     assert "the network resnet9[width=0.125] in place of" in page.replace("\\", "")
     assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
-    assert "Nothing was pruned" not in page or name in ("clicktrain-fig1", "clicktrain-fig3")
-    assert ("Timed on " in page) == (name in TIMED_APART)
+    assert "Nothing was pruned" not in page or name == "clicktrain-fig1"
+    assert ("Timed on " in page) == (name == "clicktrain-fig9")
     text = " ".join(ElementTree.parse(folder / "reproduce" / f"{name}.svg").getroot().itertext())
     assert "nan" not in text.casefold().split()
     assert "mathdefault" not in text
@@ -74,8 +68,8 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
 
 
 def test_the_trials_were_shared(folder, trials):
-    """Dense, three backends, two penalties, two compressions; dense and one compression on Imagenette."""
-    assert len(trials) == (8 if library() is not None else 7)
+    """Dense and three backends; dense and one compression on Imagenette."""
+    assert len(trials) == (4 if library() is not None else 3)
     assert len(trials_of(folder, "imagenette")) == 2
 
 
@@ -88,7 +82,7 @@ def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
         assert 65 < suites < 200 / 3
         assert 70 < theirs < 76 or (network == "vgg16" and round(theirs, 1) == 67.8)
     most = found[f"backward, most of all networks, {COUNTS[1]}"]
-    assert (most["published"], float(most["ours"])) == ("70", pytest.approx(sum(network_shares("vgg11_click")[1][1:])))
+    assert (most["published"], float(most["ours"])) == ("70", pytest.approx(network_shares("vgg11_click")[1]))
     pair = [row for quantity, row in found.items() if "the trial's network" in quantity]
     assert float(pair[0]["ours"]) == pytest.approx(float(pair[1]["ours"]))  # counted, and by the ledger of its steps
 
@@ -101,99 +95,26 @@ def test_figure_1_by_hand():
     assert first.macs == 64 * 112 * 112 * 3 * 49
     whole = sum(cost.macs for cost in costs.values())
     suites, theirs = network_shares("resnet18")
-    assert suites[1] == pytest.approx(100 * (whole - first.macs) / (3 * whole - first.macs))
-    assert theirs[0] == theirs[2]
-    assert theirs[1] > suites[1]
-
-
-def test_figure_3_finds_the_largest_weights_of_a_kernel():
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Conv2d(3, 1, 1))
-    with torch.no_grad():
-        model[0].weight[0, 0] = torch.tensor([[0.1, 0.1, 0.2], [0.1, -5.0, 4.0], [0.3, 3.0, -2.0]])
-        model[0].weight[1, 0] = torch.tensor([[9.0, 8.0, 7.0], [6.0, 0.1, 0.1], [0.1, 0.1, 0.1]])
-        model[0].weight[2] = 0.0  # a kernel that is gone has no largest weight
-    found = large_weights(model)
-    assert list(found) == ["0"]
-    assert found["0"].view(-1, 3, 3).int().tolist() == [
-        [[0, 0, 0], [0, 1, 1], [0, 1, 1]],
-        [[1, 1, 1], [1, 0, 0], [0, 0, 0]],
-    ]
-    assert heat(found["0"]).tolist() == [[50.0, 50.0, 50.0], [50.0, 50.0, 50.0], [0.0, 50.0, 50.0]]
-    numbers = statistics_of(found)
-    assert [numbers[quantity] for quantity in QUANTITIES] == [
-        pytest.approx(50.0), pytest.approx(50.0), pytest.approx(37.5), pytest.approx(50.0), pytest.approx(100.0),
-    ]  # fmt: skip
-
-
-def test_figure_3_counts_the_trained_network(folder, trials):
-    _, _, path = trials["dense"]
-    numbers = statistics_of(large_weights(load_model(path)))
-    for quantity in QUANTITIES:
-        assert ours(folder, "clicktrain-fig3", f"{quantity}, trained") == pytest.approx(numbers[quantity])
-        assert 0 < ours(folder, "clicktrain-fig3", f"{quantity}, untrained") < 60
-
-
-def products(stride, padding):
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(8, 6, 3, 3, generator=generator) * (torch.rand(8, 6, 3, 3, generator=generator) < 0.2)
-    layer = timed_layers.Layer("one", weight, (stride, stride), (padding, padding), (1, 1), (9, 7))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that sparse CSR is young
-        return weight, {method: [call() for call in calls] for method, calls in timed_layers.products(layer, 5).items()}
-
-
-@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (1, 0)])
-def test_figure_10_times_calls_that_multiply_the_same(stride, padding):
-    weight, found = products(stride, padding)
-    there = weight != 0
-    expected = found[timed_layers.DENSE[0]]
-    assert set(timed_layers.DENSE) < set(found)
-    for method, (out, data, gradient) in found.items():
-        torch.testing.assert_close(out, expected[0], rtol=1e-4, atol=1e-4, msg=method)
-        torch.testing.assert_close(data, expected[1], rtol=1e-4, atol=1e-4, msg=method)
-        dense = gradient.to_dense().view_as(weight) if gradient.layout == torch.sparse_csr else gradient
-        torch.testing.assert_close(dense * there, expected[2] * there, rtol=1e-4, atol=1e-3, msg=method)
-        if method not in timed_layers.DENSE:
-            assert not dense[~there].any()
+    assert suites == pytest.approx(100 * (2 * whole - first.macs) / (3 * whole - first.macs))
+    assert theirs > suites
 
 
 def test_figure_9_makes_forms_of_the_same_weights():
     weight = torch.zeros(4, 3, 3, 3)
     weight[1, 2, 0, 0], weight[3, 0, 1, 2] = 2.0, -1.0
-    layer = timed_layers.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
+    layer = timed_calls.Layer("one", weight, (1, 1), (1, 1), (1, 1), (5, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        csr, known, anew = (call() for call in timed_layers.conversions(layer).values())
+        csr, known, anew = (call() for call in timed_calls.conversions(layer).values())
     assert csr.values().tolist() == known.tolist() == anew.tolist() == [2.0, -1.0]
 
 
-def test_figures_9_and_10_time_the_pruned_layers_of_the_trial(folder, trials):
+def test_figure_9_times_the_pruned_layers_of_the_trial(folder, trials):
     _, records, path = trials["clicktrain[schedule=paper,backend=masked]"]
     pruned = [name for name, layer in records[-1]["layers"].items() if layer["weight_density"] < 0.9]
-    assert [layer.name for layer in timed_layers.pruned_layers(str(path), (3, 32, 32))] == pruned
-    for name in ("clicktrain-fig9", "clicktrain-fig10"):
-        by_layer = [quantity for quantity in rows(folder, name) if "% left)" in quantity]
-        assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
-
-
-@needs_kernels
-def test_figure_10_names_the_layers_in_which_skipping_loses():
-    def times(*medians):
-        names = (*timed_layers.DENSE, timed_layers.OURS)
-        return {
-            "seconds": {
-                name: {product: [0.9 * median, median, 2 * median] for product in timed_layers.PRODUCTS}
-                for name, median in zip(names, medians, strict=True)
-            }
-        }
-
-    layers = {"wins": times(3.0, 2.0, 1.0), "loses": times(1.0, 2.0, 1.0)}
-    assert fastest_dense(layers["wins"]["seconds"], "forward") == [1.8, 2.0, 4.0]
-    assert fastest_dense(layers["loses"]["seconds"], "")[1] == 3.0  # of three products
-    (line,) = loses("net", layers)
-    assert "in 1 of 2 pruned layers of net" in line
-    assert "dense ones: loses." in line
-    assert loses("net", {"wins": layers["wins"]}) == []
+    assert [layer.name for layer in timed_calls.pruned_layers(str(path), (3, 32, 32))] == pruned
+    by_layer = [quantity for quantity in rows(folder, "clicktrain-fig9") if "% left)" in quantity]
+    assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
 
 
 def trial_of(*epochs):
@@ -218,19 +139,20 @@ def test_figure_13_has_the_time_of_a_step_by_stage():
 
 
 def test_figure_13_sets_stages_over_the_same_trials_own_steps(folder, trials):
-    _, records, _ = trials[WAYS["auto"]]
+    _, records, _ = trials["clicktrain[schedule=paper]"]
     times = step_times(Trial({}, {}, epochs=tuple(records)))
     assert set(times) == set(STAGES)
     expected = 100 * statistics.median(times["masked"]) / times["warm-up"][0]
     name = f"auto, {STAGES['masked']}: time of a step, of the same trial's before patterns are chosen"
     assert ours(folder, "clicktrain-fig13", name) == pytest.approx(expected)
     assert rows(folder, "clicktrain-fig13")[name]["kind"] == "measured"
-    assert column("warm-up").endswith("_time_s")  # so that times of other machines are not compared
+    columns = stages.median_step_times(Trial({}, {}, epochs=tuple(records)))
+    assert all(column.endswith("_time_s") for column in columns)  # so that times of other machines are not compared
 
 
 def test_figure_14_has_the_trials_times(folder, trials):
     for way in ("masked", "auto"):
-        seconds = [float(trials[label][0]["train_time_s"]) for label in (WAYS[way], "dense")]
+        seconds = [float(trials[label][0]["train_time_s"]) for label in (stages.WAYS[way][1], "dense")]
         assert ours(folder, "clicktrain-fig14", f"{way}: training time, of dense's") == pytest.approx(
             100 * seconds[0] / seconds[1]
         )
@@ -256,49 +178,37 @@ def test_figure_12_says_what_stands_in_for_imagenet(folder):
     assert (row["published"], row["seeds"]) == ("-0.9", "1")
     assert "ours for ten of them" in row["note"]
     compression = ours(folder, "clicktrain-fig12", "resnet18 on imagenette: compression")
-    _, records, _ = trials_of(folder, "imagenette")[clicktrain_tradeoff.solved(4.1)]
+    _, records, _ = trials_of(folder, "imagenette")["clicktrain[ratios=solved,compression=4.1,schedule=paper]"]
     assert compression == pytest.approx(records[-1]["method"]["compression"])
 
 
 def test_figure_12_declares_imagenets_rows_beside_their_own_numbers():
-    parts = clicktrain_tradeoff.imagenet_parts()
-    assert [part.name for part in parts] == [f"{network}-imagenet" for network in clicktrain_tradeoff.ROWS]
+    parts = [part for part in parts_of("clicktrain-fig12") if part.task == "imagenet"]
+    assert [part.model for part in parts] == ["resnet18", "resnet50", "resnet101", "vgg16"]
     for part in parts:
+        assert part.name == f"{part.model}-imagenet"
         for one in part.compared:
             assert one.method in part.methods
             if one.published:
-                assert own().find(one.published)
                 assert f"/{part.model}" in one.published
 
 
-def test_figure_17_prunes_one_network_both_ways(folder, trials):
-    for method, name in clicktrain_tradeoff.NAMES.items():
-        row, _, _ = trials[method]
-        left = float(row["train_flops_executed"]) / float(row["train_flops_dense"])
-        quantity = f"{MODEL}, {name}: training FLOPs left, executed"
-        assert ours(folder, "clicktrain-fig17", quantity) == pytest.approx(100 * left)
-    page = (folder / "reproduce" / "clicktrain-fig17.md").read_text(encoding="utf-8")
-    assert "Must not be compared" in page  # the slides' rows of PruneTrain
-    quantities = list(rows(folder, "clicktrain-fig17"))
-    assert len(quantities) == len(set(quantities))
-    assert not any(quantity.startswith("resnet32") for quantity in quantities)  # the parts have the same trials
-
-
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("reports.papers.trial_networks.classes", lambda data, trial: 10)
+    monkeypatch.setattr(stages, "inputs_of", lambda spec: SimpleNamespace(classes=10))
     trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
-    ran = ReproductionData(tmp_path, {}, {}, "cpu")
-    (line,) = learned_nothing(ran, [trials[0.4], trials[0.1]])
+    ran = ReproductionData(tmp_path, {}, {"one": None}, "cpu")
+    (line,) = stages.warnings(ran, [trials[0.4], trials[0.1]], [])
     assert "it classifies 10 % of the test images correctly, and 10 % is chance" in line
-    assert learned_nothing(ran, [trials[0.4]]) == learned_nothing(ran, []) == []
+    assert stages.warnings(ran, [trials[0.4]], []) == stages.warnings(ran, [], []) == ()
 
 
-def test_what_took_no_less_time_is_named():
+def test_what_took_no_less_time_is_named(tmp_path):
+    ran = ReproductionData(tmp_path, {}, {}, "cpu")
     slow, fast = (
-        line(f"{name}: training time, of dense's", "part", Estimate(share, None, 1), "measured")
+        Comparison(f"{name}: training time, of dense's", "%", "part", Estimate(share, None, 1), "measured")
         for name, share in (("slow", 104.0), ("fast", 60.0))
     )
-    assert slower_than_dense([slow, fast]) == [
-        "No time was saved here by these methods, in percent of dense: slow (104 %)."
-    ]
-    assert slower_than_dense([fast]) == []
+    assert stages.warnings(ran, [], [slow, fast]) == (
+        "No time was saved here by these methods, in percent of dense: slow (104 %).",
+    )
+    assert stages.warnings(ran, [], [fast]) == ()

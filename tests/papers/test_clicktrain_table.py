@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 
 import pytest
+from reproduced_files import page, parts_of
 
 from methods.clicktrain.settings import hard_prune_of_the_paper
-from reports.papers.clicktrain.tables import ROWS, Figure11
-from reports.papers.published import own
 from suite import registry
 
 MODEL = "vgg11_click[width=0.125]"
@@ -18,36 +17,45 @@ SHORT = (
 )
 
 
+def declared_rows():
+    """Each declared row of the table: task, network and compression."""
+    for part in parts_of("clicktrain-fig11"):
+        network, task = part.name.rsplit("-", 1)
+        for one in part.compared:
+            group, _, key = one.published.partition("/")
+            if group.endswith("-compression"):
+                assert (group, key.partition(", ")[0]) == (f"clicktrain-fig11-{task}-compression", network)
+                yield task, network, key.partition(", ")[2]
+
+
+ROWS = sorted(declared_rows())
+
+
 def test_every_row_stands_beside_its_own_numbers():
-    Figure11().check()
-    declared = {
-        f"clicktrain-fig11-{task}-compression/{network}, {row}"
-        for (task, network), rows in ROWS.items()
-        for row in rows
-    }
-    found = {one.published for part in Figure11.parts for one in part.compared if "compression/" in one.published}
-    assert found == declared
-    for part in Figure11.parts:
+    assert len(ROWS) == 13
+    for part in parts_of("clicktrain-fig11"):
         for one in part.compared:
             if one.method != "dense":
                 assert one.method in part.methods
                 assert part.name.rpartition("-")[0] in one.quantity
+    groups = page("clicktrain-fig11").paper.groups
+    for task, network, row in ROWS:
+        assert groups[f"clicktrain-fig11-{task}-compression"].values[f"{network}, {row}"] == float(row[:-1])
 
 
-@pytest.mark.parametrize(("task", "network"), ROWS)
-def test_what_is_saved_in_training_is_what_inference_saves_after_hard_pruning(task, network):
+@pytest.mark.parametrize(("task", "network", "row"), ROWS)
+def test_what_is_saved_in_training_is_what_inference_saves_after_hard_pruning(task, network, row):
     """The table's own two columns, by its rule; it prints the epoch of hard pruning, which `methods` has."""
-    for row in ROWS[task, network]:
-        inference, training = (
-            own().group(f"clicktrain-fig11-{task}-{what}-flops").values[f"{network}, {row}"]
-            for what in ("inference", "train")
-        )
-        share = hard_prune_of_the_paper(task, network, float(row.removesuffix("x")))
-        assert inference * (1 - share) == pytest.approx(training, abs=1.0)
+    inference, training = (
+        page("clicktrain-fig11").paper.find(f"clicktrain-fig11-{task}-{what}-flops/{network}, {row}").value
+        for what in ("inference", "train")
+    )
+    share = hard_prune_of_the_paper(task, network, float(row.removesuffix("x")))
+    assert inference * (1 - share) == pytest.approx(training, abs=1.0)
 
 
 def test_each_network_trains_by_the_recipe_of_its_configuration():
-    for part in Figure11.parts:
+    for part in parts_of("clicktrain-fig11"):
         recipe = registry.get("task", part.task).paper_recipes[part.recipe].recipe
         epochs = [round(share * recipe.epochs, 6) for share in recipe.milestones]
         assert epochs == [55, 130 if part.name.startswith("resnet") else 131]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from invented_numbers import COMPARED, SDGP, by_label, lines
+from invented_numbers import COMPARED, by_label, lines, one
 
-from reports.papers.comparison import Compared, compare, doubts_about_times
+from reports.papers.comparison import compare, doubts_about_times
 from reports.papers.page import _our_cell, to_csv
 from suite.trials.estimates import Estimate, Missing
 from suite.trials.folder.reader import read
@@ -40,8 +40,8 @@ def test_numbers_and_intervals(trials, numbers):
 
 def test_one_seed_has_no_interval_and_covers_nothing(suite, numbers):
     suite.add_all(("dense", "sdgp"), seeds=1)
-    one = lines(by_label(read(suite.write())), numbers)["pruned minus dense"]
-    assert (one.ours.half_width, one.covered) == (None, None)
+    line = lines(by_label(read(suite.write())), numbers)["pruned minus dense"]
+    assert (line.ours.half_width, line.covered) == (None, None)
 
 
 def test_times_of_a_busy_machine_are_doubted_where_a_quantity_is_a_time(trials):
@@ -70,12 +70,12 @@ def test_why_there_is_no_number(suite, numbers):
     [(0.29, True), (0.31, False), (-0.49, True), (-0.51, False)],
 )
 def test_the_interval_meets_what_was_rounded_for_print(numbers, mean, covered):
-    group = numbers.group("t")
+    group = numbers.groups["t"]
     assert group.decimals == {"dense": 1, "sdgp": 1}
-    (line,) = [one for one in compare(COMPARED, "a", {}, numbers) if one.quantity == "pruned minus dense"]
+    (line,) = [each for each in compare(COMPARED, "a", {}, numbers) if each.quantity == "pruned minus dense"]
     assert line.rounding == pytest.approx(0.1)
     assert dataclasses.replace(line, ours=Estimate(mean, 0.3, 3)).covered is covered
-    (line,) = [one for one in compare(COMPARED, "a", {}, numbers) if one.quantity == "accuracy, pruned"]
+    (line,) = [each for each in compare(COMPARED, "a", {}, numbers) if each.quantity == "accuracy, pruned"]
     assert line.rounding == pytest.approx(0.05)
     assert line.published == 95.2
     assert dataclasses.replace(line, ours=Estimate(95.2 + mean, 0.3, 3)).covered is (abs(mean) < 0.35)
@@ -94,7 +94,7 @@ def test_times_of_different_machines_are_not_compared(suite, numbers):
     trials = by_label(read(suite.write()))
     ratio = lines(trials, numbers)["training time"].ours
     assert (ratio.mean, ratio.count) == (2.0, 1)
-    (seconds,) = compare([Compared("s", SDGP, column="train_time_s", scale=1.0, unit="s")], "a", trials, numbers)
+    (seconds,) = compare([one("s", column="train_time_s", scale=1.0, unit="s")], "a", trials, numbers)
     assert seconds.ours == Missing("trials ran on several machines or in several formats, so their times have no mean")
 
 

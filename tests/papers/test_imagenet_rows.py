@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from reproduced_files import page, parts_of
 
-from reports.papers.contract import Part, ReproductionData
+from reports.papers.contract import ReproductionData
+from reports.papers.paper import Part
 from suite import brackets, registry
 from suite.choices import MethodChoice
-from suite.errors import UsageError
 from suite.trials.folder.reader import Trial
 from suite.trials.planning import read_choices
 
@@ -26,7 +27,7 @@ ROWS = (
 
 @pytest.mark.parametrize("name", ROWS)
 def test_short_presets_do_not_need_imagenet(name: str) -> None:
-    parts = registry.get("reproduction", name).parts
+    parts = parts_of(name)
     assert {part.task for part in parts if "quick" in part.presets} == {"imagenette"}
     assert {part.task for part in parts if "paper" in part.presets} == {"imagenet"}
 
@@ -54,7 +55,7 @@ def test_sdgp_trains_each_row_as_published(row: str) -> None:
     group = f"sdgp-table1-imagenet-{row}"
     parts = [
         part
-        for part in registry.get("reproduction", "sdgp-table1-imagenet").parts
+        for part in parts_of("sdgp-table1-imagenet")
         if part.task == "imagenet" and any(number.startswith(f"{group}/") for _, number in named(part))
     ]
     trained = {
@@ -68,7 +69,7 @@ def test_sdgp_trains_each_row_as_published(row: str) -> None:
 
 
 def test_sdgp_compares_the_stand_in_with_the_row_of_its_network() -> None:
-    stand_in = registry.get("reproduction", "sdgp-table1-imagenet").parts[0]
+    stand_in = parts_of("sdgp-table1-imagenet")[0]
     assert (stand_in.task, stand_in.model, stand_in.recipe) == ("imagenette", "resnet18", "")
     assert named(stand_in) == {
         (method, f"sdgp-table1-imagenet-resnet18/{column}") for column, method in SDGP_METHODS.items()
@@ -76,30 +77,22 @@ def test_sdgp_compares_the_stand_in_with_the_row_of_its_network() -> None:
 
 
 def test_a_pruned_row_is_compared_with_the_dense_trials_of_its_baseline() -> None:
-    table = registry.get("reproduction", "sdgp-table1-imagenet")()
+    table = page("sdgp-table1-imagenet")
     method = SDGP_METHODS["rescaled"]
     dense, other, pruned = (
         Trial({"status": "done", "method": name}, {"test_accuracy": accuracy, "seed": 0})
         for name, accuracy in (("dense", 0.7), ("dense", 0.1), ("sdgp", 0.69))
     )
     trials = {"resnet18-dense": {"dense": (dense,)}, "resnet18": {method: (pruned,)}, "resnet50": {"dense": (other,)}}
-    lines = {one.quantity: one for one in table.compare(ReproductionData(Path(), trials, {}, "cpu")) if one.part}
+    lines = {one.quantity: one for one in table.compare(ReproductionData(Path(), trials, {}, "cpu"))}
     difference = lines["rescaled 2:4 of resnet18 on imagenet minus dense"]
     assert difference.part == "resnet18"
     assert difference.ours.mean == pytest.approx(-1.0)
     assert difference.published == pytest.approx(-0.2)
 
 
-def test_a_baseline_that_is_no_part_is_refused() -> None:
-    class Wrong(registry.get("reproduction", "sdgp-table1-imagenet")):
-        parts = (Part(name="a", title="", methods="dense", task="digits", baseline="b"),)
-
-    with pytest.raises(UsageError, match="part a has no part 'b' as baseline"):
-        Wrong().check()
-
-
 def test_clicktrain_trains_by_the_recipe_of_the_task_for_the_epochs_of_the_slides() -> None:
-    stand_in, *parts = registry.get("reproduction", "clicktrain-fig12").parts
+    stand_in, *parts = parts_of("clicktrain-fig12")
     assert (stand_in.recipe, dict(stand_in.paper_recipe)) == ("", {})
     for part in parts:
         assert (part.recipe, dict(part.paper_recipe)) == ("clicktrain", {"epochs": 90})
@@ -107,12 +100,12 @@ def test_clicktrain_trains_by_the_recipe_of_the_task_for_the_epochs_of_the_slide
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("prunetrain")])
 def test_prunetrain_trains_by_its_own_recipe(name: str) -> None:
-    parts = registry.get("reproduction", name).parts
+    parts = parts_of(name)
     assert {(part.recipe, part.model) for part in parts if part.task == "imagenet"} == {("prunetrain", "resnet50")}
 
 
 def test_prunetrain_compares_each_ratio_with_its_row() -> None:
-    stand_in, part = registry.get("reproduction", "prunetrain-table1-imagenet").parts
+    stand_in, part = parts_of("prunetrain-table1-imagenet")
     assert not named(stand_in)
     found = named(part)
     assert len(found) == 3 * 4
@@ -123,10 +116,10 @@ def test_prunetrain_compares_each_ratio_with_its_row() -> None:
 
 
 def test_figure_9_uses_the_trials_of_table_4_and_compares_the_last_batch() -> None:
-    figure, table = (registry.get("reproduction", f"prunetrain-{name}-imagenet") for name in ("fig9", "table4"))
+    figure, table = (page(f"prunetrain-{name}-imagenet").declared for name in ("fig9", "table4"))
     for ours, theirs in zip(figure.parts, table.parts, strict=True):
         trained = set(brackets.split(theirs.methods))
-        assert set(figure().labels(ours)) <= trained
+        assert set(figure.chart.lines[ours.name].values()) <= trained
         assert set(brackets.split(ours.methods)) == trained
     stand_in, part = figure.parts
     assert not named(stand_in)
@@ -134,7 +127,7 @@ def test_figure_9_uses_the_trials_of_table_4_and_compares_the_last_batch() -> No
 
 
 def test_table_4_compares_the_growing_batch_with_the_adjusted_row() -> None:
-    stand_in, part = registry.get("reproduction", "prunetrain-table4-imagenet").parts
+    stand_in, part = parts_of("prunetrain-table4-imagenet")
     assert not named(stand_in)
     assert {(published.partition("/")[2], "dynamic_batch=start" in method) for method, published in named(part)} == {
         ("naive", False),
@@ -143,12 +136,15 @@ def test_table_4_compares_the_growing_batch_with_the_adjusted_row() -> None:
 
 
 def test_table_2_finds_the_rows_of_each_ratio() -> None:
-    table = registry.get("reproduction", "prunetrain-table2-imagenet")()
-    stand_in, *parts = table.parts
-    assert table.rows(stand_in) is None
+    table = page("prunetrain-table2-imagenet")
+    lines = table.outcome(ReproductionData(Path(), {}, {}, "cpu")).comparisons
+    stand_in, *parts = table.declared.parts
+    assert not any(line.published for line in lines if line.part == stand_in.name)
+    groups = {what: table.paper.groups[f"prunetrain-table2-imagenet-{what}"] for what in ("dense", "pruned", "speedup")}
     for part in parts:
-        dense, row = table.rows(part)
-        assert f"[{row.replace(' ', '=')}," in part.methods
+        assert f"[{part.name.replace(' ', '=')}," in part.methods
+        expected = []
         for batch in (10, 100):
-            assert f"{row}, batch {batch}" in table.published.group("prunetrain-table2-imagenet-speedup").values
-        assert dense == ""
+            expected.append(groups["dense"].values[f"batch {batch}"])
+            expected += [groups[what].values[f"{part.name}, batch {batch}"] for what in ("pruned", "speedup")]
+        assert [line.published for line in lines if line.part == part.name] == expected

@@ -9,12 +9,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 from reproduced_files import ours, rows, trials_of
+from test_prunetrain_quick import IN_FEW_EPOCHS
 from test_prunetrain_runs import SHORT as OF_TABLES
 
-from reports.papers.prunetrain.over_epochs import Figure2, Figure4
-from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
-from reports.papers.prunetrain.timed_networks import cut_again
-from reports.papers.prunetrain.tradeoff import every
+from reports.papers.networks import cut_again
+from reports.papers.over_epochs import lost_in_first_half
 from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.engine.cost.flops import count_model
@@ -24,7 +23,7 @@ from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.folder.reader import Trial
 
 # In this order: each finds most of its trials done by those before it.
-FIGURES = ("fig12", "fig10", "fig9", "fig11", "fig8", "fig7", "fig6", "fig4", "fig2")
+FIGURES = ("fig12", "fig9", "fig11", "fig8", "fig6", "fig2")
 NAMES = tuple(f"prunetrain-{which}" for which in ("table2", "table1", *FIGURES, "table3"))
 pytestmark = pytest.mark.timeout(600)  # the first waits for a dozen trials
 SHAPE = (3, 32, 32)
@@ -49,8 +48,8 @@ def folder(tmp_path_factory, reproduce):
 @pytest.fixture(scope="module")
 def trials(folder):
     found = trials_of(folder)
-    # One trial has one label, and these name what is the default of `smoke`.
-    return found | dict.fromkeys(("prunetrain[ratio=0.2]", "prunetrain[interval=1]"), found["prunetrain"])
+    # One trial has one label, and this names what is the default of `smoke`.
+    return found | {"prunetrain[ratio=0.2]": found["prunetrain"]}
 
 
 def modelled(folder, trial):
@@ -67,7 +66,7 @@ def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
     assert "the network resnet9[width=0.25] in place of" in page.replace("\\", "")
     assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
     assert "Nothing was pruned" not in page
-    assert ("Timed on " in page) == (name in ("prunetrain-table2", "prunetrain-fig7"))
+    assert ("Timed on " in page) == (name == "prunetrain-table2")
     figure = folder / "reproduce" / f"{name}.svg"
     assert figure.exists() == (name != "prunetrain-table2")
     if figure.exists():
@@ -122,44 +121,16 @@ def test_figure_2_counts_what_the_trials_did(folder, trials):
     assert extra["published"] == "25"
 
 
-def test_figure_4_follows_each_channel(folder, trials):
-    _, records, _ = trials["ssl[watch=true]"]
-    channels = [
-        [record["method"]["peaks"][layer]["peaks"][place] for record in records]
-        for layer, first in records[0]["method"]["peaks"].items()
-        for place in range(len(first["peaks"]))
-    ]
-    threshold = 3.5e-2  # of smoke
-    alive = [course for course in channels if course[0] >= threshold]
-    assert 0 < len(alive) < len(channels)
-    share = ours(folder, "prunetrain-fig4", "output channels of all layers that are dead after the first epoch")
-    assert share == pytest.approx(100 * (1 - len(alive) / len(channels)))
-
-
-def test_figure_4_counts_deaths_and_revivals():
-    courses = ((0.05, 0.2, 0.3), (0.4, 0.05, 0.5), (0.4, 0.05, 0.06), (0.4, 0.3, 0.05), (0.4, 0.3, 0.2))
-    peaks = {"one": [*zip(*courses[:2], strict=True)], "other": [*zip(*courses[2:], strict=True)]}
-    found = {one.quantity: one.ours.mean for one in Figure4()._lines(peaks, 0.1)}
-    assert list(found.values()) == [
-        pytest.approx(20.0),  # the first of five, dead from the first epoch
-        pytest.approx(75.0),  # of the others the next three
-        pytest.approx(100 / 3),  # of these the first
-        pytest.approx(5.0),  # which ends at 0.5
-    ]
-    none = {one.quantity: one.ours for one in Figure4()._lines({"one": [(0.4,), (0.3,)]}, 0.1)}
-    assert none["of those that died, alive after the last epoch"].reason == "no channel died"
-
-
 def test_figure_2_knows_when_flops_were_lost():
     def trial(*shares):
         epochs = tuple({"epoch": 1 + at, "step_flops": {"current": one, "dense": 1.0}} for at, one in enumerate(shares))
         return Trial({}, {}, epochs=epochs)
 
-    assert Figure2().columns(trial(1.0, 0.9, 0.7, 0.6)) == {"lost_in_first_half": pytest.approx(0.75)}
-    assert Figure2().columns(trial(1.0, 1.0)) == {}
+    assert lost_in_first_half(trial(1.0, 0.9, 0.7, 0.6)) == {"lost_in_first_half": pytest.approx(0.75)}
+    assert lost_in_first_half(trial(1.0, 1.0)) == {}
 
 
-def test_figures_6_and_7_gate_what_the_union_keeps(folder, trials):
+def test_figure_6_gates_what_the_union_keeps(folder, trials):
     row, _, path = trials["prunetrain[ratio=0.2]"]
     union = ours(folder, "prunetrain-fig6", f"{MODEL}, ratio 0.2: inference FLOPs left, union")
     gated = ours(folder, "prunetrain-fig6", f"{MODEL}, ratio 0.2: inference FLOPs left, gating")
@@ -167,9 +138,6 @@ def test_figures_6_and_7_gate_what_the_union_keeps(folder, trials):
     assert 0 < gated <= union
     assert union <= final + 1e-6
     assert final < 100
-    times = [row for quantity, row in rows(folder, "prunetrain-fig7").items() if quantity.endswith("gating over union")]
-    assert times
-    assert all(float(row["ours"]) > 0 and row["kind"] == "measured" for row in times)
 
 
 def test_figure_8_trains_on_from_the_dense_network_of_its_seed(folder, trials):
@@ -208,23 +176,6 @@ def test_figure_9_has_the_memory_and_the_batch_of_each_epoch(folder, trials):
     )
 
 
-def test_figure_10_has_every_interval(folder, trials):
-    for interval in (1, 2, 3):
-        row, _, _ = trials[f"prunetrain[interval={interval}]"]
-        left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
-        name = f"{every(interval)}: inference FLOPs left"
-        assert ours(folder, "prunetrain-fig10", name) == pytest.approx(100 * left)
-        costs = [
-            modelled(folder, trials[label])["allreduce_bytes"]
-            for label in (f"prunetrain[interval={interval}]", "dense")
-        ]
-        name = f"{every(interval)}: communication of gradients left"
-        assert ours(folder, "prunetrain-fig10", name) == pytest.approx(100 * costs[0] / costs[1])
-        share = float(row["reconfigure_time_s"]) / float(row["train_time_s"])
-        name = f"{every(interval)}: time of reconfigurations, of that of training"
-        assert ours(folder, "prunetrain-fig10", name) == pytest.approx(100 * share)
-
-
 def test_figure_12_counts_weights_of_the_final_network(folder, trials):
     _, _, path = trials["prunetrain"]
     weights = [parameter for name, parameter in load_model(path).named_parameters() if parameter.ndim > 1]
@@ -257,4 +208,4 @@ def test_gates_cut_what_the_union_keeps(tmp_path):
 def test_what_is_timed_apart_says_where_and_fails_by_its_last_line(tmp_path):
     arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2}
     with pytest.raises(RuntimeError, match=r"images_per_second failed: .*no such file"):
-        call_in_subprocess("reports.papers.prunetrain.timed_networks:images_per_second", arguments, "cpu")
+        call_in_subprocess("reports.papers.timed_calls:images_per_second", arguments, "cpu")

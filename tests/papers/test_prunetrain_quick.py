@@ -2,8 +2,7 @@
 
 import pytest
 
-from reports.papers.prunetrain.quantities import IN_FEW_EPOCHS
-
+IN_FEW_EPOCHS = "prunetrain[ratio=0.3,threshold=0.05]"  # in preset quick of prunetrain-table1
 pytestmark = [pytest.mark.long, pytest.mark.timeout(4 * 3600)]
 
 

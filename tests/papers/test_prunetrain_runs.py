@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from PIL import Image
-from reproduced_files import rows, trials_of
+from reproduced_files import page, parts_of, rows, trials_of
 
-from reports.papers.prunetrain import tables as prunetrain
 from tasks.cifar10 import CIFAR10
 from tasks.cifar100 import CIFAR100, CLASSES
 
@@ -18,18 +17,21 @@ SHORT = (
 
 
 def test_every_part_trains_by_the_papers_recipe():
-    parts = [part for one in (prunetrain.Table1, prunetrain.Table3, prunetrain.Table4) for part in one.parts]
+    parts = [part for number in (1, 3, 4) for part in parts_of(f"prunetrain-table{number}")]
     assert {part.recipe for part in parts if part.task == "cifar10"} == {"prunetrain"}
     assert CIFAR10.paper_recipes["prunetrain"].recipe == CIFAR100().recipe("paper")
 
 
 def test_each_network_stands_beside_its_own_numbers():
     lines = {
-        (one.quantity, one.published) for part in prunetrain.Table1().parts for one in part.compared if one.published
+        (one.quantity, one.published)
+        for part in parts_of("prunetrain-table1")
+        for one in part.compared
+        if one.published
     }
     assert len(lines) == 8 * 4
-    published = prunetrain.Table1().published
-    found = {quantity: published.find(name)[1] for quantity, name in lines}
+    paper = page("prunetrain-table1").paper
+    found = {quantity: paper.find(name).value for quantity, name in lines}
     assert found["resnet32 on cifar10 minus dense"] == -1.8
     assert found["vgg13 on cifar100: training time left"] == 67
     assert found["resnet50_cifar on cifar10: training FLOPs left, counted as theirs"] == 50

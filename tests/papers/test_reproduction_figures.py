@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.collections import LineCollection
 
 from reports.figures import svg
+from reports.papers import charts, gradients
 from reports.papers.comparison import Comparison
-from reports.papers.figures import differences_figure, gradient_figure, grid_figure
+from reports.papers.paper import Chart
 from suite.trials.estimates import Estimate
 
 
@@ -21,7 +22,8 @@ def compared(name, published, mean, half_width, *, difference=True):
 
 def test_each_difference_is_drawn_where_it_is_with_its_interval(drawn):
     rows = [compared("a minus dense", -0.8, -1.5, 0.4), compared("b minus dense", None, 0.2, None)]
-    differences_figure("f", "T", [*rows, compared("accuracy", 95.0, 90.0, 1.0, difference=False)])
+    rows.append(compared("accuracy", 95.0, 90.0, 1.0, difference=False))
+    charts.differences("f", Chart(draw="differences", title="T"), rows, None)
     (axes,) = drawn[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     (published,) = [line for line in axes.lines if line.get_marker() == "D"]
@@ -42,36 +44,39 @@ def test_each_difference_is_drawn_where_it_is_with_its_interval(drawn):
 
 
 def test_a_grid_colours_published_and_ours_by_their_own_differences(drawn):
-    def cell(theirs, mean):
-        return compared("x", 95.0 + theirs, 90.0, 1.0, difference=False), compared("y", theirs, mean, 1.0)
-
-    cells = {("8", "4"): None, ("8", "8"): cell(-0.6, -2.0), ("2", "4"): cell(-0.1, -1.0), ("2", "8"): cell(0.0, 0.5)}
-    grid_figure("g", "T", ("8", "2"), ("4", "8"), cells, ("ratio", "m"))
+    lines = []
+    for name, theirs, mean in (("a", -0.6, -2.0), ("b", -0.1, -1.0), ("c", 0.0, 0.5)):
+        lines.append(compared(f"accuracy, {name}", 95.0 + theirs, 90.0, 1.0, difference=False))
+        lines.append(compared(f"{name} minus dense", theirs, mean, 1.0))
+    cells = {"8": {"4": "", "8": "a"}, "2": {"4": "b", "8": "c"}}
+    chart = Chart(draw="grid", title="T", lines=cells, panels=[{"x": "m", "y": "ratio"}])
+    charts.grid("g", chart, lines, None)
     published, ours = drawn[0].axes[:2]
     assert (published.get_title(), ours.get_title()) == ("Published", "Ours, measured")
-    meshes = [next(one for one in axes.collections if isinstance(one, QuadMesh)) for axes in (published, ours)]
-    values = [np.ma.filled(mesh.get_array().reshape(2, 2).astype(float), np.nan) for mesh in meshes]
+    images = [axes.images[0] for axes in (published, ours)]
+    values = [np.ma.filled(image.get_array().astype(float), np.nan) for image in images]
     np.testing.assert_array_equal(values[0], [[np.nan, -0.6], [-0.1, 0.0]])
     np.testing.assert_array_equal(values[1], [[np.nan, -2.0], [-1.0, 0.5]])
-    assert [mesh.get_clim() for mesh in meshes] == [(-2.0, 0.5)] * 2  # one scale
+    assert [image.get_clim() for image in images] == [(-2.0, 0.5)] * 2  # one scale
     texts = {
         axes.get_title(): {text.get_position(): text.get_text() for text in axes.texts} for axes in drawn[0].axes[:2]
     }
-    assert texts["Published"][1.5, 0.5] == "94.4\n(−0.6)"
-    assert texts["Ours, measured"][1.5, 0.5] == "90.0 ± 1.0\n(−2.0 ± 1.0)"
-    assert texts["Ours, measured"][0.5, 0.5] == "N/A"
+    assert texts["Published"][1, 0] == "94.4\n(−0.6)"
+    assert texts["Ours, measured"][1, 0] == "90.0 ± 1.0\n(−2.0 ± 1.0)"
+    assert texts["Ours, measured"][0, 0] == "N/A"
     assert published.yaxis_inverted()  # the first row is on top
 
 
 def test_gradients_are_drawn_on_one_scale_and_zeros_apart(drawn):
     dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
     tenth = np.where(dense % 2 == 0, dense / 10, 0)
-    gradient_figure("g", "T", "Caption.", {"dense": dense, "tenth": tenth}, (6, 7))
+    figure = gradients._images("g", "Caption.", {"dense": dense, "tenth": tenth}, range(6, 8))
+    assert "dense: 0 % zeros; tenth: 50 % zeros" in figure.alt
+    assert [axes.get_title() for axes in drawn[0].axes[:2]] == ["channel 6", "channel 7"]
     images = [axes.images[0] for axes in drawn[0].axes if axes.images]
     assert len(images) == 4
     limit = np.quantile(dense, 0.98)
-    for image in images:
-        assert image.get_clim() == pytest.approx((-limit, limit))
     for image, shown in zip(images, [*dense, *tenth], strict=True):
+        assert image.get_clim() == pytest.approx((-limit, limit))
         np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), shown == 0)
         np.testing.assert_array_equal(image.get_array().filled(0), shown)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
-from invented_numbers import COMPARED, NUMBERS, SDGP, by_label, make, rows_of
+from invented_numbers import COMPARED, NUMBERS, by_label, make, minus_dense, rows_of
 
 from reports.papers import page as reproduced
-from reports.papers import published
-from reports.papers.comparison import accuracy, compare
-from reports.papers.figures import differences_figure, gradient_figure, grid_figure
+from reports.papers import paper
+from reports.papers.charts import differences, grid
+from reports.papers.comparison import compare
+from reports.papers.paper import Chart
 from suite.trials.folder.reader import read
+
+
+def chart(title, **fields):
+    return Chart(draw="differences", title=title, **fields)
 
 
 def test_the_table_as_csv(trials, numbers):
@@ -51,7 +55,7 @@ def test_the_page_says_first_that_the_setting_is_not_the_papers(trials, numbers)
 
 
 def test_what_differs_from_the_paper(suite, numbers):
-    reference = numbers.group("t")
+    reference = numbers.groups["t"]
 
     def warning(command=(), networks=(), **changed):
         suite.rows.clear()
@@ -81,7 +85,7 @@ def test_what_differs_from_the_paper(suite, numbers):
 
 @pytest.mark.parametrize(("gpu", "same"), [("NVIDIA A100-SXM4-80GB", "yes"), ("NVIDIA H200", "no")])
 def test_hardware_is_compared_by_name(trials, numbers, gpu, same):
-    theirs = published.own().group("sdgp-table1-cifar10-resnet9")
+    theirs = paper.read(paper.OWN[-1]).groups["sdgp-table1-cifar10-resnet9"]
     ours = [dataclasses.replace(trial, provenance={"hardware": {"gpu": gpu, "cpu": "x"}}) for trial in trials["dense"]]
     page = reproduced.to_markdown(make({"dense": ours}, numbers, reference=theirs))
     assert f"| hardware | Nvidia A100 | {gpu} | {same} |" in page
@@ -106,7 +110,7 @@ def test_a_projection_is_never_confirmed(trials, numbers):
 def test_published_numbers_have_the_decimals_that_were_printed(trials, tmp_path, printed, shown):
     path = tmp_path / "numbers.toml"
     path.write_text(NUMBERS.replace("sdgp = 95.2", f"sdgp = {printed}"), encoding="utf-8")
-    page = reproduced.to_markdown(make(trials, published.read(path)))
+    page = reproduced.to_markdown(make(trials, paper.read(path)))
     assert f"| accuracy, pruned | {shown}<sup>" in page
 
 
@@ -135,8 +139,8 @@ def test_text_from_outside_is_no_markup(suite, numbers):
 
 
 def test_a_figures_text_is_no_markup(trials, numbers):
-    hostile = accuracy("</text><script>x</script> $a$", SDGP, "t/sdgp", "t/dense")
-    figure = differences_figure("made-up", "A <title>", compare(hostile, "a", trials, numbers))
+    hostile = [minus_dense("</text><script>x</script> $a$")]
+    figure = differences("made-up", chart("A <title>"), compare(hostile, "a", trials, numbers), None)
     root = ElementTree.fromstring(figure.standalone)
     assert "script" not in {element.tag.rpartition("}")[2] for element in root.iter()}
     assert "</text><script>x</script> $a$" in "".join(root.itertext())
@@ -144,7 +148,7 @@ def test_a_figures_text_is_no_markup(trials, numbers):
 
 def test_the_files_and_an_earlier_figure(trials, numbers, tmp_path):
     comparisons = compare(COMPARED, "a", trials, numbers)
-    figure = differences_figure("made-up", "A title", comparisons)
+    figure = differences("made-up", chart("A title"), comparisons, None)
     written = reproduced.write(tmp_path, make(trials, numbers, figure=figure))
     assert [path.name for path in written] == ["made-up.md", "made-up.csv", "made-up.svg"]
     assert "(made-up.svg)" in written[0].read_text(encoding="utf-8")
@@ -154,26 +158,20 @@ def test_the_files_and_an_earlier_figure(trials, numbers, tmp_path):
 
 
 def test_differences_are_drawn_where_there_are_any(trials, numbers):
-    figure = differences_figure("f", "T", compare(COMPARED, "a", trials, numbers))
+    figure = differences("f", chart("T"), compare(COMPARED, "a", trials, numbers), None)
     assert "pruned minus dense: published −0.1, ours −0.2 ± 1.1" in figure.alt
-    assert differences_figure("f", "T", compare(COMPARED, "a", {}, numbers)) is None
+    assert differences("f", chart("T"), compare(COMPARED, "a", {}, numbers), None) is None
 
 
 def test_a_grid_shows_both_and_what_is_not_possible(trials, numbers):
-    absolute, difference = compare(accuracy("pruned", SDGP, "t/sdgp", "t/dense"), "a", trials, numbers)
-    unrun = compare(accuracy("pruned", SDGP, "t/sdgp", "t/dense"), "a", {}, numbers)
-    cells = {("8", "4"): None, ("8", "8"): unrun, ("2", "4"): (absolute, difference), ("2", "8"): unrun}
-    figure = grid_figure("grid", "A grid", ("8", "2"), ("4", "8"), cells, ("ratio", "m"))
-    assert "ratio 2, m 4: published 95.2 (−0.1), ours 71.1 ± 0.4 (−0.2 ± 1.1)" in figure.alt
-    assert "ratio 8, m 8: published 95.2 (−0.1), ours not run" in figure.alt
+    compared = [
+        *compare(COMPARED, "a", trials, numbers),
+        *(dataclasses.replace(line, quantity=line.quantity.replace("pruned", "other"))
+          for line in compare(COMPARED, "a", {}, numbers)),
+    ]  # fmt: skip
+    cells = {"8": {"4": "", "8": "other"}, "2": {"4": "pruned", "8": "other"}}
+    figure = grid("grid", chart("A grid", lines=cells, panels=[{"x": "m", "y": "ratio"}]), compared, None)
+    assert "ratio 2, m 4: Published 95.2 (−0.1), Ours, measured 71.1 ± 0.4 (−0.2 ± 1.1)" in figure.alt
+    assert "ratio 8, m 8: Published 95.2 (−0.1), Ours, measured not run" in figure.alt
     assert figure.standalone.count("N/A") == 2
     assert "ratio 8, m 4" not in figure.alt
-
-
-def test_a_gradient_is_drawn_on_one_scale_and_zeros_apart():
-    dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
-    half = np.where(dense % 2 == 0, dense, 0)
-    figure = gradient_figure("g", "A gradient", "Caption.", {"dense": dense, "half": half}, (6, 7))
-    assert "dense: 0 % zeros; half: 50 % zeros" in figure.alt
-    assert "channel 6" in figure.standalone
-    assert figure.standalone.count("<image") >= 4

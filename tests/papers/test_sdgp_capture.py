@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from reproduced_files import page
 from torch import nn
 
+from reports.papers import gradients
 from reports.papers.contract import ReproductionData
-from reports.papers.sdgp import captured_gradient
-from reports.papers.sdgp import gradient as sdgp_gradient
 from suite import registry
 from suite.recipe import Recipe
 from suite.trials.estimates import Missing
@@ -56,12 +56,12 @@ def model(monkeypatch):
     made = nn.Sequential(*layers).eval()
     get = registry.get
     monkeypatch.setattr(registry, "get", lambda kind, name: Task if name == "made-up" else get(kind, name))
-    monkeypatch.setattr("reports.papers.sdgp.captured_gradient.load_model", lambda path: copy.deepcopy(made))
+    monkeypatch.setattr("reports.papers.gradients.load_model", lambda path: copy.deepcopy(made))
     return made
 
 
 def test_it_is_the_gradient_of_the_step_that_would_come_next(model):
-    captured = captured_gradient.capture(spec("float32"), None, "cpu")
+    captured = gradients.capture(spec("float32"), None, "cpu")
     images, labels = next(Batches().epoch(EPOCHS, BATCH))
     hand = model.train()
     inner = hand[1](hand[0](images))
@@ -74,21 +74,21 @@ def test_it_is_the_gradient_of_the_step_that_would_come_next(model):
 
 def test_float16_has_the_loss_scale_of_the_trial(model):
     model[4].weight.data *= 1e-5  # its gradients are below what float16 holds without a scale
-    exact = captured_gradient.capture(spec("float32"), None, "cpu").grad
-    bare = captured_gradient.capture(spec("float16"), None, "cpu")
-    scaled = captured_gradient.capture(spec("float16"), None, "cpu", 65536.0)
+    exact = gradients.capture(spec("float32"), None, "cpu").grad
+    bare = gradients.capture(spec("float16"), None, "cpu")
+    scaled = gradients.capture(spec("float16"), None, "cpu", 65536.0)
     assert bare.grad.dtype == scaled.grad.dtype == torch.float16
-    assert captured_gradient.zeros(bare.grad) > 0.05
-    assert captured_gradient.zeros(scaled.grad) == 0
+    assert gradients.zeros(bare.grad) > 0.05
+    assert gradients.zeros(scaled.grad) == 0
     assert scaled.loss_scale == 65536
     assert (scaled.grad.float() / 65536 - exact).norm() < 0.05 * exact.norm()
 
 
 def test_a_scale_that_overflows_is_halved_as_in_training(model):
-    captured = captured_gradient.capture(spec("float16"), None, "cpu", 2.0**40)
+    captured = gradients.capture(spec("float16"), None, "cpu", 2.0**40)
     assert captured.grad.isfinite().all()
     assert 1 < captured.loss_scale < 2.0**40
-    twice = captured_gradient.capture(spec("float16"), None, "cpu", captured.loss_scale)
+    twice = gradients.capture(spec("float16"), None, "cpu", captured.loss_scale)
     assert twice.loss_scale == captured.loss_scale
     assert torch.equal(twice.grad, captured.grad)  # of one backward pass, and not the sum of those that overflowed
 
@@ -100,10 +100,10 @@ def trial(*records):
 
 def test_the_scale_is_that_of_the_last_epoch():
     records = {"epoch": 1, "loss_scale": 65536.0}, {"epoch": 2, "loss_scale": 4096.0}
-    assert sdgp_gradient.loss_scale(spec("float16"), trial(*records)) == 4096
-    assert sdgp_gradient.loss_scale(spec("bfloat16"), trial(*records)) == 1
+    assert gradients.loss_scale(spec("float16"), trial(*records)) == 4096
+    assert gradients.loss_scale(spec("bfloat16"), trial(*records)) == 1
     for without in (trial(), trial({"epoch": 1}), trial({"epoch": 1, "loss_scale": None})):
-        assert isinstance(sdgp_gradient.loss_scale(spec("float16"), without), Missing)
+        assert isinstance(gradients.loss_scale(spec("float16"), without), Missing)
 
 
 def outcome(tmp_path, dtype, *records):
@@ -113,12 +113,12 @@ def outcome(tmp_path, dtype, *records):
     (folder / "model.pt").write_bytes(b"x")
     done = Trial({"trial_id": one.trial_id, "status": "done"}, {"seed": 0}, epochs=records)
     ran = ReproductionData(tmp_path, {"gradient": {"dense": (done,)}}, {one.trial_id: one}, "cpu")
-    return sdgp_gradient.Figure5().outcome(ran)
+    return page("sdgp-fig5").outcome(ran)
 
 
 def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, monkeypatch):
     made = []
-    capture = captured_gradient.capture
+    capture = gradients.capture
 
     def capture_with_zeros(*arguments):
         captured = capture(*arguments)
@@ -126,7 +126,7 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
         made.append(captured)
         return captured
 
-    monkeypatch.setattr(captured_gradient, "capture", capture_with_zeros)
+    monkeypatch.setattr(gradients, "capture", capture_with_zeros)
     found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 1024.0})
     assert made[0].loss_scale == 1024
     assert "The loss was multiplied by 1024." in found.figure.caption
@@ -137,11 +137,11 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
     lines = {one.quantity: one for one in found.comparisons}
     drawn, whole = lines["exact zeros, dense, drawn channels"], lines["exact zeros, dense"]
     assert (drawn.published, whole.published) == (25, None)
-    sample, group = captured_gradient.loudest_group(made[0].grad)
+    sample, group = gradients.loudest_group(made[0].grad)
     assert (sample > 0, group) == (True, 0)
-    assert drawn.ours.mean == 100 * captured_gradient.zeros(made[0].grad[sample, :4])
-    assert whole.ours.mean == 100 * captured_gradient.zeros(made[0].grad) >= 100 / 8
-    ratios = captured_gradient.channel_ratios(made[0].grad, captured_gradient.prune(made[0].grad, 0)["magnitude"])
+    assert drawn.ours.mean == 100 * gradients.zeros(made[0].grad[sample, :4])
+    assert whole.ours.mean == 100 * gradients.zeros(made[0].grad) >= 100 / 8
+    ratios = gradients.channel_ratios(made[0].grad, gradients.prune(made[0].grad, 0)["magnitude"])
     for name, share in (("5th percentile", 0.05), ("median", 0.5), ("95th percentile", 0.95)):
         line = lines[f"sum of magnitudes left in a channel, magnitude, {name} of channels"]
         assert line.ours.mean == pytest.approx(100 * float(ratios.quantile(share)))

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from reproduced_files import page
 from torch import nn
 
+from reports.papers import gradients
 from reports.papers.contract import ReproductionData
-from reports.papers.sdgp import captured_gradient, functions
-from reports.papers.sdgp.captured_gradient import Captured
-from reports.papers.sdgp.curves import METHODS, PART, Figure6, Figure7, mean_from
-from reports.papers.sdgp.time_to_accuracy import LABELS, Figure10, step_factor
-from reports.papers.sdgp.time_to_accuracy import PART as SETTINGS
+from reports.papers.gradients import Captured
+from reports.papers.over_epochs import mean_accuracies, step_factor
 from suite.trials.estimates import Missing
 from suite.trials.folder.reader import Trial
 
@@ -45,25 +44,24 @@ def lines_of(outcome):
 @pytest.fixture
 def columns():
     return data_of(
-        PART,
+        "cifar10",
         {
-            METHODS["dense"]: (trial(0, (0.4, 0.6, 0.8, 0.9), (2.0, 1.0, 0.8, 0.6)),),
-            METHODS["random"]: (trial(0, (0.2, 0.6, 0.7, 0.8), (2.2, 1.2, 0.7, 0.7)),),
-            METHODS["magnitude"]: (trial(1, (0.2, 0.6), (2.2, 1.2)),),
+            "dense": (trial(0, (0.4, 0.6, 0.8, 0.9), (2.0, 1.0, 0.8, 0.6)),),
+            "sdgp[n=2,m=4,mode=random]": (trial(0, (0.2, 0.6, 0.7, 0.8), (2.2, 1.2, 0.7, 0.7)),),
+            "sdgp[n=2,m=4,mode=magnitude]": (trial(1, (0.2, 0.6), (2.2, 1.2)),),
         },
     )
 
 
 def test_epochs_without_an_evaluation_are_left_out_of_means():
     found = trial(0, (0.2, None, 0.4, None, 0.9))
-    assert mean_from(found, "test_accuracy", 0.0) == pytest.approx(0.5)
-    assert mean_from(found, "test_accuracy", 0.4) == pytest.approx(0.65)  # epochs 3 to 5
-    assert mean_from(trial(0, (0.2, None)), "test_accuracy", 0.5) is None
+    assert mean_accuracies(found) == pytest.approx({"mean_accuracy": 0.5, "late_accuracy": 0.65})  # epochs 3 to 5
+    assert mean_accuracies(trial(0, (0.2, None))) == {"mean_accuracy": 0.2}
 
 
 @pytest.mark.usefixtures("drawn")
 def test_figure_6_compares_the_losses_of_all_epochs(columns):
-    outcome = Figure6().outcome(columns)
+    outcome = page("sdgp-fig6").outcome(columns)
     found = lines_of(outcome)
     assert found["training loss of the last epoch, dense"].ours.mean == 0.6
     assert found["training loss, mean of all epochs, random minus dense"].ours.mean == pytest.approx(0.1)
@@ -76,7 +74,7 @@ def test_figure_6_compares_the_losses_of_all_epochs(columns):
 
 @pytest.mark.usefixtures("drawn")
 def test_figure_7_compares_the_end_with_table_1_and_the_course_with_dense(columns):
-    found = lines_of(Figure7().outcome(columns))
+    found = lines_of(page("sdgp-fig7").outcome(columns))
     random = found["random minus dense"]
     assert (random.ours.mean, random.published) == (pytest.approx(-10.0), -0.8)
     assert found["accuracy, dense"].published == 95.3
@@ -99,13 +97,17 @@ def test_figure_10_gives_the_time_until_the_target_and_counts_seeds_that_missed_
     dense = (0.3, 0.6, 0.8, 0.9)  # the target is 0.892
     late = (0.3, 0.6, 0.7, 0.8)
     trials = {
-        LABELS["dense"]: tuple(trial(seed, dense) for seed in range(3)),
-        LABELS["2:4"]: tuple(trial(seed, dense, pace=1.1) for seed in range(3)),
-        LABELS["16:32"]: tuple(trial(seed, dense, pace=1.2) for seed in range(3)),
-        LABELS["8:32"]: (trial(0, dense), trial(1, late), trial(2, late)),
-        LABELS["4:32"]: (trial(0, (0.3, 0.6, 0.9, 0.9)), trial(1, (0.3, 0.6, 0.9, 0.8)), trial(2, late)),
+        "dense": tuple(trial(seed, dense) for seed in range(3)),
+        "sdgp[n=2,m=4,mode=rescaled]": tuple(trial(seed, dense, pace=1.1) for seed in range(3)),
+        "sdgp[n=16,m=32,mode=rescaled]": tuple(trial(seed, dense, pace=1.2) for seed in range(3)),
+        "sdgp[n=8,m=32,mode=rescaled]": (trial(0, dense), trial(1, late), trial(2, late)),
+        "sdgp[n=4,m=32,mode=rescaled]": (
+            trial(0, (0.3, 0.6, 0.9, 0.9)),
+            trial(1, (0.3, 0.6, 0.9, 0.8)),
+            trial(2, late),
+        ),
     }
-    outcome = Figure10().outcome(data_of(SETTINGS, trials))
+    outcome = page("sdgp-fig10").outcome(data_of("settings", trials))
     found = lines_of(outcome)
     assert found["target accuracy"].ours.mean == pytest.approx(89.2)
     assert found["epochs to the target, dense"].ours.mean == 4
@@ -127,13 +129,12 @@ def test_figure_10_gives_the_time_until_the_target_and_counts_seeds_that_missed_
 
 
 def test_figure_10_without_dense_has_no_target():
-    (line,) = Figure10().outcome(data_of(SETTINGS, {})).comparisons
+    (line,) = page("sdgp-fig10").outcome(data_of("settings", {})).comparisons
     assert line.ours.reason == "no dense trial is done"
 
 
 def test_figure_4_prunes_the_example_of_the_text():
-    assert captured_gradient.example() == [0.0, 7.0, -3.0, 0.0]
-    found = lines_of(functions.Figure4().outcome(data_of("gradient", {})))
+    found = lines_of(page("sdgp-fig4").outcome(data_of("gradient", {})))
     for place, value in zip(("first", "second", "third", "fourth"), (0, 7, -3, 0), strict=True):
         line = found[f"{place} element of [1, 7, -3, 2], magnitude 2:4"]
         assert (line.published, line.ours.mean) == (value, value)
@@ -144,9 +145,9 @@ def test_figure_4_keeps_the_sum_of_each_channel_over_its_pixels(monkeypatch):
     torch.manual_seed(0)
     grad = torch.randn(2, 8, 3, 3)
     grad[1, 4:, 0] *= 9
-    rows = captured_gradient.loudest_rows(grad)
+    rows = gradients.loudest_rows(grad)
     assert torch.equal(rows, grad[1, 4:, 0].T)  # the three pixels of the first row, in order
-    found = captured_gradient.pruned_rows(rows)
+    found = gradients.prune(rows, gradients.SEED, gradients.IN_THE_CAPTION)
     for name in ("random", "magnitude", "rescaled"):
         assert (found[name] == 0).sum() == 6
     kept = found["rescaled"].abs().sum(0) > 0
@@ -154,11 +155,11 @@ def test_figure_4_keeps_the_sum_of_each_channel_over_its_pixels(monkeypatch):
     assert torch.equal(found["rescaled"] != 0, found["magnitude"] != 0)
 
     captured = Captured("layer1", nn.Conv2d(1, 8, 1), 1, grad, torch.Size((2, 1, 3, 3)))
-    monkeypatch.setattr(captured_gradient, "capture", lambda *arguments: captured)
+    monkeypatch.setattr(gradients, "capture", lambda *arguments: captured)
     one = trial(0, (0.5,), name="one")
     spec = SimpleNamespace(dtype="float32", trial_id="one")
     data = ReproductionData(Path("nowhere"), {"gradient": {"dense": (one,)}}, {"one": spec}, "cpu")
-    outcome = functions.Figure4().outcome(data)
+    outcome = page("sdgp-fig4").outcome(data)
     lines = lines_of(outcome)
     assert lines["sum of magnitudes left, most of the channels that are kept, rescaled"].ours.mean == pytest.approx(100)
     assert lines["sum of magnitudes left, all channels, magnitude"].ours.mean < 100

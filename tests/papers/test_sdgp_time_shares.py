@@ -1,10 +1,16 @@
 """SDGP's Fig. 9 from known times, and the times of a small network."""
 
-import pytest
+from pathlib import Path
+from types import SimpleNamespace
 
-from reports.papers.sdgp import time_shares
-from reports.papers.sdgp.layer_times import product_seconds
-from reports.papers.sdgp.time_shares import Figure9
+import pytest
+from reproduced_files import page
+
+from reports.papers import timed
+from reports.papers.contract import ReproductionData
+from reports.papers.timed_calls import product_seconds
+from suite.trials.engines.subprocess_call import SubprocessResult
+from suite.trials.folder.reader import Trial
 
 SECONDS = {
     "first": {"forward": 1.0, "wgrad": 2.0},
@@ -12,28 +18,31 @@ SECONDS = {
 }
 
 
-def test_the_share_is_that_of_the_three_products():
-    share, pruning = Figure9().lines(SECONDS, "net", time_shares.SHARE)
-    assert (share.ours.mean, share.published) == (pytest.approx(30.0), 33.17)
-    assert (pruning.ours.mean, pruning.published) == (pytest.approx(5.0), None)
-
-
-def test_savings_follow_from_the_share_and_from_pruning():
-    found = Figure9().saved(SECONDS)
-    assert [one.ours.mean for one in found] == pytest.approx([15.0, 10.0, 22.5, 17.5])
-    assert [one.published for one in found if one.published] == [16.6, 24.9]
-    assert {one.kind for one in found} == {"modelled"}
+@pytest.mark.usefixtures("drawn")
+def test_shares_and_savings_follow_from_the_times(monkeypatch):
+    monkeypatch.setattr(timed, "call_in_subprocess", lambda *arguments: SubprocessResult(SECONDS, "here", 0.0))
+    monkeypatch.setattr(timed, "inputs_of", lambda spec: SimpleNamespace(shape=(3, 8, 8), classes=10))
+    spec = SimpleNamespace(model="net", task="made-up", dtype="float32", plugins=(), recipe={"batch_size": 2})
+    trial = Trial({"trial_id": "one", "status": "done"}, {"seed": 0.0})
+    data = ReproductionData(Path(), {"resnet9": {"dense": (trial,)}}, {"one": spec}, "cpu")
+    found = {line.quantity: line for line in page("sdgp-fig9").outcome(data).comparisons}
+    share = found["data gradient's share of the products' time, ResNet-18 at 224 pixels"]
+    assert (share.ours.mean, share.published, share.kind) == (pytest.approx(30.0), 33.17, "measured")
+    assert found["data gradient's share of the products' time, net on made-up"].published == 33.31
+    assert found["2:4 pruning relative to the products' time, net on made-up"].ours.mean == pytest.approx(5.0)
+    saved = [line for quantity, line in found.items() if quantity.startswith("saved by")]
+    assert [line.ours.mean for line in saved] == pytest.approx([15.0, 10.0, 22.5, 17.5])
+    assert [line.published for line in saved if line.published] == [16.6, 24.9]
+    assert {line.kind for line in saved} == {"modelled"}
+    counted = found["data gradient's share of FLOPs, ResNet-18 at 224 pixels"]
+    assert (counted.ours.mean, counted.kind) == (pytest.approx(31.856, abs=1e-3), "counted")
 
 
 def test_the_first_layer_has_no_data_gradient_and_all_others_are_pruned():
-    found = product_seconds("resnet9[width=0.125]", (3, 32, 32), 10, 2, "float32", time_shares.METHOD, "cpu")
+    found = product_seconds("resnet9[width=0.125]", (3, 32, 32), 10, 2, "float32", timed.METHOD, "cpu")
     first, *convolutions = [parts for name, parts in found.items() if "dgrad" not in parts or "pruning" in parts]
     assert set(first) >= {"forward", "wgrad"}
     assert "dgrad" not in first
     assert convolutions
     assert all(set(parts) == {"forward", "dgrad", "wgrad", "pruning"} for parts in convolutions)
     assert all(seconds > 0 for parts in found.values() for seconds in parts.values())
-
-
-def test_the_counted_share_of_resnet18():
-    assert time_shares.counted_share() == pytest.approx(0.31856, abs=1e-5)

@@ -1,13 +1,10 @@
 """Panels, bars and heat maps of reproductions, inspected as matplotlib objects."""
 
-import numpy as np
 import pytest
-from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 
 from reports.figures import svg
-from reports.figures.panels import Line, Panel, bars_figure, curves_figure, peaks_figure
-from reports.papers.clicktrain.charts import positions_figure, stacked_figure
+from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from suite.trials.estimates import Estimate
 
 
@@ -40,15 +37,6 @@ def test_bars_are_side_by_side(drawn):
         "one": svg.colour(1),
         "other": svg.colour(2),
     }
-
-
-def test_dead_channels_are_masked_and_channels_ordered_by_their_last_value(drawn):
-    figure = peaks_figure("f", "T", "C", {"conv": [[0.5, 0.3], [1e-5, 0.4]]}, 1e-4)
-    (mesh,) = [one for one in drawn[0].axes[0].collections if isinstance(one, QuadMesh)]
-    values = mesh.get_array()
-    assert np.ma.getmaskarray(values).tolist() == [[False, False], [False, True]]
-    assert values.filled(0).tolist() == [[0.3, 0.4], [0.5, 0.0]]
-    assert "conv: 50 % of 2 channels dead" in figure.alt
 
 
 def test_bars_of_dense_have_its_colour_and_lines_show_single_measurements(drawn):
@@ -90,23 +78,13 @@ def _ends(axes):
     return {tuple(line[:, 1]) for lines in axes.collections for line in lines.get_segments()}
 
 
-def test_parts_are_stacked_in_every_panel(drawn):
-    panels = {"A": {"net": [30.0, 70.0]}, "B": {"net": [25.0, 75.0]}}
-    figure = stacked_figure("f", "T", "C", "x", panels, ["forward", "backward"], (30.0, "mark"))
-    bars = [[(bar.get_x(), bar.get_width()) for bar in axes.patches] for axes in drawn[0].axes]
-    assert bars == [[(0.0, 30.0), (30.0, 70.0)], [(0.0, 25.0), (25.0, 75.0)]]
-    assert all(axes.lines[0].get_xdata()[0] == 30.0 for axes in drawn[0].axes)
+def test_parts_are_stacked_under_a_mark(drawn):
+    bars = {"forward": [25.0, 40.0], "backward": [75.0, 60.0]}
+    bars_figure("f", "T", "C", "y", ["net", "other"], bars, stacked=True, mark=(30.0, "mark"))
+    (axes,) = drawn[0].axes
+    assert [(bar.get_y(), bar.get_height()) for bar in axes.patches] == [
+        (0.0, 25.0), (0.0, 40.0), (25.0, 75.0), (40.0, 60.0),
+    ]  # fmt: skip
+    assert {bar.get_x() for bar in axes.patches} == {-0.4, 0.6}
+    assert list(axes.lines[0].get_ydata()) == [30.0, 30.0]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["forward", "backward", "mark"]
-    assert "B, net: forward 25, backward 75" in figure.alt
-
-
-def test_positions_of_kernels_are_drawn_around_chance(drawn):
-    places = np.full((3, 3), 44.0)
-    places[1, 1] = 80.0
-    figure = positions_figure("f", "T", "C", "scale", {"trained": {"conv": places}, "new": {"conv": places}}, 44.0)
-    axes = drawn[0].axes[0]
-    (image,) = axes.images
-    assert image.get_clim() == (8.0, 80.0)
-    assert (axes.get_title(), axes.get_ylabel()) == ("conv", "trained")
-    assert [text.get_text() for text in axes.texts][4] == "80"
-    assert "trained, conv: centre 80, mean of corners 44" in figure.alt
