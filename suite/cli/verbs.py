@@ -129,8 +129,8 @@ def time(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = time_pass.run(
-            folder, typed.methods or "", pairs or time_pass.DEFAULT_PAIRS, threads, typed.busy, plugins=typed.plugin,
-            passes=passes or time_pass.DEFAULT_PASSES,
+            folder, typed.methods or "", threads=threads, busy=typed.busy, plugins=typed.plugin,
+            pairs=pairs or time_pass.DEFAULT_PAIRS, passes=passes or time_pass.DEFAULT_PASSES,
         )  # fmt: skip
     report([typed.folder])
     return 0 if complete else 1
@@ -169,7 +169,13 @@ def profile(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = profile_pass.run(
-            folder, typed.methods or "", rounds, threads, typed.all_stages, typed.busy, plugins=typed.plugin
+            folder,
+            typed.methods or "",
+            threads=threads,
+            busy=typed.busy,
+            plugins=typed.plugin,
+            rounds=rounds,
+            all_stages=typed.all_stages,
         )
     report([typed.folder])
     return 0 if complete else 1
