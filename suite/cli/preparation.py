@@ -29,20 +29,19 @@ from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
 log = logging.getLogger(__name__)
 
 
-def prepare(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
     """Plan and rehearse a command; return its suite, trials, output folder and provenance.
 
     Args:
         options: Options of the command.
-        trained_here: Whether this machine, and no other, has to have a device for each process of a trial.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
-    suite, trials, folder = planned(options, trained_here)
+    suite, trials, folder = planned(options)
     if unfit := rehearse_new(trials, folder, options.skip_unfit):
         suite, trials = without(unfit, suite, trials)
-    if may_measure_format(options, suite, trained_here):
+    if may_measure_format(options, suite):
         formats = formats_in(folder, suite.device)
         new = [trial for trial in trials if (trial.task, trial.model) not in formats]
         trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
@@ -83,9 +82,9 @@ def without(
     return dataclasses.replace(suite, left_out=tuple(entries)), left
 
 
-def planned(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path]:
+def planned(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path]:
     """Return the suite, the trials and the output folder of a command, as `prepare` does, without a rehearsal."""
-    suite = resolve(options, trained_here)
+    suite = resolve(options)
     trials = plan(suite)
     if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
         raise UsageError(
@@ -114,10 +113,10 @@ def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> 
     return [trial for trial in again if (trial.label, trial.model, trial.task) not in left_out]
 
 
-def may_measure_format(options: RunOptions, suite: SuiteSpec, trained_here: bool) -> bool:
+def may_measure_format(options: RunOptions, suite: SuiteSpec) -> bool:
     """Return whether a measurement decides `--dtype auto`. It would take longer than the preset `smoke`."""
-    here = trained_here and options.engine == "local" and not in_allocation()
-    return options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke" and here
+    here = options.engine == "local" and not in_allocation()
+    return here and options.dtype == "auto" and suite.dtype == "bfloat16" and suite.preset != "smoke"
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
@@ -137,13 +136,11 @@ def provenance_of(suite: SuiteSpec) -> dict[str, Any]:
     return collect(suite.device if suite.device_index is None else f"cuda:{suite.device_index}")
 
 
-def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
+def resolve(options: RunOptions) -> SuiteSpec:
     """Choose what was not typed: device, number format, preset and seeds.
 
     Args:
         options: Options of the command.
-        trained_here: Whether this machine has to have a device for each process of a trial. With the engine `ray`, the
-            machines of the cluster have to have them, and the engine checks this.
 
     Raises:
         UsageError: The device cannot be used, there are too few GPUs, or the folder of a task's data was not typed.
@@ -155,7 +152,8 @@ def resolve(options: RunOptions, trained_here: bool = True) -> SuiteSpec:
             log.warning("%s", warning)
         if reason := refusal():
             log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
-    check_processes(options.processes, options.device, device, count=trained_here and options.engine != "ray")
+    # With the engine `ray`, the machines of the cluster have to have a device for each process, which it checks.
+    check_processes(options.processes, options.device, device, count=options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")
     check_data_root(options, preset)
     return SuiteSpec(

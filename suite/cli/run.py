@@ -84,13 +84,13 @@ def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
     return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
 
 
-def prepared(options: RunOptions, trained_here: bool = True) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+def prepared(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
     """Return the result of `suite.cli.preparation.prepare` from a separate process, which imports torch."""
 
     def call() -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
         from suite.cli.preparation import prepare
 
-        return prepare(options, trained_here)
+        return prepare(options)
 
     return forked(call)
 
@@ -156,10 +156,10 @@ def run_trials(
     cores = available_cores()
     of_engine: dict[str, Any] = {}
     busy = competition(provenance["busy_cores"], cores)
-    one_thread = busy and suite.preset == "smoke" and options.engine == "local" and not threads_of_environment()
+    one_thread = has_one_thread(options, suite, provenance)
     if options.engine == "ray":
         of_engine = {"address": options.ray_address}
-    elif one_thread:  # several threads would wait for each other, and the times of `smoke` are no results
+    elif one_thread:
         of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     with files.errors_of(folder), store.lock(IN_USE):
@@ -214,6 +214,15 @@ def run_trials(
     complete = ("done",) if tested else ("done", "diverged")
     ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
     return 0 if len(ours) == len(names) and ended else 1
+
+
+def has_one_thread(options: RunOptions, suite: SuiteSpec, provenance: Mapping[str, Any]) -> bool:
+    """Return whether each trial has one thread because the machine is busy.
+
+    Several threads would wait for each other, and the times of `smoke` are no results.
+    """
+    busy = competition(provenance["busy_cores"], available_cores())
+    return bool(busy) and suite.preset == "smoke" and options.engine == "local" and not threads_of_environment()
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:

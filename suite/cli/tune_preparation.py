@@ -73,7 +73,7 @@ def prepare(
     folder = options.out or default_folder(every, options.dtype)
     if options.dtype == "auto":
         formats = formats_in(folder, base.device)
-        if not formats and may_measure_format(options, base, trained_here=True):
+        if not formats and may_measure_format(options, base):
             formats = faster_formats(every[:1], options.jobs)
         if (dtype := formats.get((every[0].task, every[0].model), base.dtype)) != base.dtype:
             return prepare(dataclasses.replace(options, dtype=dtype, out=folder), only, budget, seed)

@@ -116,8 +116,8 @@ def time(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = time_pass.run(
-            folder, typed.methods, typed.pairs or time_pass.DEFAULT_PAIRS, typed.threads, typed.busy,
-            plugins=typed.plugin, passes=typed.passes or time_pass.DEFAULT_PASSES,
+            folder, typed.methods, threads=typed.threads, busy=typed.busy, plugins=typed.plugin,
+            pairs=typed.pairs or time_pass.DEFAULT_PAIRS, passes=typed.passes or time_pass.DEFAULT_PASSES,
         )  # fmt: skip
     update(Path(typed.folder).expanduser())
     return 0 if complete else 1
@@ -153,7 +153,13 @@ def profile(arguments: Sequence[str]) -> int:
 
     with files.errors_of(folder):
         complete = profile_pass.run(
-            folder, typed.methods, typed.rounds, typed.threads, typed.all_stages, typed.busy, plugins=typed.plugin
+            folder,
+            typed.methods,
+            threads=typed.threads,
+            busy=typed.busy,
+            plugins=typed.plugin,
+            rounds=typed.rounds,
+            all_stages=typed.all_stages,
         )
     update(Path(typed.folder).expanduser())
     return 0 if complete else 1

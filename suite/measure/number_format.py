@@ -58,23 +58,21 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
     for trial in trials:
         if (trial.task, trial.model) not in formats:
             ratio = _ratio(trial, threads)
+            is_slow = "failed" in ratio or ratio["high"] <= 1 - MARGIN
+            formats[trial.task, trial.model] = chosen = "float32" if is_slow else "bfloat16"
+            why = "; a step in float32 takes {median:.2f} ({low:.2f} to {high:.2f}) of the time of one in bfloat16"
             if "failed" in ratio:
-                formats[trial.task, trial.model] = "float32"
-                why = ratio["failed"]
-                log.info("%s, %s: trained in float32, since bfloat16 fails: %s", trial.task, trial.model, why)
-                continue
-            formats[trial.task, trial.model] = "float32" if ratio["high"] <= 1 - MARGIN else "bfloat16"
-            log.info(
-                "%s, %s: trained in %s; a step in float32 takes %.2f (%.2f to %.2f) of the time of one in bfloat16",
-                trial.task, trial.model, formats[trial.task, trial.model], ratio["median"], ratio["low"], ratio["high"],
-            )  # fmt: skip
+                why = ", since bfloat16 fails: {failed}"
+            log.info("%s, %s: trained in %s%s", trial.task, trial.model, chosen, why.format(**ratio))
     return formats
 
 
 def _ratio(trial: TrialSpec, threads: int) -> dict[str, Any]:
     """Return the stored result of `measure`, or run `measure` in a new process and store its result."""
-    question = canonical_json(_question(trial, threads))
-    if (stored := _stored(question)) is not None:
+    question = _question(trial, threads)
+    path = _path(question)
+    if path.is_file():
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["ratio"]
         return stored
     log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)
     try:
@@ -85,7 +83,12 @@ def _ratio(trial: TrialSpec, threads: int) -> dict[str, Any]:
         raise UsageError(f"--dtype auto: {error}; type --dtype float32 or bfloat16") from error
     ratio: dict[str, Any] = called.value
     if "failed" not in ratio and not competition(called.busy_cores, threads):  # other programs may decide the ratio
-        _store(question, ratio)
+        try:
+            make_folder(path.parent)
+            files.write(path, json.dumps({"question": question, "ratio": ratio}, indent=1) + "\n")
+        except OSError as error:
+            reason = error.strerror or error
+            log.warning("%s cannot be written (%s); the next command measures again", path, reason)
     return ratio
 
 
@@ -155,28 +158,6 @@ def _question(trial: TrialSpec, threads: int) -> dict[str, Any]:
     }
 
 
-def _path(question: str) -> Path:
-    return choices_folder() / f"dtype-{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
-
-
-def _stored(question: str) -> dict[str, float] | None:
-    path = _path(question)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["question"] != json.loads(question):
-            raise ValueError("it answers another question")
-        return {name: float(content["ratio"][name]) for name in ("median", "low", "high")}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s is not used (%s); the times are measured again", path, error)
-        return None
-
-
-def _store(question: str, ratio: Mapping[str, float]) -> None:
-    path = _path(question)
-    try:
-        make_folder(path.parent)
-        files.write(path, json.dumps({"question": json.loads(question), "ratio": ratio}, indent=1) + "\n")
-    except OSError as error:
-        log.warning("%s cannot be written (%s); the next command measures again", path, error.strerror or error)
+def _path(question: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(canonical_json(question).encode()).hexdigest()
+    return choices_folder() / f"dtype-{digest[:24]}.json"

@@ -109,7 +109,7 @@ def warm_up(steps: Steps) -> float:
     """Run steps whose times do not count, and return the seconds of the last step."""
     for _ in range(WARM_UPS):
         seconds = steps.timed()
-        if seconds > LONG_STEP_S:
+        if steps.trainer.parallel.ranks.from_first(seconds > LONG_STEP_S):
             break
     return seconds
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, validate
 from suite.measure.again import train_again
-from suite.measure.candidates import Candidate
-from suite.measure.running import Measure, disturbance, in_subprocess, measure_here, run_pass
+from suite.measure.candidates import Candidate, find_candidates
+from suite.measure.running import Pass, disturbance
 from suite.recipe import Phase
 from suite.trials.building import with_data_here
 from suite.trials.controls import dense_spec
@@ -27,111 +29,53 @@ from suite.trials.folder.times import TIMES, MethodTime, PassTime
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 3
-FUNCTION = "suite.measure.time_steps:measure"
 
 
-def run(
-    folder: Path,
-    methods: str = "",
-    pairs: int = DEFAULT_PAIRS,
-    threads: int | None = None,
-    busy: bool = False,
-    measure: Measure | None = None,
-    show: Callable[[str], None] = print,
-    plugins: Sequence[str] = (),
-    passes: int = DEFAULT_PASSES,
-) -> bool:
-    """Measure each method of a suite's folder in `passes` passes, and add their times to `time.json`.
+def run(folder: Path, methods: str = "", **options: Any) -> bool:
+    """Measure the methods of a suite's folder (`TimePass`), and return whether every method has all of its passes.
+
+    Raises:
+        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
+    """
+    return TimePass(folder, methods, **options).run()
+
+
+@dataclasses.dataclass
+class TimePass(Pass[MethodTime]):
+    """Measures each method of a suite's folder in `passes` passes, and adds their times to `time.json`.
 
     Pass i measures the trial of seed number i, modulo the seeds that can be run again here. Passes thus differ as much
     as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again. If
     no trial of a method has its states here, the trial of the lowest seed is trained first (`suite.measure.again`).
 
-    Args:
-        folder: Folder of a suite.
-        methods: Comma list of methods; empty for all.
-        pairs: Pairs of steps of each pass, which the stages of its trial share.
+    Attributes:
         threads: Number of threads; by default that of a command of one job here, whatever the trials used.
-        busy: Whether to measure while other programs use the machine.
-        measure: Function that measures a pass with a number of threads; by default in a new process.
-        show: Function that prints a line.
-        plugins: Plugin files that the user has typed.
+        pairs: Pairs of steps of each pass, which the stages of its trial share.
         passes: Number of passes that each method has at the end.
-
-    Returns:
-        Whether every method could be measured.
-
-    Raises:
-        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
     """
-    command = _Command(folder, pairs, passes, threads, busy, measure or in_subprocess(FUNCTION), plugins, show)
-    complete = True
-    for number in range(passes):
-        # After the first pass, each pass says itself how busy the machine is.
-        complete &= run_pass(
-            "time", TIMES, folder, methods, command.count, busy or number > 0, command.entry_of, _line,
-            command.say_once, plugins=plugins, number=number, shuffle=True, anywhere=True,
-            train=None if number else command.train,
-        )  # fmt: skip
-    return command.close(complete)
 
+    file = TIMES
+    FUNCTION = "suite.measure.time_steps:measure"
 
-class _Command:
-    """The state of a command while it measures. The arguments are those of `run`."""
+    pairs: int = DEFAULT_PAIRS
+    passes: int = DEFAULT_PASSES
 
-    def __init__(
-        self,
-        folder: Path,
-        pairs: int,
-        passes: int,
-        threads: int | None,
-        busy: bool,
-        measure: Measure,
-        plugins: Sequence[str],
-        show: Callable[[str], None],
-    ) -> None:
-        self.folder, self.pairs, self.passes, self.threads, self.busy = folder, pairs, passes, threads, busy
-        self.measure, self.plugins, self.show = measure, plugins, show
-        self.count = threads or _threads_of_run()
+    def __post_init__(self) -> None:
+        self._typed_threads, self.threads = self.threads, self.threads or _threads_of_run()
         self._measured: dict[tuple[str, str], Candidate] = {}
         self._said: set[str] = set()
+        self.show = partial(self._say_once, self.show)
 
-    def say_once(self, text: str) -> None:
+    def _say_once(self, show: Callable[[str], None], text: str) -> None:
         """Show a line once, because each pass finds again what cannot be measured."""
         if text not in self._said:
             self._said.add(text)
-            self.show(text)
+            show(text)
 
-    def entry_of(self, candidate: Candidate, count: int) -> MethodTime | None:
-        """Measure a pass of a method and return the method's entry with it; `None` if the pass is already known."""
-        others = self._known(candidate)
-        entry = others.get(candidate.label)
-        done = self._counted(entry)
-        is_known = len(done) >= self.passes or candidate.number in {one.number for one in done}
-        if self.threads is None and is_known:
-            return None
-        self._refuse_other_threads(others, count)
-        if is_known:
-            return None
-        assert candidate.spec is not None
-        here = dataclasses.replace(candidate, spec=with_data_here(candidate.spec))
-        measured = _pass_of(here, self.pairs, count, self.measure)
-        self._measured[str(candidate.key), candidate.label] = candidate
-        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != measured.number]
-        return MethodTime(passes=(*kept, measured))
-
-    def train(self, candidates: Sequence[Candidate]) -> bool:
-        """Train what candidates with missing passes lack, and return whether any trial was trained."""
-        wanted = []
-        for candidate in candidates:
-            others = self._known(candidate)
-            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
-                self._refuse_other_threads(others, self.count)
-                wanted.append(candidate)
-        return train_again(self.folder, wanted, self.plugins, self.count, self.say_once)
-
-    def close(self, complete: bool) -> bool:
-        """Show what is missing or disturbed, and return whether every method has all of its passes."""
+    def run(self) -> bool:
+        """Run the passes, show what is missing or disturbed, and return whether every method has all of its passes."""
+        measured = [self.run_once(number) for number in range(self.passes)]
+        complete = all(measured)
         for (_, label), candidate in self._measured.items():
             if (count := len(self._counted(self._known(candidate).get(label)))) < self.passes:
                 complete = False
@@ -140,7 +84,7 @@ class _Command:
                     "others"
                 )
         if complete:
-            passes = f"{self.passes} {'pass' if self.passes == 1 else 'passes'}"
+            passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
             self.show(f"time: every method has {passes}; --passes measures more")
         times = [time for group in TIMES.read(self.folder) for time in group.methods.values()]
         if self.busy and (disturbed := sum(one.is_disturbed for time in times for one in time.passes)):
@@ -150,6 +94,53 @@ class _Command:
             )
         return complete
 
+    def found(self, number: int) -> list[Candidate]:
+        """Return the methods, those that only other machines have trained included."""
+        return find_candidates(self.folder, "time", self.methods, number=number, threads=self.threads)
+
+    def ordered(self, candidates: list[Candidate], number: int) -> list[Candidate]:
+        """Return the methods in an order that the number draws. Each second order is the reverse of the one before."""
+        random.Random(number // 2).shuffle(candidates)
+        return candidates[:: -1 if number % 2 else 1]
+
+    def prepare(self, candidates: Sequence[Candidate]) -> bool:
+        """Train what candidates with missing passes lack, and return whether any trial was trained."""
+        assert self.threads
+        wanted = []
+        for candidate in candidates:
+            others = self._known(candidate)
+            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
+                self._refuse_other_threads(others, self.threads)
+                wanted.append(candidate)
+        return train_again(self.folder, wanted, self.plugins, self.threads, self.show)
+
+    def entry_of(self, candidate: Candidate, threads: int) -> MethodTime | None:
+        """Measure a pass of a method and return the method's entry with it; `None` if the pass is already known."""
+        others = self._known(candidate)
+        entry = others.get(candidate.label)
+        done = self._counted(entry)
+        is_known = len(done) >= self.passes or candidate.number in {one.number for one in done}
+        if is_known and self._typed_threads is None:
+            return None
+        self._refuse_other_threads(others, threads)
+        if is_known:
+            return None
+        assert candidate.spec is not None
+        measured = self._pass_of(dataclasses.replace(candidate, spec=with_data_here(candidate.spec)), threads)
+        self._measured[str(candidate.key), candidate.label] = candidate
+        kept = [] if entry is None else [one for one in entry.passes if one in done or one.number != measured.number]
+        return MethodTime(passes=(*kept, measured))
+
+    def line(self, label: str, entry: MethodTime) -> str:
+        """Return the line to print for the newest pass of a method."""
+        last = entry.passes[-1]
+        stages = "1 stage" if len(last.stages) == 1 else f"{len(last.stages)} stages"
+        return (
+            f"pass {last.number + 1}, {label}: {last.ratio:.3f} of the training time of dense; dense twice "
+            f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {in_words(last.threads)}"
+            f"{disturbance(last.load, last.threads)}"
+        )
+
     def _known(self, candidate: Candidate) -> dict[str, MethodTime]:
         groups = TIMES.read(self.folder)
         return next((dict(group.methods) for group in groups if group.key == dict(candidate.key)), {})
@@ -157,12 +148,45 @@ class _Command:
     def _counted(self, entry: MethodTime | None) -> tuple[PassTime, ...]:
         return () if entry is None else entry.passes if self.busy else entry.sound
 
-    def _refuse_other_threads(self, others: Mapping[str, MethodTime], count: int) -> None:
-        if other := next((one.threads for one in others.values() if one.threads != count), None):
+    def _refuse_other_threads(self, others: Mapping[str, MethodTime], threads: int) -> None:
+        if other := next((one.threads for one in others.values() if one.threads != threads), None):
             raise UsageError(
-                f"passes of this folder were measured with {in_words(other)}, and these would have {count}; "
+                f"passes of this folder were measured with {in_words(other)}, and these would have {threads}; "
                 f"type --threads {other}, or delete {self.folder / TIMES.name}"
             )
+
+    def _pass_of(self, candidate: Candidate, threads: int) -> PassTime:
+        assert candidate.spec is not None
+        built_first, steps_first = drawn(candidate.label, candidate.number)
+        arguments = {
+            "spec": candidate.spec.to_json(),
+            "dense": dense_spec(candidate.spec).to_json(),
+            "trials": str(candidate.home / "trials"),
+            "stages": [dataclasses.asdict(stage) for stage in candidate.stages],
+            "pairs": self.pairs,
+            "method_built_first": built_first,
+            "method_steps_first": steps_first,
+            "choose_again": threads != candidate.threads,
+        }
+        found = self.measure_here(candidate, arguments, threads)
+        names = {True: "method", False: "dense"}
+        entry = {
+            "trial": candidate.trial,
+            "stages": [
+                {"epoch": stage.epoch, "steps": stage.steps, **measured}
+                for stage, measured in zip(candidate.stages, found["stages"], strict=True)
+            ],
+            "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
+            "reconfigure_s": candidate.reconfigure_s,
+            "order": {
+                "number": candidate.number, "place": candidate.place,
+                "built_first": names[built_first], "steps_first": names[steps_first],
+            },
+            "threads": threads,
+            **{name: found[name] for name in ("twice", "load", "provenance")},
+        }  # fmt: skip
+        found_pass: PassTime = validate(PassTime, entry, candidate.trial)
+        return found_pass
 
 
 def drawn(label: str, number: int) -> tuple[bool, bool]:
@@ -183,52 +207,3 @@ def in_words(threads: int) -> str:
 
 def _threads_of_run() -> int:
     return threads_of_environment() or available_cores()
-
-
-def _pass_of(candidate: Candidate, pairs: int, threads: int, measure: Measure) -> PassTime:
-    """Measure all stages of a method.
-
-    Raises:
-        UsageError: The trial cannot be run again, or ran on another machine.
-    """
-    assert candidate.spec is not None
-    built_first, steps_first = drawn(candidate.label, candidate.number)
-    arguments = {
-        "spec": candidate.spec.to_json(),
-        "dense": dense_spec(candidate.spec).to_json(),
-        "trials": str(candidate.home / "trials"),
-        "stages": [dataclasses.asdict(stage) for stage in candidate.stages],
-        "pairs": pairs,
-        "method_built_first": built_first,
-        "method_steps_first": steps_first,
-        "choose_again": threads != candidate.threads,
-    }
-    found = measure_here(measure, candidate, arguments, threads)
-    names = {True: "method", False: "dense"}
-    entry = {
-        "trial": candidate.trial,
-        "stages": [
-            {"epoch": stage.epoch, "steps": stage.steps, **measured}
-            for stage, measured in zip(candidate.stages, found["stages"], strict=True)
-        ],
-        "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
-        "reconfigure_s": candidate.reconfigure_s,
-        "order": {
-            "number": candidate.number, "place": candidate.place,
-            "built_first": names[built_first], "steps_first": names[steps_first],
-        },
-        "threads": threads,
-        **{name: found[name] for name in ("twice", "load", "provenance")},
-    }  # fmt: skip
-    found_pass: PassTime = validate(PassTime, entry, candidate.trial)
-    return found_pass
-
-
-def _line(label: str, time: MethodTime) -> str:
-    last = time.passes[-1]
-    stages = "1 stage" if len(last.stages) == 1 else f"{len(last.stages)} stages"
-    return (
-        f"pass {last.number + 1}, {label}: {last.ratio:.3f} of the training time of dense; dense twice "
-        f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {in_words(last.threads)}"
-        f"{disturbance(last.load, last.threads)}"
-    )

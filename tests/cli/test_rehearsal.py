@@ -176,7 +176,7 @@ def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, caps
     line = ["--plugin", "networks.py", "--model", "toy_linear", "--task", "digits", "--preset", "smoke"]
     methods = ["--methods", "dense,clicktrain,sdgp,scratch[of=sdgp]"]
     line += ["--device", "cpu", "--epochs", "1"]
-    assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json", "--probe-steps", "2"]) == 0
+    assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["method"] for one in found["trials"]] == ["dense"]
     assert [one["method"] for one in found["left_out"]] == ["clicktrain", "sdgp", "scratch[of=sdgp]"]

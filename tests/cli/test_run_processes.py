@@ -26,5 +26,4 @@ def test_machines_of_a_cluster_need_the_gpus_and_not_this_one(monkeypatch):
     command = ["--methods", "dense", "--task", "digits", "--dtype", "float32", "--nproc-per-trial", "8"]
     with pytest.raises(UsageError, match="this machine has 1 GPU"):
         resolve(read_run_options(command))
-    assert resolve(read_run_options(command), trained_here=False).processes == 8
     assert resolve(read_run_options([*command, "--engine", "ray"])).processes == 8

@@ -41,7 +41,7 @@ from profiles import stage as profiled
 from reports.content import build
 from suite.cli import main as cli
 from suite.errors import UsageError
-from suite.measure import time_pass
+from suite.measure import running
 from suite.measure import time_steps as steps
 from suite.trials.folder import entries, packed, profiles, tuning
 from suite.trials.folder.reader import read
@@ -134,12 +134,12 @@ def fake_times(real: bool = False) -> Iterator[None]:
 
         return measure
 
-    before = time_pass.in_subprocess
-    time_pass.in_subprocess = in_process
+    before = running.in_subprocess
+    running.in_subprocess = in_process
     try:
         yield
     finally:
-        time_pass.in_subprocess = before
+        running.in_subprocess = before
 
 
 # Damages: functions that change a folder and return what they did.

@@ -531,10 +531,10 @@ def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
         asked.append((threads, arguments["choose_again"]))
         return invented(candidate, arguments, threads)
 
-    def with_threads(*arguments):
-        return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments)]
+    def with_threads(*arguments, **options):
+        return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments, **options)]
 
-    monkeypatch.setattr(running, "find_candidates", with_threads)
+    monkeypatch.setattr(time_pass, "find_candidates", with_threads)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
     assert asked == [(used, again)]

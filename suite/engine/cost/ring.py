@@ -13,11 +13,7 @@ all-reduce sends their zeros.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-
-BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that `DistributedDataParallel` reduces at once (default of `bucket_cap_mb`)."""
 
 
 def gradient_bytes(elements: int, element_bytes: int = 4) -> int:
@@ -44,29 +40,6 @@ def sent_bytes(payload: float, processes: int) -> float:
     if processes < 1:
         raise ValueError(f"a ring needs at least one process, not {processes}")
     return 2 * (processes - 1) / processes * payload
-
-
-def all_reduce_seconds(
-    payload: float, processes: int, bandwidth: float, latency: float = 0.0, bucket: float = BUCKET_BYTES
-) -> float:
-    """Return the seconds of a ring all-reduce: 2(p - 1)/p x payload / bandwidth + 2(p - 1) x latency x buckets.
-
-    All links of the ring work at the same time, so the slowest link determines the time.
-
-    Args:
-        payload: Bytes that each process hands to the all-reduce.
-        processes: Number p of processes.
-        bandwidth: Bytes per second of the slowest link of the ring, in each direction.
-        latency: Seconds between the beginning of an exchange and the arrival of its first byte.
-        bucket: Bytes that are reduced at once; each bucket needs its own exchanges: ceil(payload / bucket).
-
-    Raises:
-        ValueError: There is no process, or the bandwidth is not positive.
-    """
-    if bandwidth <= 0:
-        raise ValueError(f"the bandwidth must be positive, not {bandwidth:g} bytes/s")
-    exchanges = 2 * (processes - 1) * math.ceil(payload / bucket)
-    return sent_bytes(payload, processes) / bandwidth + exchanges * latency
 
 
 def relative_traffic(parts: Iterable[tuple[float, float]], dense_payload: float, dense_steps: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.engine.cost.ring import all_reduce_seconds, gradient_bytes, relative_traffic, sent_bytes
+from suite.engine.cost.ring import gradient_bytes, relative_traffic, sent_bytes
 
 
 def simulate(values: list[list[float]]) -> tuple[list[list[float]], int]:
@@ -33,13 +33,6 @@ def test_a_process_sends_what_the_exchanges_of_a_ring_send(processes: int) -> No
     assert sent_bytes(payload, processes) == pytest.approx(parts * 1000.0)
 
 
-def test_seconds_have_a_part_for_bytes_and_a_part_for_exchanges() -> None:
-    # 100 MB among 4 processes at 1 GB/s: 150 MB are sent, in 4 buckets with 6 exchanges each.
-    assert all_reduce_seconds(100e6, 4, 1e9) == pytest.approx(0.15)
-    assert all_reduce_seconds(100e6, 4, 1e9, latency=1e-3) == pytest.approx(0.15 + 4 * 6 * 1e-3)
-    assert all_reduce_seconds(100e6, 1, 1e9, latency=1e-3) == 0
-
-
 @given(st.integers(1, 10**9), st.integers(1, 512))
 def test_less_than_two_payloads_are_sent(elements: int, processes: int) -> None:
     payload = gradient_bytes(elements)
@@ -55,8 +48,8 @@ def test_relative_traffic_counts_smaller_networks_and_fewer_steps() -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: sent_bytes(1, 0), lambda: all_reduce_seconds(1, 2, 0), lambda: relative_traffic([(1, 1)], 0, 5)],
+    [lambda: sent_bytes(1, 0), lambda: relative_traffic([(1, 1)], 0, 5)],
 )
 def test_impossible_values_are_refused(call: object) -> None:
-    with pytest.raises(ValueError, match=r"process|bandwidth|dense"):
+    with pytest.raises(ValueError, match=r"process|dense"):
         call()  # type: ignore[operator]

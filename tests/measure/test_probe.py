@@ -1,0 +1,203 @@
+"""A probe against the trial that it predicts: its stages, its FLOPs, and the weights that it does not change."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import image_trials
+import pytest
+from small_trials import flushed, spec, train
+from tiny_net import TINY
+
+from suite.measure import probe as module
+from suite.measure.probe import HOOKS, WALKING_IMAGES, Probe, probe, steady
+from suite.method import Method, ReconfigPlan
+from suite.registry import register
+from suite.trials.stages import StageList
+
+SMALL = {"train_images": 100, "test_images": 40, "batch_size": 16, "eval_batch_size": 32}
+CLICKTRAIN = "clicktrain[warmup=0.2,hard_prune=0.6,backend=masked]"
+GROWING = {"train_sizes": (16, 32), "size_milestones": (0.5,)}
+
+
+@register("method", "counts_hooks")
+class CountsHooks(Method):
+    """Counts what it is asked in each epoch, and costs more from the fourth of ten epochs on."""
+
+    def setup(self, ctx):
+        self.batches, self.images = [0] * 10, []
+
+    def transform_batch(self, images, labels, ctx):
+        self.batches[ctx.epochs_done] += 1
+        self.images.append(len(images))
+        return images, labels
+
+    def overhead(self, name, samples, ctx):
+        return 1e6 if ctx.epochs_done >= 3 else 0.0
+
+
+@register("method", "restarts_once")
+class RestartsOnce(Method):
+    """Begins the schedule again after the second epoch."""
+
+    def reconfigure(self, ctx):
+        return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(module, "STEPS", 3)
+
+
+def counted(records):
+    """Return the FLOPs of training that a trial has counted."""
+    return [pytest.approx(records[-1]["train_flops"][name], rel=1e-9) for name in ("dense", "executed")]
+
+
+@pytest.mark.parametrize("method", ["dense", CLICKTRAIN])
+def test_stages_and_flops_are_those_of_the_trial(tmp_path, method):
+    trial = spec(method, epochs=5, **SMALL)
+    found = Probe(trial, tmp_path).run()
+    records = train(tmp_path / "trial", trial)
+    assert [stage["epoch"] for stage in found["stages"]] == [stage.epoch for stage in StageList(records).stages()]
+    assert found["epochs"] == len(records)
+    assert found["steps"] == sum(record["steps"] for record in records)
+    assert [found["flops_dense"], found["flops_executed"]] == counted(records)
+    assert found["memory_bytes"] == max(record["step_memory_bytes"] for record in records)
+    assert (found["shrinks"], found["late"]) == (False, False)
+
+
+@pytest.mark.parametrize("method", ["dense", "prunetrain"])
+def test_no_weight_moves_and_the_network_keeps_its_size(tmp_path, method):
+    made = Probe(spec(method, epochs=3, **SMALL), tmp_path)
+    before = {name: value.clone() for name, value in made.trainer.model.named_parameters()}
+    made.run()
+    after = dict(made.trainer.model.named_parameters())
+    assert before.keys() == after.keys()
+    for name, values in before.items():  # a method may set weights to zero
+        assert ((values == after[name]) | (after[name] == 0)).all(), name
+
+
+def test_the_time_is_that_of_steps_first_batches_and_reconfigurations(tmp_path):
+    made = Probe(spec("prunetrain", epochs=2, **{**SMALL, "train_images": 104}, drop_last=False), tmp_path)
+    found = made.run()
+    (stage,) = found["stages"]
+    assert (found["steps"], stage["steps"], stage["timed"]) == (14, 13.0, 3)  # half of a batch costs half of a step
+    spent = 13 * stage["step_s"] + 2 * stage["fetch_s"] + made.trainer.clock.seconds["reconfigure"]
+    assert found["train_s"] == pytest.approx(spent)
+    assert found["shrinks"]
+
+
+def test_a_batch_of_all_images_is_a_whole_step(tmp_path):
+    trial = spec("dense", **{**SMALL, "batch_size": 256}, drop_last=False)
+    found = Probe(trial, tmp_path).run()
+    records = train(tmp_path / "trial", trial)
+    assert [found["flops_dense"], found["flops_executed"]] == counted(records)
+
+
+def test_a_steady_method_visits_one_epoch_of_each_phase(tmp_path):
+    found = [Probe(spec("dense", epochs=epochs, **SMALL), tmp_path).run() for epochs in (50, 200)]
+    assert [one["visited"] for one in found] == [1, 1]
+    assert found[1]["flops_dense"] == pytest.approx(4 * found[0]["flops_dense"])
+    assert [stage["epochs"] for one in found for stage in one["stages"]] == [50, 200]
+
+
+def test_long_steps_are_timed_less_often(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "STEPS", 20)
+    monkeypatch.setattr(module, "warm_up", lambda steps: module.STAGE_S / 5.5)
+    assert [stage["timed"] for stage in Probe(spec("dense", **SMALL), tmp_path).run()["stages"]] == [5]
+    monkeypatch.setattr(module, "warm_up", lambda steps: module.STAGE_S)
+    assert [stage["timed"] for stage in Probe(spec("dense", **SMALL), tmp_path).run()["stages"]] == [3]
+
+
+def test_evaluations_are_timed_however_seldom_the_recipe_asks_for_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(Probe, "_evaluation_s", lambda self, split: split.num_samples / 100)
+    found = Probe(spec("dense", epochs=50, eval_every=20, **SMALL), tmp_path).run()
+    assert found["eval_s"] == pytest.approx(3 * 0.4)
+
+
+def test_an_evaluation_is_its_first_batches_times_their_share(tmp_path, monkeypatch):
+    made, sizes = Probe(spec("dense", **{**SMALL, "test_images": 40, "eval_batch_size": 4}), tmp_path), []
+    monkeypatch.setattr(made.trainer.evaluation, "sums", lambda images, *_: sizes.append(len(images)))
+    monkeypatch.setattr(module, "seconds_of", lambda call, device: call() or 3.0)
+    assert made._evaluation_s(made.trainer.splits.test) == pytest.approx(10.0)
+    assert sizes == [4] * 6
+
+
+def test_each_epoch_runs_small_steps_and_a_change_is_measured_at_once(tmp_path):
+    made = Probe(spec("counts_hooks", epochs=10, **SMALL), tmp_path)
+    found = made.run()
+    method = made.trainer.runner.method
+    assert [count == 2 for count in method.batches] == [False, True, True, False, *[True] * 6]
+    assert method.images.count(WALKING_IMAGES) == 20
+    assert [stage["epoch"] for stage in found["stages"]] == [1, 4]
+    assert [stage["epochs"] for stage in found["stages"]] == [3, 7]
+
+
+def test_steps_that_are_compiled_for_a_shape_keep_it(tmp_path):
+    made = Probe(spec("counts_hooks", **SMALL), tmp_path)
+    method, steps = made.trainer.runner.method, module.Steps(made.trainer)
+    made._walk(steps)
+    made.trainer.recipe = dataclasses.replace(made.trainer.recipe, execution="compile")
+    made._walk(steps)
+    assert method.images == [WALKING_IMAGES] * 2 + [SMALL["batch_size"]] * 2
+
+
+def test_a_probe_without_time_says_how_far_it_came(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WALK_S", -1.0)
+    found = Probe(spec("prunetrain", epochs=9, **SMALL), tmp_path).run()
+    assert (found["epochs"], found["visited"], found["late"]) == (9, 1, True)
+
+
+def test_a_trial_that_cannot_be_built_is_an_error_in_words(tmp_path):
+    trial = dataclasses.replace(spec("dense", **SMALL), depends_on={"dense": "dense-missing"})
+    found = probe(trial.to_json(), str(tmp_path), "cpu")
+    assert found == {"error": "this trial depends on dense-missing, which is not done"}
+
+
+def test_every_hook_that_can_change_a_step_makes_a_method_unsteady():
+    assert steady(Method)
+    for hook in HOOKS:
+        changed = type("Changed", (Method,), {hook: lambda self, *arguments: None})
+        assert not steady(changed)
+
+
+@pytest.mark.slow
+def test_a_trial_of_several_processes_is_measured_in_as_many(tmp_path):
+    trial = dataclasses.replace(flushed(CLICKTRAIN, epochs=5, **{**SMALL, "batch_size": 17}), processes=2)
+    found = probe(trial.to_json(), str(tmp_path), "cpu")
+    alone = probe(dataclasses.replace(trial, processes=1).to_json(), str(tmp_path), "cpu")
+    names = ("epochs", "visited", "steps", "flops_dense", "flops_executed")
+    assert [found[name] for name in names] == [pytest.approx(alone[name]) for name in names]
+    assert [stage["epoch"] for stage in found["stages"]] == [stage["epoch"] for stage in alone["stages"]]
+    wrong = dataclasses.replace(trial, depends_on={"dense": "dense-missing"})
+    found = probe(wrong.to_json(), str(tmp_path), "cpu")
+    assert found["error"].endswith("this trial depends on dense-missing, which is not done")
+
+
+def images(folder: Path, method: str, **changes):
+    if not folder.is_dir():
+        image_trials.write_images(folder, count=12)
+    return image_trials.spec(folder, method, TINY, **{"epochs": 4, **GROWING, **changes})
+
+
+@pytest.mark.parametrize("method", ["dense", "sdgp[backend=masked]", "prunetrain"])
+@pytest.mark.parametrize("seconds", [-1.0, math.inf])
+def test_flops_are_those_of_each_epochs_size_even_without_time(tmp_path, monkeypatch, method, seconds):
+    monkeypatch.setattr(module, "WALK_S", seconds)
+    trial = images(tmp_path / "pets", method)
+    found = Probe(trial, tmp_path).run()
+    assert [found["flops_dense"], found["flops_executed"]] == counted(
+        train(tmp_path / "trial", images(tmp_path / "pets", "dense"))
+    )
+    small, large = (stage["flops"]["dense"] for stage in found["stages"])
+    assert 3.5 * small < large < 4 * small + 1
+    assert [stage["epoch"] for stage in found["stages"]] == [1, 3]
+
+
+def test_sizes_begin_again_with_the_schedule(tmp_path):
+    found = Probe(images(tmp_path / "pets", "restarts_once"), tmp_path).run()
+    assert (found["epochs"], found["visited"]) == (6, 6)
+    assert [stage["epochs"] for stage in found["stages"]] == [4, 2]
+    small, large = (stage["flops"]["dense"] for stage in found["stages"])
+    assert large > 3.5 * small
