@@ -58,6 +58,11 @@ class TrialKind:
         return f"{self.trials[0].label}{' (control)' if self.trials[0].control else ''}"
 
     @property
+    def epochs(self) -> float:
+        """Epochs of a trial."""
+        return float(self.trials[0].recipe["epochs"])
+
+    @property
     def where(self) -> str:
         """Model, task and number format."""
         return f"{self.trials[0].model} on {self.trials[0].task}, {self.trials[0].dtype}"
@@ -85,15 +90,15 @@ def predict(
     states = store.states(trials, in_use=folder.is_dir() and store.is_locked())
     status = {trial.trial_id: state for trial, (state, _) in zip(trials, states, strict=True)}
     ended = {"missing": {"done"}, "failed": {"", "done", RUNNING}, "all": set[str]()}[only]
-    groups: dict[tuple[Any, ...], list[TrialSpec]] = {}
+    groups: dict[tuple[str, bool], list[TrialSpec]] = {}
     for one in trials:
-        groups.setdefault((one.label, one.model, one.task, one.dtype, one.control), []).append(one)
+        groups.setdefault((replace(one, seed=0, depends_on={}).hash, one.control), []).append(one)
 
     def kind_of(group: Sequence[TrialSpec]) -> TrialKind:
         kind = TrialKind(tuple(group), tuple(one for one in group if status[one.trial_id] not in ended))
         if not kind.runs:
             return kind
-        show(f"measuring steps of {kind.name}, {kind.where}")
+        show(f"measuring steps of {kind.name}, {kind.epochs:g} epochs, {kind.where}")
         first = kind.runs[0]
         missing = [other for other in first.depends_on.values() if status.get(other) != "done"]
         share = int(environment(jobs * first.processes)["OMP_NUM_THREADS"].partition(",")[0])
@@ -143,7 +148,11 @@ def total_s(kinds: Sequence[TrialKind], trials: Sequence[TrialSpec], jobs: int) 
 
 def _names(kinds: Sequence[TrialKind]) -> list[str]:
     several = len({kind.where for kind in kinds}) > 1
-    return [f"{kind.name}, {kind.where}" if several else kind.name for kind in kinds]
+    names = [f"{kind.name}, {kind.where}" if several else kind.name for kind in kinds]
+    return [
+        f"{name}, {kind.epochs:g} epochs" if names.count(name) > 1 else name
+        for name, kind in zip(names, kinds, strict=True)
+    ]
 
 
 def table(kinds: Sequence[TrialKind]) -> Table:

@@ -49,13 +49,16 @@ def test_each_kind_of_trial_is_probed_once(tmp_path, monkeypatch):
     kinds = predict(trials, tmp_path / "none", "missing", 1, said.append)
     assert [(one.method, one.seed) for one in made.trials] == [("dense", 0), ("sdgp", 0), ("dense", 0)]
     assert [len(kind.runs) for kind in kinds] == [2, 1, 1]
-    assert said[1] == "measuring steps of sdgp, resnet9[width=0.125] on digits, float32"
+    assert said[1] == "measuring steps of sdgp, 4 epochs, resnet9[width=0.125] on digits, float32"
     assert not (tmp_path / "none").exists()
 
 
-def test_learning_rates_and_controls_are_kinds_of_their_own(tmp_path, monkeypatch):
-    Probes(monkeypatch)
-    trials = [spec("dense"), *(spec(f"sdgp[recipe.learning_rate={rate}]") for rate in (0.1, 0.2))]
+def test_lengths_learning_rates_and_controls_are_kinds_of_their_own(tmp_path, monkeypatch):
+    made = Probes(monkeypatch)
+    shorter = [spec("dense", seed=seed, epochs=epochs) for epochs in (4, 3, 2) for seed in (0, 1)]
+    assert module._names(predicted(shorter, tmp_path)) == ["dense, 4 epochs", "dense, 3 epochs", "dense, 2 epochs"]
+    assert [one.recipe["epochs"] for one in made.trials] == [4, 3, 2]
+    trials = [spec("dense"), *(spec(f"sdgp[recipe.learning_rate={rate}]", learning_rate=rate) for rate in (0.1, 0.2))]
     trials.append(dataclasses.replace(spec("dense", seed=1), control=True))
     assert [kind.name for kind in predicted(trials, tmp_path)][::3] == ["dense", "dense (control)"]
 
