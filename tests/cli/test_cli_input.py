@@ -73,7 +73,6 @@ NAMES = [
     (["launch"], "there is no verb 'launch'"),
     (["plna"], "did you mean 'plan'"),
     (["plan", "--methods", "sdpg"], "did you mean 'sdgp'"),
-    (["plan", "--cluster", "nodes=2,gpus=1"], "no option is called '--cluster'"),
     (["--log", "tensorbord"], "did you mean 'tensorboard'"),
     (["reprot", "x"], "did you mean 'report'"),
     (["report", "absent"], "no suite.json"),

@@ -210,12 +210,3 @@ def test_plan_prints_a_table_or_json_and_writes_nothing(tmp_path, capsys, probes
     assert "at most" in text
     assert "prunetrain: the network keeps its size" in text
     assert "2 of 2 trials to run" in text
-
-
-@pytest.mark.parametrize("option", ["--cluster", "--probe-steps", "--stpes"])
-def test_mistakes_are_one_line_before_any_probe(option, capsys, monkeypatch):
-    monkeypatch.setattr(module, "call_in_subprocess", lambda *arguments: pytest.fail("probed"))
-    assert cli.main(["plan", "--methods", "dense", *SMALL, option, "3"]) == 2
-    error = capsys.readouterr().err
-    assert f"no option is called '{option}'" in error
-    assert len([line for line in error.splitlines() if line.startswith("pdt: error")]) == 1

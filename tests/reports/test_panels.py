@@ -1,4 +1,4 @@
-"""Panels, bars and heat maps of reproductions, inspected as matplotlib objects."""
+"""Panels and bars of reproductions, inspected as matplotlib objects."""
 
 import pytest
 from matplotlib.colors import to_hex
