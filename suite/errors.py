@@ -61,5 +61,5 @@ def validate(schema: Any, value: Any, where: str) -> Any:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:MOST_FAULTS]]
-        raise UsageError(f"{where}: {'; '.join(faults)}") from None
+        faults = [": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors()]
+        raise UsageError(f"{where}: {'; '.join(faults[:MOST_FAULTS])}") from None

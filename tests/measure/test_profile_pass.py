@@ -229,7 +229,7 @@ def test_wrong_options_are_one_line(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "profile.json is damaged, or of an earlier version: "),
+        ("{", "profile.json is damaged: "),
         ('{"version": 2, "groups": []}', "version: Input should be 1"),
         ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"trial": "t"}}}]}', "Field required"),
         ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),

@@ -45,8 +45,8 @@ def choices(text):
 
 def test_a_repetition_of_dense_has_its_own_id():
     first, second = planned("dense,dense[repeat=1],dense[repeat=2]")
-    assert (first.label, first.parameters) == ("dense", {"match": "", "repeat": 1})
-    assert (second.label, second.parameters) == ("dense[repeat=2]", {"match": "", "repeat": 2})
+    assert (first.label, first.parameters) == ("dense", {"match": "", "repeat": 1, "ignore": ()})
+    assert (second.label, second.parameters) == ("dense[repeat=2]", {"match": "", "repeat": 2, "ignore": ()})
     assert first.hash != second.hash
 
 
