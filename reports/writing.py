@@ -28,8 +28,10 @@ def write(
     pages = {folder / "report.html": html.render(report), folder / "report.md": markdown.render(report)}
     if latex or (folder / "report.tex").is_file():
         pages[folder / "report.tex"] = tables.render(report)
-    # Those of an earlier report go. Each is named after a group, whose slug begins with `g-`.
-    earlier = set(figures.glob("g-*.svg"))
+    # Those of an earlier report go, unless files are missing from which they were drawn. Each is named after a group,
+    # whose slug begins with `g-`.
+    incomplete = any(trial.missing_files for trial in records.trials if trial.done)
+    earlier = set() if incomplete else set(figures.glob("g-*.svg"))
     files.make_folder(figures)
     for path, text in (contents | pages).items():
         files.write(path, text)

@@ -14,9 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from suite.errors import UsageError, nearest, validate
+from suite.parameters import declared
+from suite.recipe import Recipe
 from suite.trials.spec import PRESETS
 
 OWN = tuple(sorted(Path(__file__).parent.glob("*.toml")))
@@ -25,6 +27,9 @@ MEASURED = "measured"
 Text = Annotated[str, Field(pattern=r"\S")]
 Number = Annotated[float, Strict(False)]
 Obtained = Literal["measured", "counted", "modelled"]
+Preset = Literal["smoke", "quick", "paper"]
+SEEDS: dict[Preset, int] = {"smoke": 1, "quick": 3, "paper": 3}
+RecipeField = Annotated[str, Field(pattern=f"^({'|'.join(declared(Recipe))})$")]
 Condition = Annotated[
     str, Field(pattern="^(task|data_copy|model|epochs|batch_size|dtype|execution|hardware|selection)$")
 ]  # fmt: skip
@@ -133,7 +138,7 @@ class Part(Table):
         task: Name of the task.
         model: Model as in `--model`; empty for the default of the task. The command can set another one.
         small_model: Model in the presets `smoke` and `quick`, for two cores.
-        seeds: Number of seeds by preset.
+        seeds: Number of seeds by preset, where it is not that of `SEEDS`.
         presets: Presets that run the part unless `--parts` is given.
         overrides: Recipe fields. The command can set other values.
         recipe: Name of the recipe in `Task.paper_recipes` for the preset `paper`; empty for the default of the task.
@@ -149,13 +154,18 @@ class Part(Table):
     task: Text
     model: str = ""
     small_model: str = ""
-    seeds: dict[str, int] = {"smoke": 1, "quick": 3, "paper": 3}
-    presets: list[str] = [*PRESETS]
-    overrides: dict[str, Any] = {}
+    seeds: dict[Preset, Annotated[int, Field(ge=1)]] = SEEDS
+    presets: list[Preset] = [*PRESETS]
+    overrides: dict[RecipeField, Any] = {}
     recipe: str = ""
-    paper_recipe: dict[str, Any] = {}
+    paper_recipe: dict[RecipeField, Any] = {}
     baseline: str = ""
     compared: list[Compared] = []
+
+    @field_validator("seeds")
+    @classmethod
+    def _of_every_preset(cls, seeds: dict[Preset, int]) -> dict[Preset, int]:
+        return {**SEEDS, **seeds}
 
     @property
     def quick_recipe(self) -> str:
@@ -254,14 +264,14 @@ class Paper(Table):
     def _check_names(self) -> Paper:
         for name, group in self.groups.items():
             _check(group.source, self.sources, f"{name}: no source")
-        for page, declared in self.reproductions.items():
-            if not declared.reference:
-                _check(declared.source, self.sources, f"{page}: no source")
-            for name in filter(None, [declared.reference, *declared.also, *declared.compared_with]):
+        for page, declaration in self.reproductions.items():
+            if not declaration.reference:
+                _check(declaration.source, self.sources, f"{page}: no source")
+            for name in filter(None, [declaration.reference, *declaration.also, *declaration.compared_with]):
                 _check(name, self.groups, f"{page}: no group")
-            for part in declared.parts:
+            for part in declaration.parts:
                 if part.baseline:
-                    _check(part.baseline, [one.name for one in declared.parts], f"{page}: no part")
+                    _check(part.baseline, [one.name for one in declaration.parts], f"{page}: no part")
                 for one in part.compared:
                     for name in filter(None, (one.published, one.published_baseline)):
                         self.find(name)

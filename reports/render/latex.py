@@ -18,7 +18,10 @@ def render(report: Report) -> str:
 
 
 def _tabular(content: Table) -> str:
-    heads = [f"{column.title} ({column.unit})" if column.unit else column.title for column in content.columns]
+    heads = [
+        f"{column.title}{f' ({column.unit})' if column.unit else ''}{f' [{column.kind}]' if column.kind else ''}"
+        for column in content.columns
+    ]
     frame = pd.DataFrame([[cell.text for cell in row] for row in content.rows], columns=heads)
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     text: str = styled.to_latex(

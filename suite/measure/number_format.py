@@ -7,6 +7,7 @@ measure again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -71,7 +72,7 @@ def _ratio(trial: TrialSpec, threads: int) -> dict[str, Any]:
     """Return the stored result of `measure`, or run `measure` in a new process and store its result."""
     question = _question(trial, threads)
     path = _path(question)
-    if path.is_file():
+    with contextlib.suppress(OSError, ValueError, KeyError):  # there is none yet, or it was damaged
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["ratio"]
         return stored
     log.info("%s, %s: measuring whether float32 or bfloat16 is faster", trial.task, trial.model)

@@ -23,9 +23,9 @@ LARGEST_SEED = 2**31 - 1
 MOST_SEEDS = 10_000
 
 # Fields that determine a trial's result besides the values of parameters. Two runs of a trial may differ in others.
-_HASHED = ("method", "method_version", "preset", "seed", "device", "dtype", "processes", "arithmetic", "depends_on")
+_HASHED = ("method", "method_version", "preset", "seed", "device", "dtype", "processes", "arithmetic")
 # Hashed only if they differ from these values, as every field must be that is added here.
-_DEFAULTS = {"method_version": 1, "processes": 1, "arithmetic": FLUSH, "depends_on": {}, "defined_by": {}}
+_DEFAULTS = {"method_version": 1, "processes": 1, "arithmetic": FLUSH, "depends_on": [], "defined_by": {}}
 _TUPLES = ("at_default", "plugins", "callbacks")
 
 
@@ -97,8 +97,11 @@ class TrialSpec:
         """SHA-256, in hex, of the canonical JSON of what determines the result and differs from declared defaults."""
         values = {name: value for name, value in self.flat_values().items() if name not in self.at_default}
         values |= {f"method.{name}": digest for name, digest in self.files.items()}
+        # A trial that this one depends on may be typed in several ways, and has one id.
+        values |= {name: self.depends_on[text] for name, text in self._dependencies().items()}
         determines = {
             **{name: getattr(self, name) for name in _HASHED},
+            "depends_on": sorted({*self.depends_on.values()}),
             "task": self.task_name,
             "model": self.model.partition("[")[0],
             "data": self.data_copy["checksum"],
@@ -107,6 +110,11 @@ class TrialSpec:
         }
         content = {name: value for name, value in determines.items() if _DEFAULTS.get(name) != value}
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+    def _dependencies(self) -> dict[str, str]:
+        """Return the parameters that name a trial on which this one depends, with the text that names it."""
+        values = self.flat_values().items()
+        return {name: value for name, value in values if isinstance(value, str) and value in self.depends_on}
 
     def flat_values(self) -> dict[str, Any]:
         """Return the values of all parameters and of the recipe by flat name.

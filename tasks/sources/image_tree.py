@@ -116,13 +116,15 @@ def _with_splits(root: Path, training: str, tests: Sequence[str], folders: Seque
     for name, folder in classes.items():
         if name not in by_split[chosen]:
             raise UsageError(
-                f"{root / chosen / folder}: no such folder; every class of {training}/ needs one; {LAYOUTS}"
+                f"{root / chosen / folder}: no such folder; every class of {training}/ needs one; {LAYOUTS}; or use "
+                f"--data-root {root / training}, of which a fixed tenth is the test split"
             )
     others = [path for place in ("", training, chosen) for path in _loose_images(root, place)]
     train = _files(root, [f"{training}/{folder}" for folder in classes.values()], others)
     test = _files(root, [f"{chosen}/{by_split[chosen][name]}" for name in classes], others)
     split = f"test images from {chosen}/"
-    unused = [f"{name}/" for name in folders if name.lower() in (TRAIN, *TESTS) and name not in (training, chosen)]
+    like_splits = [name for name in folders if any(split in name.lower() for split in (TRAIN, *TESTS))]
+    unused = [f"{name}/" for name in like_splits if name not in (training, chosen)]
     if unused:
         split += f"; {', '.join(unused)} not used"
     return ImageTree(root, tuple(classes.values()), train, test, split, tuple(others))
@@ -162,7 +164,7 @@ def _without_splits(root: Path, folders: Sequence[str]) -> ImageTree:
 def _found(root: Path, folders: Sequence[str]) -> str:
     """Return what a folder of another layout contains, what is expected, and the nearest change that helps."""
     if not folders:
-        return f"contains no folders; {LAYOUTS}"
+        return f"contains no folders; {LAYOUTS}; move each image into a folder named after its class"
     listed = ", ".join(f"{name}/" for name in folders[:SHOWN]) + (", ..." if len(folders) > SHOWN else "")
     empty = [name for name in folders if not _has_images(root / name)]
     splits = {name: split for name in empty for split in (TRAIN, *TESTS) if split in name.lower() != split}

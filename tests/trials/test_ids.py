@@ -46,7 +46,10 @@ def test_a_new_field_a_new_option_and_a_new_name_of_a_class_change_no_id(tmp_pat
     class RenamedMethod(sdgp):
         option: int = 3
 
+    @dataclass
     class RenamedTask(Digits):
+        choice: int = 5
+
         def recipe(self, preset):
             return LongerRecipe(**super().recipe(preset).fields())
 
@@ -58,6 +61,7 @@ def test_a_new_field_a_new_option_and_a_new_name_of_a_class_change_no_id(tmp_pat
     monkeypatch.setattr(registry, "get", lambda kind, name: known.get(name) or get(kind, name))
     monkeypatch.setattr(planning, "Recipe", LongerRecipe)
     after = planned(tmp_path)
+    assert after[1].task_parameters == {"choice": 5}
     assert (after[1].parameters["option"], after[1].recipe["novel"], after[1].model_parameters["depth"]) == (3, 0.5, 2)
     assert [trial.hash for trial in after] == before
     assert planned(tmp_path, "sdgp[n=1,option=4]")[0].hash != before[1]
@@ -76,6 +80,10 @@ def test_another_nesting_changes_no_id(tmp_path):
 
 def test_a_typed_default_is_the_default(tmp_path):
     assert planned(tmp_path, "sdgp[m=4,n=1]", "resnet9[width=0.25]")[0].hash == planned(tmp_path, "sdgp[n=1]")[0].hash
+    of = "scratch[of=prunetrain],scratch[of=prunetrain[ratio=0.2]],scratch[of=prunetrain[ratio=0.20,threshold=0.05]]"
+    assert [trial.method for trial in planned(tmp_path, of)] == ["prunetrain", "scratch"]
+    other = planned(tmp_path, "scratch[of=prunetrain[ratio=0.3]]")[1]
+    assert other.hash != planned(tmp_path, "scratch")[1].hash
     restored = TrialSpec.from_json(json.loads(json.dumps(planned(tmp_path)[1].to_json())))
     assert restored.hash == planned(tmp_path)[1].hash
 

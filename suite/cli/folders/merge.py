@@ -17,6 +17,7 @@ from suite.cli.folders.entries import combine_times, latest_profiles
 from suite.cli.folders.sources import Source, Trial, combine_commands
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError
+from suite.trials.folder.columns import read_table
 from suite.trials.folder.profiles import PROFILES
 from suite.trials.folder.reader import NotTestedError
 from suite.trials.folder.results import write_results
@@ -44,6 +45,9 @@ def merge(arguments: Sequence[str]) -> int:
     target = check_destination("merge", destination, paths)
     sources = [Source.read(path) for path in paths]
     chosen, notes = choose(sources)
+    for source in sources:
+        if lost := read_table(source.folder).keys() - source.trials:
+            notes.append(f"{len(lost)} of the rows of {source.folder / 'results.csv'} have no folder, and are left out")
 
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
