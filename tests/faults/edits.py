@@ -16,6 +16,8 @@ def edit(content, random, other=b""):
         random: A `random.Random`.
         other: Bytes of another file of the same kind, for example of another trial.
     """
+    if not content:
+        return other, "other"
     kinds = ["empty", "truncate", "flip", "replace", "insert", "delete", "zeros", "noise", "append", "other"]
     try:
         document = json.loads(content)
@@ -24,7 +26,7 @@ def edit(content, random, other=b""):
     if isinstance(document, dict):
         kinds += ["value", "drop", "value", "drop", "value", "drop", "nest", "digits"]
     kind = random.choice(kinds)
-    at = random.randrange(len(content)) if content else 0
+    at = random.randrange(len(content))
     length = random.choice((1, 2, 16, 512))
     noise = random.randbytes(length)
     edited = {

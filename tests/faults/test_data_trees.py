@@ -207,7 +207,8 @@ class Trees:
             else:
                 path, way = draw.choice([root, *sorted(folders)]), more_names
             if os.path.lexists(path) and (path.is_file() or path.is_dir()) and not path.is_symlink():
-                with contextlib.suppress(FileExistsError, ValueError):  # an empty file has no byte to change
+                # An empty file has no byte to change, nor has the folder that took a file's place.
+                with contextlib.suppress(FileExistsError, IsADirectoryError, ValueError):
                     way(path, draw)
                     done.append(f"{way.__name__} {path.relative_to(root)}")
         return root, "; ".join(done)
