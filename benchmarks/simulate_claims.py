@@ -22,8 +22,6 @@ from reports.data.rule import LEVEL, Answer, Budget, Candidate, Evidence, judge
 
 WHOLE = 88.7  # accuracy of the whole dense training
 MOST_SEEDS = 10  # of a page to which seeds are added until something is decided
-GUESS = 10.0
-FEWEST_DRAWS = 100
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,6 @@ def write_results(
     none_runs: bool = False,
     forget: Collection[str] = (),
     targets: Sequence[float] = (),
-    further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Update `results.csv` atomically. Cells without a value are empty.
 
@@ -161,7 +160,6 @@ def write_results(
         none_runs: See `rows`.
         forget: Ids of trials whose rows are removed if the folder does not have the trial; `--only all` repeats them.
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
-        further: Rows of other folders by trial id, of trials that are not in this folder.
 
     Returns:
         The rows of the trials in the folder.
@@ -169,8 +167,7 @@ def write_results(
     Raises:
         UsageError: There is a `results.csv` that cannot be read.
     """
-    table_rows = {**(further or {}), **read_table(store.folder)}
-    earlier = {name: dict(line) for name, line in table_rows.items() if name not in forget}
+    earlier = {name: line for name, line in read_table(store.folder).items() if name not in forget}
     current = rows(store, none_runs, earlier, targets or read_declared_targets(store.folder))
     table = _merged(earlier, current)
     ours = {line["trial_id"] for line in current}
