@@ -27,8 +27,8 @@ MEASURED = "measured"
 Text = Annotated[str, Field(pattern=r"\S")]
 Number = Annotated[float, Strict(False)]
 Obtained = Literal["measured", "counted", "modelled"]
-Preset = Literal["smoke", "quick", "paper"]
-SEEDS: dict[Preset, int] = {"smoke": 1, "quick": 3, "paper": 3}
+Preset = Annotated[str, Field(pattern=f"^({'|'.join(PRESETS)})$")]
+SEEDS = {"smoke": 1, "quick": 3, "paper": 3}
 RecipeField = Annotated[str, Field(pattern=f"^({'|'.join(declared(Recipe))})$")]
 Condition = Annotated[
     str, Field(pattern="^(task|data_copy|model|epochs|batch_size|dtype|execution|hardware|selection)$")
