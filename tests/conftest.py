@@ -18,13 +18,15 @@ if "PDT_CHOICES" not in os.environ:  # what tests measure on a busy machine must
     os.environ["PDT_CHOICES"] = str(_choices.__enter__())
     atexit.register(_choices.__exit__, None, None, None)
 
+import forks
 import hypothesis
 import pytest
 import torch
 
 from methods.backends import autotune
 
-pytest_plugins = ["toy_fixtures"]
+pytest_plugins = ["finished_folder", "toy_fixtures"]
+forks.install()
 
 hypothesis.settings.register_profile("shared machine", deadline=None)  # other programs may delay any example
 hypothesis.settings.load_profile("shared machine")
