@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import re
@@ -40,6 +41,8 @@ NOT_AT_START = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 PR_SET_CHILD_SUBREAPER = 36
 
 _Popen = subprocess.Popen
+_environment = dict(os.environ)
+_search_path = list(sys.path)
 
 
 def install() -> None:
@@ -61,10 +64,9 @@ class ForkedPopen(_Popen):
         pipes = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         program = None
         if not (executable or preexec_fn or pass_fds or shell or (cwd and not Path(cwd).is_dir())):
-            program = Program.of(args, os.environ if env is None else env)
+            program = Program.of(args, os.environ if env is None else env, os.fspath(cwd or Path.cwd()), rest[-2])
         if program is None:
             return super()._execute_child(*given, *pipes, *rest)
-        program.folder, program.session = os.fspath(cwd or Path.cwd()), bool(rest[-2])
         descriptors = [inherited if one == -1 else one for inherited, one in enumerate((p2cread, c2pwrite, errwrite))]
         if self.is_forked:
             self.pid = _fork(program, descriptors)
@@ -77,28 +79,36 @@ class ForkedPopen(_Popen):
         return None
 
 
+@dataclasses.dataclass(frozen=True)
 class Program:
-    """A command line of Python: its arguments from the program's name on, and where it runs."""
+    """A command line of Python, and where it runs.
 
+    Attributes:
+        kind: `-c`, `-m`, or empty for a file.
+        name: Code, module or file.
+        arguments: What follows the name.
+        safe_path: Whether the folder of the program is kept out of the search path (`-P`).
+        variables: Environment variables.
+        folder: Working folder.
+        session: Whether it leads a session of its own.
+    """
+
+    kind: str
+    name: str
+    arguments: list[str]
+    safe_path: bool
+    variables: dict[str, str]
     folder: str
     session: bool
 
-    def __init__(self, kind: str, name: str, arguments: list[str], safe_path: bool, variables: dict[str, str]) -> None:
-        self.kind, self.name, self.arguments = kind, name, arguments
-        self.safe_path, self.variables = safe_path, variables
-
     @classmethod
-    def of(cls, command: object, variables: Mapping[str, str]) -> Program | None:
+    def of(cls, command: object, variables: Mapping[str, str], folder: str, session: bool) -> Program | None:
         """Return the program of a command line, `None` for one that must be started."""
         if isinstance(command, (str, bytes, os.PathLike)):
             return None
-        python, *words = map(os.fsdecode, command)
-        changed = {
-            name
-            for name, _ in set(variables.items()) ^ set(_environment.items())
-            if AT_START.match(name) and name not in NOT_AT_START
-        }
-        if python != sys.executable or changed:
+        python, *words = map(os.fsdecode, command)  # type: ignore[call-overload]
+        changed = (name for name, _ in set(variables.items()) ^ set(_environment.items()) if AT_START.match(name))
+        if python != sys.executable or set(changed) - NOT_AT_START:
             return None
         safe_path = False
         while words[:1] in (["-P"], ["-u"]):
@@ -109,7 +119,7 @@ class Program:
         paths = [*variables.get("PYTHONPATH", "").split(os.pathsep), "" if kind else str(Path(words[0]).parent)]
         if any(path and Path(path, "suite").is_dir() and Path(path).resolve() != ROOT for path in paths):
             return None  # another copy of this project
-        return cls(kind, words[0], words[1:], safe_path, dict(variables))
+        return cls(kind, words[0], words[1:], safe_path, dict(variables), folder, session)
 
     def run(self) -> None:
         """Run in this process, as Python would."""
@@ -191,7 +201,7 @@ class Server:
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lock = threading.Lock()
-        self._socket, other = socket.socketpair()
+        self._socket, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", __file__, str(other.fileno()), str(os.getpid())]
         variables = {name: value for name, value in _environment.items() if name != "PYTHONPATH"}
         self._process = _Popen(command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, env=variables)
@@ -199,25 +209,20 @@ class Server:
 
     def fork(self, program: Program, descriptors: list[int]) -> int:
         """Run a program, and return its process id."""
-        message = json.dumps(vars(program)).encode()
         with self._lock:
-            socket.send_fds(self._socket, [len(message).to_bytes(8, "big")], descriptors)
-            self._socket.sendall(message)
-            return int.from_bytes(self._socket.recv(8), "big")
+            socket.send_fds(self._socket, [json.dumps(vars(program)).encode()], descriptors)
+            answer = self._socket.recv(8)
+        assert answer, "the server has ended"
+        return int.from_bytes(answer, "big")
 
 
 def _serve(connection: socket.socket, parent: int) -> None:
     """Fork what is asked for, until the other end of the socket is closed."""
     while True:
-        size, descriptors, *_ = socket.recv_fds(connection, 8, 3)
-        if not size:
+        message, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
             return
-        message = b""
-        while len(message) < int.from_bytes(size, "big"):
-            message += connection.recv(1 << 20)
-        fields = json.loads(message)
-        program = Program.__new__(Program)
-        vars(program).update(fields)
+        program = Program(**json.loads(message))
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
@@ -229,9 +234,6 @@ def _serve(connection: socket.socket, parent: int) -> None:
         for one in descriptors:
             os.close(one)
 
-
-_environment = dict(os.environ)
-_search_path = list(sys.path)
 
 if __name__ == "__main__":
     import importlib
