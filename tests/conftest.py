@@ -23,6 +23,8 @@ import hypothesis
 import pytest
 import torch
 
+import kernels
+from kernels.cpu.library import compile_together
 from methods.backends import autotune
 
 pytest_plugins = ["finished_folder", "toy_fixtures"]
@@ -119,6 +121,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if whole and can and not (chosen or looked_at):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if cores > 1:
+            # Each worker would wait for the kernels, or build them itself.
+            compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
             config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
             config.option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
 
