@@ -122,10 +122,10 @@ def test_the_data_gradient_of_resnet18_at_224_px(capsys):
     assert all(len(set(flops.values())) == 1 for name, flops in layers.items() if name != "conv1")
     assert sum(flops["dgrad"] for flops in layers.values()) == 3_392_118_784
     assert found["data_gradient_share"] == pytest.approx(0.31856, abs=1e-5)
-    assert cli.main(["describe", "resnet18", "--layers"]) == 0
+    assert cli.main(["describe", "resnet9[width=0.0625]", "--layers"]) == 0
     text = capsys.readouterr().out
-    assert "share of the data gradient in training FLOPs: 0.3185" in text
-    assert re.search(r"^  layer4\.1\.branch\.conv2 +231\.21 +231\.21 +231\.21 +33\.33 % +2\.17 %$", text, re.MULTILINE)
+    assert re.search("^share of the data gradient in training FLOPs: 0.3", text, re.MULTILINE)
+    assert re.search(r"^  down\.conv +1\.64 +1\.64 +1\.64 +33\.33 % +5\.85 %$", text, re.MULTILINE)
     assert cli.main(["describe", "sdgp", "--layers"]) == 2
     assert "--layers is for models, and 'sdgp' is a method" in capsys.readouterr().err
 
