@@ -48,13 +48,6 @@ def test_describe(folder, capsys, forget_toys):
     assert "n: an integer of at most 64 bits = 2 (smoke 1)" in capsys.readouterr().out
 
 
-def test_describe_of_an_unknown_name_is_short(capsys):
-    """The names are too many for one line."""
-    for typed, end in (("resnt9", "'resnt9'; did you mean 'resnet9'?\n"), ("TASK", "'TASK'; list shows all names\n")):
-        assert cli.main(["describe", typed]) == 2
-        assert capsys.readouterr().err.endswith(f"nothing is called {end}")
-
-
 def test_describe_says_which_controls_a_method_has(capsys):
     for name, shrinks, twin, lines in (
         ("sdgp[n=1]", False, {"mode": "random"}, ("shrinks network: false", "selects at random with: mode random")),

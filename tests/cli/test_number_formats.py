@@ -226,8 +226,7 @@ def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tm
     assert said()[0].startswith(f"the cache {cache} is not used: others can write to it (mode 0777)")
     cache.chmod(0o700)
     assert not said()
-    monkeypatch.setenv("PDT_CPU_ARCH", "avx2")
-    assert said() == ["$PDT_CPU_ARCH is 'avx2', and may be native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4"]
+    cache.chmod(0o777)
     monkeypatch.setenv("PDT_CPU_KERNEL", "0")
     assert not said()
 

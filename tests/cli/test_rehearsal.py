@@ -41,11 +41,6 @@ NETWORKS = textwrap.dedent(
         torch.manual_seed(0)
         return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, num_classes))
 
-    @register("model", "toy_linear")
-    def toy_linear(*, input_shape: tuple[int, int, int], num_classes: int):
-        "No convolution."
-        return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, num_classes))
-
     class Net(nn.Module):
         def __init__(self, num_classes, kernel=1, outputs=None):
             super().__init__()
@@ -64,11 +59,6 @@ NETWORKS = textwrap.dedent(
     def toy_branching(*, num_classes: int):
         "Its forward depends on values."
         return Branching(num_classes)
-
-    @register("model", "toy_1x1")
-    def toy_1x1(*, num_classes: int):
-        "No 3x3 convolution."
-        return Net(num_classes)
 
     @register("model", "toy_nothing")
     def toy_nothing(*, num_classes: int):
@@ -115,8 +105,8 @@ def networks(folder):
 CASES = [
     ("prunetrain", "toy_branching", "prunetrain cannot train toy_branching on task digits: no channel of this model"),
     ("prunetrain[dynamic_batch=device]", "resnet9[width=0.0625]", "needs a CUDA device"),
-    ("sdgp", "toy_linear", "sdgp cannot train toy_linear on task digits: no layer of this model is pruned"),
-    ("clicktrain", "toy_1x1", "clicktrain cannot train toy_1x1 on task digits: this network has no 3x3 convolution"),
+    ("sdgp", "mlp", "sdgp cannot train mlp on task digits: no layer of this model is pruned"),
+    ("clicktrain", "mlp", "clicktrain cannot train mlp on task digits: this network has no 3x3 convolution"),
     ("clicktrain[warmup=0.9,hard_prune=0.95]", "resnet9[width=0.0625]", "so that these ascend and at least"),
     ("clicktrain[batches=1000]", "resnet9[width=0.0625]", "batches is 1000; the epoch in which patterns"),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
@@ -126,7 +116,7 @@ CASES = [
     ("dense", "toy_large", "the forward pass fails on images of 1x16x16: RuntimeError: "),
     ("dense", "toy_none", "toy_none: its function returned NoneType, not a torch.nn.Module"),
     ("dense", "toy_empty", "toy_empty: the model has no parameters to train"),
-    ("toy_fussy", "toy_1x1", "in setup: AttributeError: "),
+    ("toy_fussy", "mlp", "in setup: AttributeError: "),
 ]
 
 
@@ -158,7 +148,7 @@ def test_a_network_that_begins_alike_for_all_seeds_is_named(monkeypatch, caplog)
 
 @pytest.mark.slow
 def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, capsys, caplog):
-    line = ["--plugin", "networks.py", "--model", "toy_linear", "--task", "digits", "--preset", "smoke"]
+    line = ["--plugin", "networks.py", "--model", "mlp", "--task", "digits", "--preset", "smoke"]
     methods = ["--methods", "dense,clicktrain,sdgp,scratch[of=sdgp]"]
     line += ["--device", "cpu", "--epochs", "1"]
     assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json"]) == 0
@@ -175,17 +165,11 @@ def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, caps
     assert "## Methods left out" in page
     assert "Methods left out</" in html
     for method, reason in wanted.items():
-        assert f"left out: {method} cannot train toy_linear on task digits: {reason}" in caplog.text
+        assert f"left out: {method} cannot train mlp on task digits: {reason}" in caplog.text
         assert reason in page
     assert cli.main(["--methods", "sdgp", *line, "--skip-unfit", "--out", "other"]) == 2
     assert_one_line(capsys.readouterr().err, "--skip-unfit: no method fits, so that nothing is left")
     assert not (networks / "other").exists()
-
-
-def test_only_run_and_plan_leave_methods_out(capsys):
-    for verb in (["tune", "sdgp", "--budget", "2"], ["reproduce", "sdgp-table1"]):
-        assert cli.main([*verb, "--skip-unfit"]) == 2
-        assert_one_line(capsys.readouterr().err, "--skip-unfit cannot be given")
 
 
 def suite_of(**changes):
@@ -199,10 +183,10 @@ def planned(**changes):
 
 
 def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(networks, caplog):
-    suite = suite_of(methods="dense,sdgp,scratch[of=sdgp]", models="toy_linear")
+    suite = suite_of(methods="dense,sdgp,scratch[of=sdgp]", models="mlp")
     registry.load_plugin("networks.py")
     trials = plan(suite)
-    with pytest.raises(UsageError, match=r"^sdgp cannot train toy_linear on task digits: no layer") as raised:
+    with pytest.raises(UsageError, match=r"^sdgp cannot train mlp on task digits: no layer") as raised:
         rehearse(trials)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # a child process raises it
     unfit = rehearse(trials, skip_unfit=True)
@@ -211,11 +195,11 @@ def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(netwo
     left, others = without(unfit, suite, trials)
     assert [(trial.label, trial.seed) for trial in others] == [("dense", 0), ("dense", 1)]
     assert [(one["method"], one["task"], one["model"]) for one in left.left_out] == [
-        ("sdgp", "digits", "toy_linear"),
-        ("scratch[of=sdgp]", "digits", "toy_linear"),
+        ("sdgp", "digits", "mlp"),
+        ("scratch[of=sdgp]", "digits", "mlp"),
     ]
     assert left.left_out[1]["reason"] == "it needs a trial of sdgp, which is left out"
-    assert "left out: sdgp cannot train toy_linear on task digits: no layer" in caplog.text
+    assert "left out: sdgp cannot train mlp on task digits: no layer" in caplog.text
     with pytest.raises(UsageError, match="--skip-unfit: no method fits, so that nothing is left to train"):
         without(unfit, suite, [trial for trial in trials if trial.label != "dense"])
 
@@ -240,16 +224,6 @@ def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch)
     monkeypatch.setattr(Digits, "recipes", {**Digits.recipes, "smoke": freezing})
     with pytest.raises(UsageError, match=r"names 'whiten.bias', which is no .*; for other networks use --recipe plain"):
         rehearse(planned(methods="dense"))
-
-
-def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):
-    loaded = []
-    original = Digits.load
-    monkeypatch.setattr(Digits, "load", lambda *arguments: loaded.append(1) or original(*arguments))
-    trials = [*planned(methods="dense"), *planned(methods="dense", overrides={"epochs": 1})]
-    loaded.clear()
-    rehearse(trials)
-    assert len(loaded) == 1
 
 
 def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_path):
