@@ -1,7 +1,6 @@
 """The profile pass: the parts of real steps on digits, what it stores, and what it refuses."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from small_trials import flushed as spec
 from small_trials import train_in_suite
 from tiny_net import TINY
 
-from suite.cli import main as cli
 from suite.cli.export import contents
 from suite.engine.cost import roofline
 from suite.engine.cost.clock import NO_CLOCK
@@ -31,9 +29,9 @@ SMALL = {"model": TINY, "train_images": 32, "test_images": 16, "batch_size": 16,
 MACHINE = Machine(1e9, ((1024, 1e9),))
 
 
-def invented(candidate, arguments, threads, ratio=0.75):
+def invented(candidate, arguments, threads):
     """Return a measurement without any training."""
-    found = stage_of(step(effective=0.5), step() if arguments["dense"] else None, ratio if arguments["dense"] else None)
+    found = stage_of(step(effective=0.5), step() if arguments["dense"] else None, 0.75 if arguments["dense"] else None)
     machine = {"macs_per_s": 1e9, "copies": [{"bytes": 1024, "bytes_per_s": 1e9}]}
     names = ("method", "dense", "ratio")
     return {name: found[name] for name in names} | {"machine": machine, "provenance": {"busy_cores": 0.1}}
@@ -117,7 +115,7 @@ def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, monkey
 
 def test_parts_add_up_to_a_step():
     """With 256 images per step, clocks are small."""
-    own = spec("dense", train_images=256, test_images=32, batch_size=256)
+    own = spec("dense", model="resnet9[width=0.0625]", train_images=256, test_images=32, batch_size=256)
     trained = ProfiledSteps(Steps(build_trainer(own, None, load_splits(own))))
     steps.run_rounds([trained], 1)
     (samples,) = steps.run_rounds([trained], 3)
@@ -167,8 +165,11 @@ def test_first_and_last_stage_unless_all_are_asked_for():
 
 
 def test_dense_is_profiled_alone_if_it_is_named(folder):
+    assert profile_pass.run(folder, measure=invented)
     assert profile_pass.run(folder, "dense", measure=invented)
-    (stage,) = entry(folder).stages
+    (group,) = PROFILES.read(folder)
+    assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
+    (stage,) = group.methods["dense"].stages
     assert (stage.dense, stage.ratio) == (None, None)
 
 
@@ -185,41 +186,6 @@ def test_a_profile_of_another_machine_is_refused(folder, lines):
     assert not profile_pass.run(folder, measure=measure, show=lines.append)
     assert "its trials have the hardware_id" in lines[0]
     assert not (folder / "profile.json").exists()
-
-
-def test_a_busy_machine_is_refused_unless_the_user_insists(folder, monkeypatch):
-    monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
-    with pytest.raises(UsageError, match=r"profile .*8\.0 cores are busy with other programs.*--busy"):
-        profile_pass.run(folder, measure=invented)
-    assert profile_pass.run(folder, busy=True, measure=invented)
-
-
-def test_entries_that_are_not_measured_again_stay(folder):
-    assert profile_pass.run(folder, measure=invented)
-    assert profile_pass.run(folder, "dense", measure=invented)
-    (group,) = PROFILES.read(folder)
-    assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
-    assert profile_pass.run(folder, "sdgp", measure=partial(invented, ratio=0.5))
-    (group,) = PROFILES.read(folder)
-    assert group.methods["sdgp[n=1,m=4]"].stages[0].ratio.ratio == 0.5
-
-
-def test_wrong_options_are_one_line(folder, tmp_path, capsys):
-    wrong = [
-        (["--methods", "sdpg"], "did you mean 'sdgp"),
-        (["--rounds", "5"], "integer from 6"),
-        (["--threads", "0"], "integer from 1"),
-        (["--round", "30"], "did you mean '--rounds'?"),
-    ]
-    for options, expected in wrong:
-        assert cli.main(["profile", str(folder), *options]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("pdt: error: ")
-        assert error.count("\n") == 1
-        assert expected in error
-    assert cli.main(["profile", str(tmp_path)]) == 2
-    assert "not the folder of a suite" in capsys.readouterr().err
-    assert cli.main(["profile", str(tmp_path / "absent")]) == 2
 
 
 def test_a_damaged_file_is_refused_before_anything_is_measured(folder):
