@@ -1,12 +1,12 @@
-"""Image folders that cannot be used, by the command line: exit status 2 and one line that names the file.
+"""Image folders by the command line: what cannot be used is one line that names the file, what can be used is said.
 
-Every command runs in this process and ends before the first trial. `tests/tasks/test_hostile_folders.py` tests the
-functions behind it.
+`tests/tasks/test_image_files.py` and `tests/tasks/test_hostile_folders.py` test the functions behind it.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import struct
 import zlib
@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from toy_suite import pdt
+from trials_here import run_here
 
 from suite.cli import main as cli
 from suite.cli import run
+from suite.trials.engines.local import LocalEngine
 
 Make = Callable[[Path], None]
 SPLITS, CLASSES, EACH = ("train", "val"), ("cat", "dog"), 3
@@ -30,23 +31,15 @@ OPTIONS = (
 )
 
 
-def image(mode: str = "RGB", size: tuple[int, int] = (40, 40)) -> Image.Image:
-    noise = np.random.RandomState(0).randint(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+def image(mode: str = "RGB") -> Image.Image:
+    noise = np.random.RandomState(0).randint(0, 256, (40, 40, 3)).astype(np.uint8)
     return Image.fromarray(noise).convert(mode)
 
 
-def encoded(kind: str, mode: str = "RGB", size: tuple[int, int] = (40, 40), **options: Any) -> bytes:
+def encoded(kind: str, mode: str = "RGB", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image(mode, size).save(buffer, kind, **options)
+    image(mode).save(buffer, kind, **options)
     return buffer.getvalue()
-
-
-def deep(channels: int) -> bytes:
-    """Return a PNG file of 16 bits, grey or in colour, which Pillow cannot write in colour."""
-    values = np.random.RandomState(0).randint(0, 65536, (40, 40 * channels)).astype(">u2")
-    rows = b"".join(b"\0" + row.tobytes() for row in values)
-    head = struct.pack(">IIBBBBB", 40, 40, 16, 0 if channels == 1 else 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -60,40 +53,6 @@ def promising(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + pixels + chunk(b"IEND", b"")
 
 
-def flipped(content: bytes, place: int) -> bytes:
-    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
-
-
-PNG, JPEG = encoded("PNG"), encoded("JPEG", quality=95)
-CONTENTS = {
-    "empty.jpg": b"",
-    "text.jpg": b"this is not an image",
-    "html.png": b"<html><body>404</body></html>",
-    "svg.png": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
-    "pdf.jpg": b"%PDF-1.4\n",
-    "eps.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n",
-    "gif.jpg": encoded("GIF", "P"),
-    "tiff.png": encoded("TIFF"),
-    "ico.png": encoded("ICO"),
-    "zeros.webp": bytes(500),
-    "head.jpg": b"\xff\xd8\xff\xe0",
-    "head.bmp": b"BM" + bytes(20),
-    "head.webp": b"RIFF\x00\x00\x00\x00WEBPVP8 ",
-    "huge.png": promising(60_000, 60_000),
-    "too_large.png": promising(12_000, 12_000),
-    "too_narrow.png": promising(1, 100_000),
-    "no_width.png": promising(0, 5),
-    "few_pixels.png": promising(400, 400),
-    "checksum.png": flipped(PNG, 60),
-    **{
-        f"{part:g}.{suffix}": content[: int(part * len(content))]
-        for suffix, content in (("jpg", JPEG), ("png", PNG), ("webp", encoded("WEBP")), ("bmp", encoded("BMP")))
-        for part in (0.1, 0.5, 0.95)
-    },
-}
-OTHER_NAMES = ("README.txt", "Thumbs.db", "photo.heic", "moving.gif", "scan.tif", "noextension")
-
-
 def base(folder: Path) -> None:
     """Write three images of each class in both splits."""
     for split in SPLITS:
@@ -103,15 +62,14 @@ def base(folder: Path) -> None:
                 image().save(folder / split / name / f"{number}.png")
 
 
-def with_file(place: str | bytes, content: bytes) -> Make:
-    """Return a function that writes `base` and one more file."""
+def with_files(files: dict[str | bytes, bytes]) -> Make:
+    """Return a function that writes `base` and more files."""
 
     def make(folder: Path) -> None:
         base(folder)
-        path = os.fsencode(folder) + b"/" + os.fsencode(place)
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120  names that are bytes
-        with open(path, "wb") as file:
-            file.write(content)
+        for place, content in files.items():
+            with open(os.fsencode(folder) + b"/" + os.fsencode(place), "wb") as file:
+                file.write(content)
 
     return make
 
@@ -122,11 +80,6 @@ def with_link(place: str, target: str) -> Make:
         (folder / place).symlink_to(target)
 
     return make
-
-
-def with_pipe(folder: Path) -> None:
-    base(folder)
-    os.mkfifo(folder / "train/cat/pipe.png")
 
 
 def with_folder(place: str) -> Make:
@@ -156,75 +109,36 @@ def only(*paths: str) -> Make:
     return make
 
 
-SPECIAL: dict[str, tuple[Make, str]] = {
-    "link to nothing": (with_link("train/cat/9.png", "nowhere.png"), "train/cat/9.png: cannot be read"),
-    "link to itself": (with_link("train/cat/9.png", "9.png"), "train/cat/9.png: cannot be read"),
-    "link to a device": (with_link("train/cat/9.png", "/dev/zero"), "train/cat/9.png: is not a regular file"),
-    "pipe": (with_pipe, "train/cat/pipe.png: is not a regular file"),
-    "folder named as an image": (with_folder("train/cat/9.png"), "train/cat/9.png: is not a regular file"),
-    "file of 8 GiB": (with_sparse_file, "train/cat/sparse.png: is larger than"),
-    "long image": (with_file("val/dog/long.png", encoded("PNG", "L", (40, 8_001))), "val/dog/long.png: has 40x8,001"),
-    "name with a new line": (with_file("train/cat/a\nb.png", b"x"), r"train/cat/a\nb.png: cannot be read"),
-    "name of other bytes": (with_file(b"train/cat/\xff.png", b"x"), r"train/cat/\xff.png: cannot be read"),
+PNG, JPEG = encoded("PNG"), encoded("JPEG", quality=95)
+CONTENTS = {
+    "text.jpg": b"this is not an image",
+    "cut.png": PNG[: len(PNG) // 2],
+    "gif.jpg": encoded("GIF", "P"),
+    "huge.png": promising(60_000, 60_000),
+    "too_large.png": promising(12_000, 12_000),
+    "too_narrow.png": promising(1, 100_000),
+    "no_width.png": promising(0, 5),
+    "few_pixels.png": promising(400, 400),
+    "checksum.png": PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:],
 }
 # Where the last line has to name a place in the folder.
-LAYOUTS: dict[str, tuple[Make, str]] = {
-    "nothing": (only(), ": contains no folders"),
-    "images only": (only("1.png", "2.png"), ": contains no folders"),
-    "one class": (only("cat/1.png"), ": contains only the folder cat/"),
+REFUSED: dict[str, tuple[Make, str]] = {
+    **{name: (with_files({f"val/dog/{name}": CONTENTS[name]}), f"/val/dog/{name}: ") for name in CONTENTS},
+    "link to a device": (with_link("train/cat/9.png", "/dev/zero"), "/train/cat/9.png: is not a regular file"),
+    "folder named as an image": (with_folder("train/cat/9.png"), "/train/cat/9.png: is not a regular file"),
+    "file of 8 GiB": (with_sparse_file, "/train/cat/sparse.png: is larger than"),
+    "name of other bytes": (with_files({b"train/cat/\xff.png": b"x"}), r"/train/cat/\xff.png: cannot be read"),
+    "other name": (with_files({"train/cat/noextension": PNG}), "/train/cat/noextension: is not an image by its name"),
     "one class in splits": (
         only(*(f"{split}/cat/{number}.png" for split in SPLITS for number in range(4))),
         "/train: contains only the class cat/; a network needs at least two classes",
     ),
-    "one folder deeper": (only("a/train/cat/1.png", "a/val/cat/1.png"), ": contains only the folder a/"),
-    "few images": (only("cat/1.png", "dog/1.png"), "/cat: has too few images"),
-    "no test split": (only("train/cat/1.png", "train/dog/1.png"), ": contains only the folder train/"),
-    "misspelt test split": (only("train/cat/1.png", "tests/cat/1.png"), "; rename tests to test"),
-    "only a test split": (only("val/cat/1.png", "val/dog/1.png"), ": contains only the folder val/"),
-    "splits of other names": (
-        only(*(f"{split}/{name}/1.png" for split in ("seg_train", "seg_test") for name in CLASSES)),
-        "; rename seg_test to test and seg_train to train",
-    ),
-    "splits in classes": (
-        only(*(f"{name}/{split}/1.png" for name in CLASSES for split in SPLITS)),
-        ": contains cat/, dog/ and cat/ has no image",
-    ),
-    "splits in classes in a split": (
-        only(
-            *(f"train/{name}/{split}/1.png" for name in CLASSES for split in SPLITS), "val/cat/1.png", "val/dog/1.png"
-        ),
-        "/train/cat: contains no image, and folders inside are not searched",
-    ),
-    "test split without labels": (
-        only("train/cat/1.png", "train/dog/1.png", "test/unknown/1.png"),
-        "/test/unknown: this class has no folder in train/",
-    ),
-    "empty class": (
-        only("train/cat/1.png", "train/dog/", "val/cat/1.png", "val/dog/1.png"),
-        "/train/dog: contains no image",
-    ),
-    "empty class in the test split": (
-        only("train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/"),
-        "/val/dog: contains no image",
-    ),
     "empty class without splits": (only("cat/1.png", "cat/2.png", "dog/"), "and dog/ has no image"),
-    "class without test images": (only("train/cat/1.png", "train/dog/1.png", "val/cat/1.png"), "/val/dog: no such"),
-    "class without training images": (
-        only("train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png", "val/cats/1.png"),
-        "/val/cats: this class has no folder in train/; did you mean 'cat'",
-    ),
-    "images in the splits": (only("train/1.png", "val/1.png"), "/train: contains no folder of a class"),
     "images in the test split": (only("train/cat/1.png", "train/dog/1.png", "val/1.png"), "/val/cat: no such folder"),
-    "folders of two data sets": (only(*(f"{one}/{name}/1.png" for one in "ab" for name in CLASSES)), "and a/ has no"),
     "folder next to images": (with_folder("train/cat/more"), "/train/cat/more: is not an image by its name"),
     "link to a folder above": (with_link("train/loop", ".."), "/val/loop: "),
-    "loose image": (with_file("stray.png", PNG), "/stray.png: is an image next to the folders"),
-    "loose image in the training split": (with_file("train/loose.jpg", JPEG), "/train/loose.jpg: is an image next to"),
-    "loose image in the test split": (with_file("val/loose.PNG", PNG), "/val/loose.PNG: is an image next to"),
-    "empty class whose name is not text": (
-        lambda folder: (base(folder), os.mkdir(os.fsencode(folder) + b"/train/\xff"))[0],  # noqa: PTH102
-        r"/val/\xff: no such folder",
-    ),
+    "loose image in the training split": (with_files({"train/a.jpg": JPEG}), "/train/a.jpg: is an image next to"),
+    "loose image in the test split": (with_files({"val/a.PNG": PNG}), "/val/a.PNG: is an image next to"),
 }
 
 
@@ -260,8 +174,13 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def assert_refused(status: int, capfd: pytest.CaptureFixture[str], folder: Path, expected: str) -> None:
-    """Check exit status and message of a command that ended before its first trial."""
+@pytest.mark.parametrize(("case", "cache"), [*((case, "on") for case in REFUSED), ("text.jpg", "off")])
+def test_what_cannot_be_used_is_one_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], case: str, cache: str
+) -> None:
+    make, expected = REFUSED[case]
+    make(folder)
+    status = command(folder, cache=cache)
     errors = capfd.readouterr().err
     assert status == 2, errors
     assert errors.count("pdt: error:") == 1
@@ -270,36 +189,6 @@ def assert_refused(status: int, capfd: pytest.CaptureFixture[str], folder: Path,
     assert expected in last
     assert "Traceback" not in errors
     assert not (folder.parent / "out").exists()
-
-
-@pytest.mark.parametrize("cache", ["on", "off"])
-@pytest.mark.parametrize("name", CONTENTS)
-def test_a_file_that_is_not_an_image(folder: Path, capfd: pytest.CaptureFixture[str], name: str, cache: str) -> None:
-    with_file(f"val/dog/{name}", CONTENTS[name])(folder)
-    status = command(folder, cache=cache)
-    assert_refused(status, capfd, folder, f"/val/dog/{name}: ")
-
-
-@pytest.mark.parametrize("cache", ["on", "off"])
-@pytest.mark.parametrize("case", SPECIAL)
-def test_a_file_that_must_not_be_read(folder: Path, capfd: pytest.CaptureFixture[str], case: str, cache: str) -> None:
-    make, expected = SPECIAL[case]
-    make(folder)
-    assert_refused(command(folder, cache=cache), capfd, folder, expected)
-
-
-@pytest.mark.parametrize("name", OTHER_NAMES)
-def test_a_file_of_another_name(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
-    with_file(f"train/cat/{name}", PNG)(folder)
-    assert_refused(command(folder), capfd, folder, f"/train/cat/{name}: is not an image by its name; move or remove it")
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_a_wrong_layout(folder: Path, capfd: pytest.CaptureFixture[str], case: str) -> None:
-    make, expected = LAYOUTS[case]
-    make(folder)
-    assert_refused(command(folder), capfd, folder, expected)
-    assert not [*Path.home().rglob(".pdt-cache")]
 
 
 def test_a_data_root_that_is_no_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -319,88 +208,71 @@ def test_a_cache_that_is_off_cannot_leave_files_out(folder: Path, capfd: pytest.
     assert "bad_images=skip needs cache=on" in capfd.readouterr().err
 
 
-SKIPPED: dict[str, tuple[Make, str]] = {
-    "damaged": (
-        with_file("val/dog/cut.png", PNG[:400]),
-        "1 file that cannot be read as an image was left out, the first is val/dog/cut.png",
-    ),
-    "other content": (with_file("train/cat/page.jpg", CONTENTS["html.png"]), "the first is train/cat/page.jpg"),
-    "huge": (with_file("train/cat/huge.png", CONTENTS["huge.png"]), "the first is train/cat/huge.png"),
-    "other name": (
-        with_file("train/cat/README.txt", b"x"),
-        "1 file that is not an image of a class was left out, the first is train/cat/README.txt",
-    ),
-    "folder": (with_folder("train/cat/more"), "of a class was left out, the first is train/cat/more"),
-    "loose": (
-        with_file("stray.png", PNG),
-        "1 file that is not an image of a class was left out, the first is stray.png",
-    ),
-    "loose in a split": (with_file("train/loose.png", PNG), "was left out, the first is train/loose.png"),
-    **{case: (SPECIAL[case][0], "1 file that cannot be read as an image was left out") for case in SPECIAL},
-}
-
-
-@pytest.mark.parametrize("case", SKIPPED)
-def test_a_file_that_is_left_out_is_reported(folder: Path, notes: list[str], case: str) -> None:
-    make, expected = SKIPPED[case]
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            with_files({"val/dog/cut.png": CONTENTS["cut.png"]}),
+            "1 file that cannot be read as an image was left out, the first is val/dog/cut.png",
+        ),
+        (with_folder("train/cat/more"), "of a class was left out, the first is train/cat/more"),
+        (
+            with_files({"stray.png": PNG, "train/loose.png": PNG}),
+            "2 files that are not images of a class were left out, the first is stray.png",
+        ),
+    ],
+)
+def test_a_file_that_is_left_out_is_reported(folder: Path, notes: list[str], make: Make, expected: str) -> None:
     make(folder)
     assert command(folder, bad_images="skip") == 0
     assert expected in notes[0]
     assert notes[0].isprintable()
 
 
-def test_a_class_that_loses_all_its_files_is_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    base(folder)
-    for number in range(EACH):
-        (folder / f"val/dog/{number}.png").write_bytes(b"no image")
-    status = command(folder, bad_images="skip")
-    assert_refused(status, capfd, folder, ": no file of class 'dog' in the test split is an image")
-
-
-CONVERTED = {
-    "palette": ("palette.png", encoded("PNG", "P")),
-    "CMYK": ("cmyk.jpg", encoded("JPEG", "CMYK")),
-    "transparency": ("alpha.png", encoded("PNG", "RGBA")),
-    "black-and-white": ("bits.png", encoded("PNG", "1")),
-    "16-bit grey": ("deep.png", deep(1)),
-    "16-bit colour": ("deep.png", deep(3)),
-    "": ("grey.jpg", encoded("JPEG", "L")),
-}
-
-
 @pytest.mark.parametrize("cache", ["on", "off"])
-@pytest.mark.parametrize("conversion", CONVERTED)
-def test_an_image_that_is_converted_is_reported(folder: Path, notes: list[str], conversion: str, cache: str) -> None:
-    name, content = CONVERTED[conversion]
-    with_file(f"train/cat/{name}", content)(folder)
+def test_an_image_that_is_converted_is_reported(folder: Path, notes: list[str], cache: str) -> None:
+    with_files({"train/cat/palette.png": encoded("PNG", "P")})(folder)
     assert command(folder, cache=cache) == 0
     assert "7 training and 6 test images" in notes[0]
-    assert f"; converted to RGB: 1 from {conversion};" in notes[0] if conversion else "converted" not in notes[0]
+    assert "; converted to RGB: 1 from palette;" in notes[0]
 
 
-USABLE: dict[str, Make] = {
-    "file that ends early, which the library completes": with_file(
-        "train/cat/early.jpg", JPEG[: len(JPEG) // 2] + b"\xff\xd9" + JPEG[len(JPEG) // 2 + 2 :]
-    ),
-    "hidden files": with_file("train/cat/.DS_Store", b"x"),
-    "lists next to the folders": with_file("train/labels.csv", b"x"),
-    "name that is not text": with_file(b"train/cat/\xff.png", PNG),
-    "capital letters": only(*(f"{split}/{name}/1.png" for split in ("Train", "Val") for name in CLASSES)),
-    "test split without labels": only(*(f"{split}/{name}/1.png" for split in SPLITS for name in CLASSES), "test/1.png"),
-    "archive of a Mac": only(*(f"{name}/{number}.png" for name in CLASSES for number in "12"), "__MACOSX/cat/"),
+UNUSUAL = {
+    "train/cat/early.jpg": JPEG[: len(JPEG) // 2]
+    + b"\xff\xd9"
+    + JPEG[len(JPEG) // 2 + 2 :],  # completed by the library
+    "train/cat/.DS_Store": b"x",
+    "train/labels.csv": b"x",
+    b"train/cat/\xff.png": PNG,
 }
 
 
-@pytest.mark.parametrize("case", USABLE)
-def test_what_is_unusual_and_can_be_used(folder: Path, notes: list[str], case: str) -> None:
-    USABLE[case](folder)
+@pytest.mark.parametrize("make", [
+    with_files(UNUSUAL), only(*(f"{name}/{number}.png" for name in CLASSES for number in "12"), "__MACOSX/cat/"),
+])  # fmt: skip
+def test_what_is_unusual_and_can_be_used(folder: Path, notes: list[str], make: Make) -> None:
+    make(folder)
     assert command(folder) == 0
     assert "left out" not in notes[0]
 
 
-def test_a_process_ends_with_one_line_too(folder: Path) -> None:
-    with_file(b"train/cat/\xff.png", b"x")(folder)
-    answer = pdt(*words(folder))
-    assert answer.returncode == 2
-    assert answer.stderr.splitlines()[-1].startswith(f"pdt: error: {folder}/train/cat/\\xff.png: cannot be read")
-    assert "Traceback" not in answer.stderr
+def test_few_steps_and_an_accuracy_of_chance_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The images are so few that nothing can be learned from them."""
+    monkeypatch.setattr(LocalEngine, "run", run_here)
+    monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug, curve: ([], []))
+    monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
+    for place, count in {"train/cat": 5, "train/dog": 3, "val/cat": 2, "val/dog": 3}.items():
+        (folder / place).mkdir(parents=True)
+        for number in range(count):
+            image().save(folder / place / f"{number}.png")  # the same image in both classes
+    with caplog.at_level("WARNING"):
+        assert command(folder) == 0
+    (said,) = (one for one in caplog.messages if "steps per epoch" in one)
+    assert said.startswith("imagefolder: 8 training images in batches of 2 make 4 steps per epoch and 4 in a trial, ")
+    out = folder.parent / "out"
+    (record,) = (json.loads(path.read_text()) for path in (out / "trials").glob("*/trial.json"))
+    sizes = {"classes": 2, "train_images": 8, "test_images": 5, "largest_test_class": 3}
+    assert record["provenance"]["data"] == sizes
+    assert "**Caution:** Dense training has not learned the task" in (out / "report.md").read_text()

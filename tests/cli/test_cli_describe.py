@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision
 from torch.utils.flop_counter import FlopCounterMode
-from toy_suite import ROOT, pdt
+from toy_suite import ROOT
 
 from suite import registry
 from suite.cli import main as cli
@@ -18,10 +18,7 @@ from suite.recipe import Tuning
 from suite.trials.spec import PRESETS
 
 
-def test_list_imports_no_torch(folder):
-    answer = pdt("list", "--json")
-    assert answer.returncode == 0
-    assert "local" in [item["name"] for item in json.loads(answer.stdout)["engines"]]
+def test_list_imports_no_torch():
     script = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
         "from suite.cli.main import main; main(['list']); main(['--help'])"
@@ -32,22 +29,7 @@ def test_list_imports_no_torch(folder):
     }
     assert "suite.cli.options" in imported
     assert not imported & {"torch", "numpy", "pandas", "pyarrow", "matplotlib"}
-
-
-def test_help_names_every_option_and_verb():
-    answer = pdt("--help")
-    assert answer.returncode == 0
-    for word in (
-        "--methods",
-        "--seeds",
-        "--config",
-        "describe NAME",
-        "reproduce NAME",
-        "exit status",
-        "example",
-        "runs/TASK-HASH",
-        "--nproc-per-trial",
-    ):
+    for word in ("--methods", "--nproc-per-trial", "describe NAME", "reproduce NAME", "exit status", "runs/TASK-HASH"):
         assert word in answer.stdout
 
 
@@ -64,13 +46,6 @@ def test_describe(folder, capsys, forget_toys):
     assert (task["title"], task["classes"], task["recipes"]["paper"]["epochs"]) == ("Toy", 3, 3)
     assert cli.main(["describe", "toy_method", *toys]) == 0
     assert "n: an integer of at most 64 bits = 2 (smoke 1)" in capsys.readouterr().out
-
-
-def test_describe_of_an_unknown_name_is_short(capsys):
-    """The names are too many for one line."""
-    for typed, end in (("resnt9", "'resnt9'; did you mean 'resnet9'?\n"), ("TASK", "'TASK'; list shows all names\n")):
-        assert cli.main(["describe", typed]) == 2
-        assert capsys.readouterr().err.endswith(f"nothing is called {end}")
 
 
 def test_describe_says_which_controls_a_method_has(capsys):
@@ -125,20 +100,13 @@ def test_tuning_in_words():
         Tuning(trials=1, chosen_on="luck", source="")
 
 
-def test_describe_a_model(capsys):
-    assert cli.main(["describe", "resnet9[width=0.25]", "--json"]) == 0
-    model = json.loads(capsys.readouterr().out)
-    assert model["name"] == "resnet9[width=0.25]"
-    assert model["input_shape"] == [3, 32, 32]
-    assert model["inference_flops"] == 2 * model["macs"] > 2 * model["params"] > 0
-
-
 def test_the_data_gradient_of_resnet18_at_224_px(capsys):
     """The total is that of torch's own counter for one step of torchvision's network; the first layer has none."""
     assert cli.main(["describe", "resnet18", "--layers", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["input_shape"] == [3, 224, 224]
-    with FlopCounterMode(display=False) as counter:
+    assert (found["name"], found["input_shape"]) == ("resnet18", [3, 224, 224])
+    assert found["inference_flops"] == 2 * found["macs"] > 2 * found["params"] > 0
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
         torchvision.models.resnet18()(torch.zeros(1, 3, 224, 224)).sum().backward()
     assert found["training_flops"] == counter.get_total_flops()
     layers = found["layers"]
@@ -147,10 +115,10 @@ def test_the_data_gradient_of_resnet18_at_224_px(capsys):
     assert all(len(set(flops.values())) == 1 for name, flops in layers.items() if name != "conv1")
     assert sum(flops["dgrad"] for flops in layers.values()) == 3_392_118_784
     assert found["data_gradient_share"] == pytest.approx(0.31856, abs=1e-5)
-    assert cli.main(["describe", "resnet18", "--layers"]) == 0
+    assert cli.main(["describe", "resnet9[width=0.0625]", "--layers"]) == 0
     text = capsys.readouterr().out
-    assert "share of the data gradient in training FLOPs: 0.3185" in text
-    assert re.search(r"^  layer4\.1\.branch\.conv2 +231\.21 +231\.21 +231\.21 +33\.33 % +2\.17 %$", text, re.MULTILINE)
+    assert re.search("^share of the data gradient in training FLOPs: 0.3", text, re.MULTILINE)
+    assert re.search(r"^  down\.conv +1\.64 +1\.64 +1\.64 +33\.33 % +5\.85 %$", text, re.MULTILINE)
     assert cli.main(["describe", "sdgp", "--layers"]) == 2
     assert "--layers is for models, and 'sdgp' is a method" in capsys.readouterr().err
 
@@ -226,6 +194,8 @@ def test_describe_a_preset(folder, capsys, forget_toys):
 
 
 def test_one_kind_can_be_listed(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    assert "local" in [item["name"] for item in json.loads(capsys.readouterr().out)["engines"]]
     assert cli.main(["list", "tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tasks"

@@ -76,20 +76,21 @@ def test_a_terminal_without_a_character_gets_an_escape(foreign: Path) -> None:
     assert rb"\xd7 first" in done.stdout
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_go_on(tmp_path: Path, ignored: bool) -> None:
+@pytest.mark.parametrize(("number", "ignored"), [
+    (signal.SIGHUP, False), (signal.SIGHUP, True), (signal.SIGTERM, False),
+])  # fmt: skip
+def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_go_on(
+    tmp_path: Path, number: signal.Signals, ignored: bool
+) -> None:
     driver = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import signal, pathlib, time\n"
+    driver += f"signal.signal({number:d}, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
     driver += "from suite.cli import main as cli\n"
-    driver += "cli._function = lambda verb: lambda words: (pathlib.Path('begun').touch(), time.sleep(2), 7)[2]\n"
+    driver += "cli._function = lambda verb: lambda words: (pathlib.Path('begun').touch(), time.sleep(1), 7)[2]\n"
     driver += "sys.exit(cli.main(['report']))"
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    try:
-        running = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    running = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "begun").exists():
         assert running.poll() is None
         time.sleep(0.05)
-    running.send_signal(signal.SIGHUP)
+    running.send_signal(number)
     _, errors = running.communicate(timeout=60)
     assert (running.returncode, errors) == ((7, "") if ignored else (130, "pdt: interrupted\n"))

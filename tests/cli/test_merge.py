@@ -1,4 +1,4 @@
-"""The verb `merge`: trials, rows, commands and times of several folders in a new one, or one clear line."""
+"""The verb `merge`, and folders that `merge` and `export` create: one new folder, or one clear line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 from report_fixtures import without_figures
-from time_passes import time_json
+from time_passes import one_pass, time_json
 
 from suite.cli import main as cli
-from suite.cli.folders.entries import latest_profiles
+from suite.cli.folders.entries import combine_times, latest_profiles
+from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import read
 from suite.trials.folder.records import FILES, write_json, write_record
 from suite.trials.folder.store import Store, read_record
-from suite.trials.folder.times import TIMES
+from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.spec import TrialSpec
 
 __all__ = ["without_figures"]
@@ -146,14 +147,6 @@ def test_a_trial_with_two_results_is_refused_and_nothing_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_an_edited_trial_does_not_count_as_done(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    a, b = two
-    shutil.copytree(a / "trials" / spec(0).trial_id, b / "trials" / spec(0).trial_id)
-    (a / "trials" / spec(0).trial_id / "epochs.jsonl").write_text("edited\n")
-    assert merge(a, b, out=tmp_path / "out") == 0
-    assert not any(trial.damage for trial in read(tmp_path / "out").trials)
-
-
 def test_an_export_and_its_folder_give_the_folder_s_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -169,28 +162,18 @@ def test_an_export_and_its_folder_give_the_folder_s_trials(
     assert "is kept" not in capsys.readouterr().out
 
 
-def times_of(folder: Path, change: float = 1.0) -> None:
-    write_json(folder / "time.json", time_json({"task": "cifar10"}, quick=(0.9 * change,), slow=(1.1,)))
-
-
 def test_two_measurements_of_a_method_give_one_with_both_in_it(
     two: tuple[Path, Path], tmp_path: Path, capsys: Any
 ) -> None:
-    a, b = two
-    times_of(a)
-    times_of(b, 1.21)
-    assert merge(a, b, out=tmp_path / "out") == 0
+    for folder, ratio in zip(two, (0.9, 1.0), strict=True):
+        write_json(folder / "time.json", time_json({"task": "cifar10"}, quick=(ratio,), slow=(1.1,)))
+    assert merge(*two, out=tmp_path / "out") == 0
+    (before,), (other,), (group,) = (TIMES.read(folder) for folder in (*two, tmp_path / "out"))
+    assert group.methods["slow"] == before.methods["slow"]
+    assert group.methods["quick"].passes == (*before.methods["quick"].passes, *other.methods["quick"].passes)
+    line = f"time.json: quick was measured in {two[0]} (0.900) and {two[1]}"
     printed = capsys.readouterr().out
-    (before,), (other,), (group,) = (TIMES.read(folder) for folder in (a, b, tmp_path / "out"))
-    label = next(iter(before.methods))
-    known, second, found = (one.methods[label] for one in (before, other, group))
-    assert found.passes == (*known.passes, *second.passes)
-    assert found.ratio == pytest.approx(known.ratio * 1.1)
-    assert {name: time for name, time in group.methods.items() if name != label} == {
-        name: time for name, time in before.methods.items() if name != label
-    }
-    assert printed.count("time.json: ") == 1
-    assert f"time.json: {label} was measured in {a} ({known.ratio:.3f}) and {b}" in printed
+    assert printed.count("time.json: ") == printed.count(line) == 1
 
 
 def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
@@ -254,3 +237,134 @@ def test_the_later_profile_of_a_method_is_kept() -> None:
     (found,), notes = latest_profiles(groups)
     assert found.methods == {"sdgp": first, "ssl": second}
     assert notes == ["profile.json: sdgp was profiled in a and b; that of a is later"]
+
+
+def others(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("a", "b"))
+
+
+def test_a_link_to_an_empty_folder_is_filled_and_one_to_nothing_is_refused(
+    two: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    assert merge(*two, out=tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "report.html").is_file()
+    assert merge(*two, out=tmp_path / "broken") == 2
+    assert "is a symbolic link to nothing" in capsys.readouterr().err
+    assert others(tmp_path) == ["broken", "link", "real"]
+
+
+def test_places_that_cannot_be_created(
+    two: tuple[Path, Path], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert merge(*two, out=tmp_path / "file" / "x" / "out") == 2
+    assert capsys.readouterr().err.endswith(f"merge: {tmp_path / 'file'} is a file, not a folder\n")
+    access = os.access  # of root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and access(path, mode))
+    for command in (["merge", *map(str, two), "-o"], ["export", str(two[0])]):
+        assert cli.main([*command, str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err.endswith(f"{command[0]}: {tmp_path} is not writable\n")
+    assert others(tmp_path) == ["file"]
+
+
+def test_a_name_of_the_greatest_length(two: tuple[Path, Path], tmp_path: Path) -> None:
+    assert merge(*two, out=tmp_path / ("ä" * 127)) == 0
+    assert others(tmp_path) == ["ä" * 127]
+
+
+def test_files_that_cannot_be_read_or_copied_are_one_line(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    place = a / "trials" / spec(0).trial_id
+    os.mkfifo(place / "pipe")
+    assert merge(a, b, out=tmp_path / "out") == 2
+    assert capsys.readouterr().err.endswith(f"merge: {place / 'pipe'} is not an ordinary file; move it away\n")
+    (place / "pipe").unlink()
+    shutil.copytree(place, b / "trials" / place.name)
+    (place / "layers.csv").unlink()
+    (place / "layers.csv.gz").write_bytes(b"not compressed")
+    assert merge(a, b, out=tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "their layers.csv cannot be compared: " in error
+    assert error.count("\n") == 1
+    assert others(tmp_path) == []
+
+
+def test_a_damaged_trial_is_said_to_be_damaged(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    a, b = two
+    name = spec(0).trial_id
+    shutil.copytree(a / "trials" / name, b / "trials" / name)
+    (a / "trials" / name / "epochs.jsonl").write_text("edited\n")
+    assert merge(a, b, out=tmp_path / "out") == 0
+    line = f"merge: {name}: done in {b} is kept; it is damaged (epochs.jsonl does not have the checksum in trial.json)"
+    assert f"{line} in {a}\n" in capsys.readouterr().out
+    assert not any(trial.damage for trial in read(tmp_path / "out").trials)
+
+
+def test_of_trials_that_are_not_done_the_first_is_kept_whatever_its_files(
+    two: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    a, b = two
+    put(a, spec(5), None, "out of memory")
+    place = put(b, spec(5), None, "killed")
+    (place / "log.txt").write_text("more files")
+    assert merge(a, b, out=tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "trials" / place.name / "trial.json").read_text())["message"] == (
+        "out of memory"
+    )
+    assert f"{place.name}: error in {a} is kept; it is error in {b}" in capsys.readouterr().out
+
+
+def test_commands_keep_the_order_of_their_folder_and_occur_once(two: tuple[Path, Path], tmp_path: Path) -> None:
+    a, b = two
+    # The clock was set back between two commands of the first folder.
+    suite_at(a, ("first", "2026-01-05"), ("second", "2026-01-01"))
+    assert merge(a, b, out=tmp_path / "out") == 0
+    assert merge(tmp_path / "out", a, out=tmp_path / "again") == 0
+    commands = json.loads((tmp_path / "again" / "suite.json").read_text())["commands"]
+    assert [one["command_line"] for one in commands] == ["run b", "first", "second"]
+    assert [one["folder"] for one in commands] == [str(b), str(a), str(a)]
+
+
+def test_parts_of_killed_writers_are_not_copied(two: tuple[Path, Path], tmp_path: Path) -> None:
+    place = two[0] / "trials" / spec(0).trial_id
+    (place / ".model.pt.0123456789abcdef.part").write_text("half")
+    assert merge(*two, out=tmp_path / "out") == 0
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def measured(change: float = 1.0, **fields: Any) -> list[Any]:
+    """Return the groups of a time pass."""
+    time = MethodTime.model_validate({"passes": [one_pass(0.9 * change, **fields)]})
+    return [GroupEntries[MethodTime](key={"task": "cifar10"}, methods={"quick": time})]
+
+
+def only(groups: list[Any]) -> MethodTime:
+    (group,) = groups
+    (time,) = group.methods.values()
+    assert isinstance(time, MethodTime)
+    return time
+
+
+def test_a_pass_that_several_folders_have_counts_once() -> None:
+    a, b, c = (Path(name) for name in "abc")
+    first, second = measured(), measured(1.21)
+    merged, _ = combine_times([(a, first), (b, second)])
+    assert only(merged).passes == (*only(first).passes, *only(second).passes)
+    assert only(merged).ratio == pytest.approx(1.1 * only(first).ratio)
+    for folders in ([(a, first), (b, second), (c, first)], [(c, merged), (a, first)], [(a, first), (c, merged)]):
+        found, notes = combine_times(folders)
+        assert only(found).passes == only(merged).passes
+        assert len(notes) == 1
+    assert combine_times([(a, first), (c, first)]) == (first, [])
+
+
+def test_passes_with_other_threads_are_refused() -> None:
+    message = r"times were measured with 1 threads in a/time\.json and with 7 in b/time\.json"
+    first, second = measured(), measured(1.1, threads=7)
+    for other in (second, [one.model_copy(update={"methods": {"another": only(second)}}) for one in second]):
+        with pytest.raises(UsageError, match=message):
+            combine_times([(Path("a"), first), (Path("b"), other)])

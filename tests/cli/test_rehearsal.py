@@ -15,6 +15,7 @@ from suite import registry
 from suite.cli import main as cli
 from suite.cli.preparation import rehearse_new, without
 from suite.cli.rehearsal import few_steps, rehearse
+from suite.engine.training import conformance
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
 from suite.method import Method
@@ -40,11 +41,6 @@ NETWORKS = textwrap.dedent(
         torch.manual_seed(0)
         return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, num_classes))
 
-    @register("model", "toy_linear")
-    def toy_linear(*, input_shape: tuple[int, int, int], num_classes: int):
-        "No convolution."
-        return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, num_classes))
-
     class Net(nn.Module):
         def __init__(self, num_classes, kernel=1, outputs=None):
             super().__init__()
@@ -63,11 +59,6 @@ NETWORKS = textwrap.dedent(
     def toy_branching(*, num_classes: int):
         "Its forward depends on values."
         return Branching(num_classes)
-
-    @register("model", "toy_1x1")
-    def toy_1x1(*, num_classes: int):
-        "No 3x3 convolution."
-        return Net(num_classes)
 
     @register("model", "toy_nothing")
     def toy_nothing(*, num_classes: int):
@@ -112,37 +103,20 @@ def networks(folder):
 
 
 CASES = [
-    (
-        "prunetrain",
-        "toy_branching",
-        "prunetrain cannot train toy_branching on task digits: no channel of this model can be",
-    ),
-    ("prunetrain[dynamic_batch=device]", "resnet9[width=0.125]", "needs a CUDA device"),
-    ("sdgp", "toy_linear", "sdgp cannot train toy_linear on task digits: no layer of this model is pruned"),
-    ("clicktrain", "toy_1x1", "clicktrain cannot train toy_1x1 on task digits: this network has no 3x3 convolution"),
-    ("clicktrain[ratios=cifar10-vgg16_click-1]", "resnet9[width=0.125]", "does not fit a network of"),
-    (
-        "clicktrain[warmup=0.9,hard_prune=0.95]",
-        "resnet9[width=0.125]",
-        "so that these ascend and at least",
-    ),
-    (
-        "clicktrain[batches=1000]",
-        "resnet9[width=0.125]",
-        "batches is 1000; the epoch in which patterns",
-    ),
+    ("prunetrain", "toy_branching", "prunetrain cannot train toy_branching on task digits: no channel of this model"),
+    ("prunetrain[dynamic_batch=device]", "resnet9[width=0.0625]", "needs a CUDA device"),
+    ("sdgp", "mlp", "sdgp cannot train mlp on task digits: no layer of this model is pruned"),
+    ("clicktrain", "mlp", "clicktrain cannot train mlp on task digits: this network has no 3x3 convolution"),
+    ("clicktrain[warmup=0.9,hard_prune=0.95]", "resnet9[width=0.0625]", "so that these ascend and at least"),
+    ("clicktrain[batches=1000]", "resnet9[width=0.0625]", "batches is 1000; the epoch in which patterns"),
     ("ssl[from_trained=dense]", "toy_branching", "ssl[from_trained=dense] cannot train toy_branching"),
     ("scratch[of=prunetrain]", "toy_branching", "prunetrain cannot train toy_branching"),  # its dependency
-    (
-        "dense",
-        "toy_nothing",
-        "toy_nothing on task digits: the model returns a NoneType for 2 images, not 2x10 logits",
-    ),
+    ("dense", "toy_nothing", "toy_nothing on task digits: the model returns a NoneType for 2 images, not 2x10 logits"),
     ("dense", "toy_wide", "the model returns 2x11 for 2 images, not 2x10 logits"),
     ("dense", "toy_large", "the forward pass fails on images of 1x16x16: RuntimeError: "),
     ("dense", "toy_none", "toy_none: its function returned NoneType, not a torch.nn.Module"),
     ("dense", "toy_empty", "toy_empty: the model has no parameters to train"),
-    ("toy_fussy", "toy_1x1", "in setup: AttributeError: "),
+    ("toy_fussy", "mlp", "in setup: AttributeError: "),
 ]
 
 
@@ -158,7 +132,8 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_written(networ
 
 
 @pytest.mark.usefixtures("networks")
-def test_a_network_that_begins_alike_for_all_seeds_is_named(caplog):
+def test_a_network_that_begins_alike_for_all_seeds_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(conformance, "check", lambda *arguments: [])
     registry.load_plugin("networks.py")
     rehearse(planned(methods="dense,dense[repeat=1]", models="toy_seeding,mlp"))
     said = "toy_seeding: all seeds begin with the same weights, because the network seeds torch itself or loads its "
@@ -173,7 +148,7 @@ def test_a_network_that_begins_alike_for_all_seeds_is_named(caplog):
 
 @pytest.mark.slow
 def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, capsys, caplog):
-    line = ["--plugin", "networks.py", "--model", "toy_linear", "--task", "digits", "--preset", "smoke"]
+    line = ["--plugin", "networks.py", "--model", "mlp", "--task", "digits", "--preset", "smoke"]
     methods = ["--methods", "dense,clicktrain,sdgp,scratch[of=sdgp]"]
     line += ["--device", "cpu", "--epochs", "1"]
     assert cli.main(["plan", *methods, *line, "--skip-unfit", "--json"]) == 0
@@ -190,39 +165,28 @@ def test_methods_that_a_network_does_not_fit_are_left_out_by_name(networks, caps
     assert "## Methods left out" in page
     assert "Methods left out</" in html
     for method, reason in wanted.items():
-        assert f"left out: {method} cannot train toy_linear on task digits: {reason}" in caplog.text
+        assert f"left out: {method} cannot train mlp on task digits: {reason}" in caplog.text
         assert reason in page
     assert cli.main(["--methods", "sdgp", *line, "--skip-unfit", "--out", "other"]) == 2
     assert_one_line(capsys.readouterr().err, "--skip-unfit: no method fits, so that nothing is left")
     assert not (networks / "other").exists()
 
 
-def test_only_run_and_plan_leave_methods_out(capsys):
-    for verb in (["tune", "sdgp", "--budget", "2"], ["reproduce", "sdgp-table1"]):
-        assert cli.main([*verb, "--skip-unfit"]) == 2
-        assert_one_line(capsys.readouterr().err, "--skip-unfit cannot be given")
+def suite_of(**changes):
+    fields = {"tasks": "digits", "models": "resnet9[width=0.0625]", "preset": "smoke", "seeds": (0, 1)}
+    fields |= {"device": "cpu", "dtype": "float32", "data_root": ""}
+    return SuiteSpec(**(fields | changes))
 
 
 def planned(**changes):
-    fields = {
-        "tasks": "digits",
-        "preset": "smoke",
-        "device": "cpu",
-        "dtype": "float32",
-        "data_root": "",
-        "seeds": (0, 1),
-    }
-    return plan(SuiteSpec(**(fields | changes)))
+    return plan(suite_of(**changes))
 
 
 def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(networks, caplog):
-    suite = SuiteSpec(
-        methods="dense,sdgp,scratch[of=sdgp]", models="toy_linear", tasks="digits", preset="smoke", device="cpu",
-        dtype="float32", data_root="", seeds=(0, 1),
-    )  # fmt: skip
+    suite = suite_of(methods="dense,sdgp,scratch[of=sdgp]", models="mlp")
     registry.load_plugin("networks.py")
     trials = plan(suite)
-    with pytest.raises(UsageError, match=r"^sdgp cannot train toy_linear on task digits: no layer") as raised:
+    with pytest.raises(UsageError, match=r"^sdgp cannot train mlp on task digits: no layer") as raised:
         rehearse(trials)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # a child process raises it
     unfit = rehearse(trials, skip_unfit=True)
@@ -231,21 +195,22 @@ def test_what_needs_the_trial_of_a_method_that_is_left_out_is_left_out_too(netwo
     left, others = without(unfit, suite, trials)
     assert [(trial.label, trial.seed) for trial in others] == [("dense", 0), ("dense", 1)]
     assert [(one["method"], one["task"], one["model"]) for one in left.left_out] == [
-        ("sdgp", "digits", "toy_linear"),
-        ("scratch[of=sdgp]", "digits", "toy_linear"),
+        ("sdgp", "digits", "mlp"),
+        ("scratch[of=sdgp]", "digits", "mlp"),
     ]
     assert left.left_out[1]["reason"] == "it needs a trial of sdgp, which is left out"
-    assert "left out: sdgp cannot train toy_linear on task digits: no layer" in caplog.text
+    assert "left out: sdgp cannot train mlp on task digits: no layer" in caplog.text
     with pytest.raises(UsageError, match="--skip-unfit: no method fits, so that nothing is left to train"):
         without(unfit, suite, [trial for trial in trials if trial.label != "dense"])
 
 
-def test_each_combination_is_begun_once_and_all_that_the_suite_brings_fit(monkeypatch):
+def test_each_combination_is_begun_once_without_compiling_and_all_that_the_suite_brings_fit(monkeypatch):
     begun = []
     original = MethodRunner.__init__
     monkeypatch.setattr(MethodRunner, "__init__", lambda self, *a, **k: begun.append(a[0]) or original(self, *a, **k))
-    rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl,oneshot,scratch,dense[match=prunetrain]"))
-    assert len(begun) == 9  # prunetrain once, although two trials depend on it
+    monkeypatch.setattr(kernels, "prepare", lambda *arguments: pytest.fail("kernels are compiled"))
+    rehearse(planned(methods="dense,sdgp,sdgp[n=1],prunetrain,clicktrain,ssl[from_trained=dense],oneshot,scratch"))
+    assert len(begun) == 8  # prunetrain once, although other trials depend on it
 
 
 def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch):
@@ -261,16 +226,6 @@ def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch)
         rehearse(planned(methods="dense"))
 
 
-def test_images_are_loaded_once_for_trainings_of_different_length(monkeypatch):
-    loaded = []
-    original = Digits.load
-    monkeypatch.setattr(Digits, "load", lambda *arguments: loaded.append(1) or original(*arguments))
-    trials = [*planned(methods="dense"), *planned(methods="dense", overrides={"epochs": 1})]
-    loaded.clear()
-    rehearse(trials)
-    assert len(loaded) == 1
-
-
 def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_path):
     sizes = {"train_sizes": (32, 64), "size_milestones": (0.5,)}
     fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "vit_tiny", "seeds": (0,)}
@@ -281,7 +236,7 @@ def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_
 
 
 def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(tmp_path, monkeypatch):
-    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet18", "seeds": (0,)}
+    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "mlp", "seeds": (0,)}
     trials = planned(methods="dense", overrides={"train_sizes": (64,)}, **fields)
     monkeypatch.setattr("suite.cli.rehearsal.build_model", lambda *arguments: torch.nn.Linear(1, 1))
     with pytest.raises(UsageError, match="the forward pass fails on images of 3x64x64: ") as caught:
@@ -293,7 +248,7 @@ def test_a_method_is_rehearsed_with_the_first_training_images(tmp_path, monkeypa
     sizes = []
     original = MethodRunner.__init__
     monkeypatch.setattr(MethodRunner, "__init__", lambda self, *a: sizes.append(a[2]) or original(self, *a))
-    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet18", "seeds": (0,)}
+    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet9[width=0.0625]", "seeds": (0,)}
     rehearse(planned(methods="dense", overrides={"train_sizes": (32,)}, **fields))
     assert sizes == [32]
 
@@ -311,11 +266,6 @@ def test_a_training_on_another_device_is_rehearsed_on_the_cpu():
         dataclasses.replace(trial, device="cuda") for trial in planned(methods="prunetrain[dynamic_batch=device]")
     ]
     rehearse(trials)
-
-
-def test_a_rehearsal_compiles_nothing_and_asks_for_no_other_trial(monkeypatch):
-    monkeypatch.setattr(kernels, "prepare", lambda *arguments: pytest.fail("kernels are compiled"))
-    rehearse(planned(methods="sdgp,ssl[from_trained=dense],scratch"))
 
 
 def test_trainings_of_few_steps_are_named_once(caplog):
@@ -370,6 +320,6 @@ def test_layers_are_planned_unless_the_method_has_more_to_do_before():
 
     for method, planned_layers in ((Asks(), True), (Begins(), False)):
         torch.manual_seed(0)
-        model = resnet9(width=0.125, input_shape=(1, 16, 16))
+        model = resnet9(width=0.0625, input_shape=(1, 16, 16))
         apply(model, method, input_shape=(1, 16, 16), num_classes=10, epochs=1, batch_size=4, rehearsal=True)
         assert bool(method.planned) is planned_layers

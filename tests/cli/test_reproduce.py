@@ -14,6 +14,7 @@ import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as 
 from toy_suite import assert_one_line
 from trials_here import run_here
 
+from reports import Written
 from reports.papers import outcome
 from reports.papers.paper import Part
 from suite import registry
@@ -50,6 +51,8 @@ def folder(tmp_path, monkeypatch):
         (["sdgp-table1", "--preset", "fast"], "--preset 'fast'"),
         (["sdgp-table1", "sdgp-fig8"], "separated by commas, without spaces"),
         (["sdgp-table1", "--out", "file"], "is a file"),
+        (["sdgp-table2"], "did you mean 'sdgp-"),
+        (["fig9"], "did you mean 'sdgp-fig9'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -61,18 +64,6 @@ def test_errors_are_one_line_before_torch_is_imported(folder, capsys, monkeypatc
     assert captured.out == ""
     assert_one_line(captured.err, expected)
     assert [path.name for path in folder.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (("sdgp-table2",), "did you mean 'sdgp-"),
-        (("fig9",), "did you mean 'sdgp-fig9'?"),
-    ],
-)
-def test_a_wrong_name_gets_a_suggestion(folder, capsys, name, expected):
-    assert cli.main(["reproduce", *name]) == 2
-    assert_one_line(capsys.readouterr().err, expected)
 
 
 def test_without_a_name_there_is_the_list(folder, capsys):
@@ -252,6 +243,7 @@ name = "one"
 title = "the first"
 methods = "dense,sdgp[n=1,m=4]"
 task = "digits"
+model = "resnet9[width=0.0625]"
 seeds = { smoke = 1, quick = 1, paper = 1 }
 overrides = { epochs = 1, train_images = 200 }
 compared = [
@@ -272,8 +264,6 @@ presets = ["paper"]
     ("old", "new", "expected"),
     [
         ("left = 75", "letf = 75", "mine: no value is called 'left'; did you mean 'letf'?"),
-        ("left = 75", "left = nan", "values.left: Input should be a finite number"),
-        ("[groups.mine]", "[groups.nime]", "no group is called 'mine'; did you mean 'nime'?"),
         ('unit = "%"', 'unit = "%"\ndoubt = "a slip"', "mine must not be compared with: a slip"),
     ],
 )
@@ -293,6 +283,7 @@ def test_a_plugins_reproduction_brings_its_own_numbers(folder, forget_toys, monk
     (folder / "mine.toml").write_text(NUMBERS)
     monkeypatch.setattr(sys, "argv", ["run_suite.py"])
     monkeypatch.setattr(LocalEngine, "run", run_here)
+    monkeypatch.setattr("reports.write_report", lambda path, *options, **more: Written([], ()))
     command = ["reproduce", "mine", "--plugin", "mine.py", "--preset", "smoke", "--device", "cpu"]
     assert cli.main(command) == 0
     (out,) = (folder / "runs").iterdir()

@@ -21,7 +21,6 @@ from test_merge import put, spec, suite_at
 
 from suite.cli import main as cli
 from suite.errors import UsageError
-from suite.trials.folder import results
 from suite.trials.folder import store as stores
 from suite.trials.folder.store import Store
 
@@ -121,104 +120,52 @@ def assert_whole(out: Path, trials: int) -> None:
         assert hashlib.sha256(content).hexdigest()[:8] in text
 
 
-def points(one: Path, tmp_path: Path) -> int:
-    """Return the number of accesses of `report` to a folder."""
-    shutil.copytree(one, tmp_path / "counted")
-    command = Stopping(tmp_path / "counted", ["report", str(tmp_path / "counted")], 0)
-    assert command.goes_on() == 0
-    return command.accesses()
-
-
-def stopped_at(out: Path, at: int, patch: pytest.MonkeyPatch, kill: bool) -> str:
-    """Stop `report` at an access while a second trial ends and is reported; then let it go on, or kill it.
-
-    Returns:
-        What the report of the second trial did.
-    """
-    report = Stopping(out, ["report", str(out)], at)
-    assert report.stops(), at
-    put(out, spec(1), 0.8)
-    with impatient(patch):
-        status = cli.main(["report", str(out)])
-    if status == 0:
-        assert_whole(out, 2)
-    if kill:
-        os.kill(report.pid, signal.SIGKILL)
-        os.waitpid(report.pid, 0)
-        if status:  # it was said that a report has to be written
-            assert cli.main(["report", str(out)]) == 0
-    else:
-        assert report.goes_on() == 0, at
-    assert_whole(out, 2)
-    return "written" if status == 0 else "refused"
-
-
-def stopped_at_points(one: Path, tmp_path: Path, patch: pytest.MonkeyPatch, sample: int, capfd: Any) -> None:
-    count = points(one, tmp_path)
-    assert count > 20
-    outcomes = []
-    for at in range(1, count + 1, max(1, count // sample)):
-        out = tmp_path / f"out{at}"
-        shutil.copytree(one, out)
-        outcomes.append(stopped_at(out, at, patch, kill=at % 3 == 0))
-    assert set(outcomes) == {"written", "refused"}  # stopped with and without the lock
-    errors = capfd.readouterr().err
-    assert "Traceback" not in errors
-    assert errors.count("pdt: error: ") == outcomes.count("refused")
-    assert "which is stopped (kill -CONT " in errors
-
-
 @pytest.mark.usefixtures("without_figures")
 def test_a_stopped_report_loses_no_newer_trial(
     one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    stopped_at_points(one, tmp_path, monkeypatch, SAMPLE, capfd)
+    """While `report` is stopped at an access, a second trial ends and is reported; then it goes on or is killed."""
+    shutil.copytree(one, tmp_path / "counted")
+    command = Stopping(tmp_path / "counted", ["report", str(tmp_path / "counted")], 0)
+    assert command.goes_on() == 0
+    count = command.accesses()
+    assert count > 20
+    statuses = []
+    for at in range(1, count + 1, max(1, count // SAMPLE)):
+        out = tmp_path / f"out{at}"
+        shutil.copytree(one, out)
+        report = Stopping(out, ["report", str(out)], at)
+        assert report.stops(), at
+        put(out, spec(1), 0.8)
+        with impatient(monkeypatch):
+            statuses.append(cli.main(["report", str(out)]))
+        if statuses[-1] == 0:
+            assert_whole(out, 2)
+        if at % 3 == 0:
+            os.kill(report.pid, signal.SIGKILL)
+            os.waitpid(report.pid, 0)
+            if statuses[-1]:  # it was said that a report has to be written
+                assert cli.main(["report", str(out)]) == 0
+        else:
+            assert report.goes_on() == 0, at
+        assert_whole(out, 2)
+    assert {*statuses} == {0, 2}  # stopped with and without the lock
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    assert errors.count("pdt: error: ") == statuses.count(2)
+    assert "which is stopped (kill -CONT " in errors
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_figures")
-def test_a_report_that_is_stopped_anywhere_loses_no_newer_trial(
-    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+def test_a_writer_waits_for_another_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stopped_at_points(one, tmp_path, monkeypatch, 1000, capfd)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_run_beside_a_stopped_report_ends_in_one_line_and_the_report_adds_its_trials(
-    suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    out = folder / "out"
-    assert suite("--out", "out") == 0
-    real = results.rows
-
-    def read_and_stop(*arguments: Any) -> Any:
-        found = real(*arguments)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(results, "rows", read_and_stop)
-        report = Stopping(out, ["report", str(out)], 0)
-        assert report.stops()
-    with impatient(monkeypatch):
-        assert suite("--methods", "toy_method[n=2]", "--out", "out") == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"pdt: error: {out}: ")
-    assert f"by process {report.pid}, which is stopped" in line
-    assert (out / "results.csv").read_text().count("\n") == 2
-    os.kill(report.pid, signal.SIGCONT)
-    assert report.stops()  # it has read again
-    assert report.goes_on() == 0
-    assert (out / "results.csv").read_text().count("\n") == 3
-
-
-def test_a_writer_waits_for_another_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
+    monkeypatch.setattr(stores, "LOCK_TIMEOUT", 0.1)
     child = os.fork()
     if child == 0:
         with Store(tmp_path).writing():
             (tmp_path / "held").touch()
-            time.sleep(stores.LOCK_TIMEOUT + 1)
+            time.sleep(stores.LOCK_TIMEOUT + 0.4)
         os._exit(0)
     while not (tmp_path / "held").exists():
         time.sleep(0.01)

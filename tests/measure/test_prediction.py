@@ -16,7 +16,8 @@ from suite.trials.folder.records import RUNNING, write_record
 from suite.trials.folder.store import Store
 
 SMALL = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--epochs", "2"]
-SMALL += ["--set", "recipe.train_images=80", "--set", "recipe.test_images=20", "--batch-size", "16"]
+SMALL += ["--model", "resnet9[width=0.0625]", "--batch-size", "16"]
+SMALL += ["--set", "recipe.train_images=80", "--set", "recipe.test_images=20"]
 
 RESULT = {
     "epochs": 4, "visited": 4, "steps": 16, "train_s": 30.0, "eval_s": 4.0, "other_s": 1.0, "flops_dense": 1600.0,
@@ -79,6 +80,10 @@ def test_what_exists_is_not_probed(tmp_path, monkeypatch):
     # A record without its files is damaged, and the trial runs again.
     assert [seeds(only) for only in ("missing", "failed", "all")] == [[0, 1, 2], [0, 1], [0, 1, 2]]
     assert len(made.trials) == 3
+    # A trial of a command that runs now is running.
+    write_record(place, failed, RUNNING)
+    with store.lock():
+        assert [seeds(only) for only in ("missing", "failed")] == [[0, 1, 2], [0]]
 
 
 def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path, monkeypatch):
@@ -90,17 +95,6 @@ def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path, m
     assert (kind.runs, kind.is_known, kind.trial_s, made.trials) == ((), False, 0.0, [])
     assert [len(kind.runs) for kind in predicted([first, second], tmp_path)] == [1, 1]
     assert lines([kind], 0.0, 1) == ["nothing to run: all trials are done"]
-
-
-def test_a_trial_of_a_command_that_runs_now_is_running(tmp_path, monkeypatch):
-    Probes(monkeypatch)
-    trial = spec("dense")
-    store = Store(tmp_path)
-    place = store.trial_folder(trial.trial_id)
-    place.mkdir(parents=True)
-    write_record(place, trial, RUNNING)
-    with store.lock():
-        assert [len(predicted([trial], tmp_path, only)[0].runs) for only in ("missing", "failed")] == [1, 0]
 
 
 def test_a_trial_that_waits_for_another_is_measured_as_dense_training(tmp_path, monkeypatch):
@@ -193,7 +187,7 @@ def probes_here(monkeypatch):
     monkeypatch.setattr(module, "call_in_subprocess", call)
 
 
-def test_plan_prints_a_table_or_json_and_writes_nothing(tmp_path, capsys, probes_here):
+def test_plan_prints_a_table_or_json_and_writes_nothing(tmp_path, monkeypatch, capsys, probes_here):
     out = tmp_path / "out"
     command = ["plan", "--methods", "dense,prunetrain", *SMALL, "--out", str(out)]
     assert cli.main([*command, "--json"]) == 0
@@ -205,6 +199,7 @@ def test_plan_prints_a_table_or_json_and_writes_nothing(tmp_path, capsys, probes
     assert dense["flops_dense"] == pruned["flops_dense"] > 0
     assert pruned["shrinks"]
     assert found["total_s"] == pytest.approx(dense["trial_s"] + pruned["trial_s"])
+    Probes(monkeypatch, shrinks=True)
     assert cli.main(command) == 0
     text = capsys.readouterr().out
     assert "at most" in text

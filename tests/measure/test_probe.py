@@ -15,7 +15,7 @@ from suite.method import Method, ReconfigPlan
 from suite.registry import register
 from suite.trials.stages import StageList
 
-SMALL = {"train_images": 100, "test_images": 40, "batch_size": 16, "eval_batch_size": 32}
+SMALL = {"model": TINY, "train_images": 100, "test_images": 40, "batch_size": 16, "eval_batch_size": 32}
 CLICKTRAIN = "clicktrain[warmup=0.2,hard_prune=0.6,backend=masked]"
 GROWING = {"train_sizes": (16, 32), "size_milestones": (0.5,)}
 
@@ -175,28 +175,33 @@ def test_a_trial_of_several_processes_is_measured_in_as_many(tmp_path):
     assert found["error"].endswith("this trial depends on dense-missing, which is not done")
 
 
-def images(folder: Path, method: str, **changes):
-    if not folder.is_dir():
-        image_trials.write_images(folder, count=12)
-    return image_trials.spec(folder, method, TINY, **{"epochs": 4, **GROWING, **changes})
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    """A folder of images, and the FLOPs that a dense training on it has counted."""
+    folder = tmp_path_factory.mktemp("images")
+    image_trials.write_images(folder / "pets", count=12)
+    return folder / "pets", counted(train(folder / "trial", images(folder / "pets", "dense")))
 
 
-@pytest.mark.parametrize("method", ["dense", "sdgp[backend=masked]", "prunetrain"])
-@pytest.mark.parametrize("seconds", [-1.0, math.inf])
-def test_flops_are_those_of_each_epochs_size_even_without_time(tmp_path, monkeypatch, method, seconds):
+def images(folder: Path, method: str):
+    return image_trials.spec(folder, method, TINY, **{"epochs": 4, **GROWING})
+
+
+@pytest.mark.parametrize(("method", "seconds"), [
+    ("dense", -1.0), ("dense", math.inf), ("sdgp[backend=masked]", -1.0), ("prunetrain", math.inf),
+])  # fmt: skip
+def test_flops_are_those_of_each_epochs_size_even_without_time(tmp_path, monkeypatch, pets, method, seconds):
     monkeypatch.setattr(module, "WALK_S", seconds)
-    trial = images(tmp_path / "pets", method)
-    found = Probe(trial, tmp_path).run()
-    assert [found["flops_dense"], found["flops_executed"]] == counted(
-        train(tmp_path / "trial", images(tmp_path / "pets", "dense"))
-    )
+    folder, flops = pets
+    found = Probe(images(folder, method), tmp_path).run()
+    assert [found["flops_dense"], found["flops_executed"]] == flops
     small, large = (stage["flops"]["dense"] for stage in found["stages"])
     assert 3.5 * small < large < 4 * small + 1
     assert [stage["epoch"] for stage in found["stages"]] == [1, 3]
 
 
-def test_sizes_begin_again_with_the_schedule(tmp_path):
-    found = Probe(images(tmp_path / "pets", "restarts_once"), tmp_path).run()
+def test_sizes_begin_again_with_the_schedule(tmp_path, pets):
+    found = Probe(images(pets[0], "restarts_once"), tmp_path).run()
     assert (found["epochs"], found["visited"]) == (6, 6)
     assert [stage["epochs"] for stage in found["stages"]] == [4, 2]
     small, large = (stage["flops"]["dense"] for stage in found["stages"])

@@ -1,7 +1,6 @@
 """The profile pass: the parts of real steps on digits, what it stores, and what it refuses."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ from profiles import stage as stage_of
 from profiles import step
 from small_trials import flushed as spec
 from small_trials import train_in_suite
+from tiny_net import TINY
 
-from suite.cli import main as cli
 from suite.cli.export import contents
 from suite.engine.cost import roofline
 from suite.engine.cost.clock import NO_CLOCK
@@ -26,13 +25,13 @@ from suite.trials.folder import store
 from suite.trials.folder.profiles import PROFILES, MethodProfile, StepProfile
 from suite.trials.stages import Stage
 
-SMALL = {"train_images": 96, "test_images": 32, "batch_size": 16, "epochs": 2}
+SMALL = {"model": TINY, "train_images": 32, "test_images": 16, "batch_size": 16, "epochs": 1}
 MACHINE = Machine(1e9, ((1024, 1e9),))
 
 
-def invented(candidate, arguments, threads, ratio=0.75):
+def invented(candidate, arguments, threads):
     """Return a measurement without any training."""
-    found = stage_of(step(effective=0.5), step() if arguments["dense"] else None, ratio if arguments["dense"] else None)
+    found = stage_of(step(effective=0.5), step() if arguments["dense"] else None, 0.75 if arguments["dense"] else None)
     machine = {"macs_per_s": 1e9, "copies": [{"bytes": 1024, "bytes_per_s": 1e9}]}
     names = ("method", "dense", "ratio")
     return {name: found[name] for name in names} | {"machine": machine, "provenance": {"busy_cores": 0.1}}
@@ -104,29 +103,24 @@ def test_a_method_is_profiled_next_to_dense(folder, lines):
     assert (folder / "profile.json").read_bytes() in [content for _, content in contents(folder)]
 
 
-def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, lines):
-    growing = {"train_images": 64, "test_images": 32, "batch_size": 32, "epochs": 2}
-    growing |= {"train_sizes": (16, 32), "size_milestones": (0.5,)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4]", task="imagenette", model="resnet9[width=0.0625]", **growing))
+def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, monkeypatch, lines):
+    chosen = profile_pass.chosen_stages
+    monkeypatch.setattr(profile_pass, "chosen_stages", lambda *arguments: chosen(*arguments)[-1:])
+    growing = {"epochs": 2, "train_sizes": (16, 32), "size_milestones": (0.5,)}
+    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **SMALL | growing))
     assert profile_pass.run(tmp_path, rounds=6, measure=in_this_process, show=lines.append)
-    stages = entry(tmp_path).stages
-    inputs = [[one.layers[0].input for one in (stage.method, stage.dense)] for stage in stages]
-    assert inputs == [[(16, 16), (16, 16)], [(32, 32), (32, 32)]]
+    (stage,) = entry(tmp_path).stages
+    assert [one.layers[0].input for one in (stage.method, stage.dense)] == [(32, 32), (32, 32)]
 
 
 def test_parts_add_up_to_a_step():
-    """With 256 images per step, clocks are small. Measured again if other programs disturbed it."""
-    own = spec("dense", train_images=256, test_images=32, batch_size=256)
+    """With 256 images per step, clocks are small."""
+    own = spec("dense", model="resnet9[width=0.0625]", train_images=256, test_images=32, batch_size=256)
     trained = ProfiledSteps(Steps(build_trainer(own, None, load_splits(own))))
-    steps.run_rounds([trained], 2)
-    found = []
-    for _ in range(4):
-        (samples,) = steps.run_rounds([trained], 8)
-        found.append(StepProfile.model_validate(steps.summary(samples, MACHINE)))
-        if found[-1].adds_up:
-            break
-    assert found[-1].adds_up, [one.sum_over_step for one in found]
-    assert sum(found[-1].parts.values()) <= found[-1].clocked_s
+    steps.run_rounds([trained], 1)
+    (samples,) = steps.run_rounds([trained], 3)
+    found = StepProfile.model_validate(steps.summary(samples, MACHINE))
+    assert 0.8 * found.clocked_s < sum(found.parts.values()) <= found.clocked_s
 
 
 def test_clocks_leave_no_trace():
@@ -171,8 +165,11 @@ def test_first_and_last_stage_unless_all_are_asked_for():
 
 
 def test_dense_is_profiled_alone_if_it_is_named(folder):
+    assert profile_pass.run(folder, measure=invented)
     assert profile_pass.run(folder, "dense", measure=invented)
-    (stage,) = entry(folder).stages
+    (group,) = PROFILES.read(folder)
+    assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
+    (stage,) = group.methods["dense"].stages
     assert (stage.dense, stage.ratio) == (None, None)
 
 
@@ -191,61 +188,9 @@ def test_a_profile_of_another_machine_is_refused(folder, lines):
     assert not (folder / "profile.json").exists()
 
 
-def test_a_busy_machine_is_refused_unless_the_user_insists(folder, monkeypatch):
-    monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
-    with pytest.raises(UsageError, match=r"profile .*8\.0 cores are busy with other programs.*--busy"):
-        profile_pass.run(folder, measure=invented)
-    assert profile_pass.run(folder, busy=True, measure=invented)
-
-
-def test_entries_that_are_not_measured_again_stay(folder):
-    assert profile_pass.run(folder, measure=invented)
-    assert profile_pass.run(folder, "dense", measure=invented)
-    (group,) = PROFILES.read(folder)
-    assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
-    assert profile_pass.run(folder, "sdgp", measure=partial(invented, ratio=0.5))
-    (group,) = PROFILES.read(folder)
-    assert group.methods["sdgp[n=1,m=4]"].stages[0].ratio.ratio == 0.5
-
-
-def test_wrong_options_are_one_line(folder, tmp_path, capsys):
-    wrong = [
-        (["--methods", "sdpg"], "did you mean 'sdgp"),
-        (["--rounds", "5"], "integer from 6"),
-        (["--threads", "0"], "integer from 1"),
-        (["--round", "30"], "did you mean '--rounds'?"),
-    ]
-    for options, expected in wrong:
-        assert cli.main(["profile", str(folder), *options]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("pdt: error: ")
-        assert error.count("\n") == 1
-        assert expected in error
-    assert cli.main(["profile", str(tmp_path)]) == 2
-    assert "not the folder of a suite" in capsys.readouterr().err
-    assert cli.main(["profile", str(tmp_path / "absent")]) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("{", "profile.json is damaged: "),
-        ('{"version": 2, "groups": []}', "version: Input should be 1"),
-        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"trial": "t"}}}]}', "Field required"),
-        ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
-        ("[" * 100_000, "python run_suite.py profile "),
-    ],
-)
-def test_a_damaged_file_is_one_line(content, reason, tmp_path):
-    (tmp_path / "profile.json").write_text(content)
-    with pytest.raises(UsageError, match=reason) as caught:
-        PROFILES.read(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_damaged_file_is_refused_before_anything_is_measured(folder):
     (folder / "profile.json").write_text("{")
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match=r"profile\.json is damaged: .*python run_suite\.py profile "):
         profile_pass.run(folder, measure=lambda *_: pytest.fail("measured"))
 
 

@@ -15,6 +15,7 @@ from small_trials import train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
 from tiny_net import TINY
+from toy_suite import assert_one_line
 
 from reports.content.build import build
 from suite.choices import MethodChoice
@@ -28,10 +29,11 @@ from suite.errors import UsageError
 from suite.measure import again, candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import find_candidates
+from suite.measure.steps import WARM_UPS
 from suite.method import Method
 from suite.registry import register
 from suite.task import DataCopy
-from suite.trials.building import with_data_here
+from suite.trials.building import build_trainer, load_splits, with_data_here
 from suite.trials.folder import store
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import write_record
@@ -40,20 +42,21 @@ from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
 from tasks.digits import Digits
 
-SMALL = {"model": TINY, "train_images": 64, "test_images": 16, "batch_size": 16, "epochs": 4}
+SMALL = {"model": TINY, "train_images": 64, "test_images": 16, "batch_size": 16, "epochs": 2}
 METHOD = "prunetrain[threshold=0.3]"  # which cuts this network after its first epoch
 TRIAL = spec(METHOD, **SMALL)
+PLAIN = spec("dense[repeat=2]", **SMALL | {"epochs": 1})
 
 
 @register("method", "sleeps_in_steps")
 class SleepsInSteps(Method):
-    """Takes half a dense step longer by its nature, and far longer in the first half of a trial that is disturbed."""
+    """Takes half a dense step longer by its nature, and far longer in the first epoch of a trial that is disturbed."""
 
     disturbed: ClassVar[bool] = False
 
     def after_optimizer_step(self, ctx):
         clock.time.sleep(0.5)
-        if SleepsInSteps.disturbed and ctx.epochs_done < 2:
+        if SleepsInSteps.disturbed and ctx.epochs_done == 0:
             clock.time.sleep(50.0)
 
 
@@ -143,64 +146,127 @@ def shrinking(trained):
     return trained
 
 
+def drop_ends(place):
+    """Remove the states in which the stages of a trial ended."""
+    for path in place.glob("stages/*-end.pt"):
+        path.unlink()
+
+
+@pytest.fixture
+def without_ends(shrinking, tmp_path):
+    """A copy of the folder without the states in which stages ended."""
+    drop_ends(put(shrinking / "trials" / TRIAL.trial_id, tmp_path, TRIAL))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Folder of a finished trial of dense."""
+    return train_in_suite(tmp_path_factory.mktemp("plain"), PLAIN)
+
+
+def put(source, out, trial, **changes):
+    """Copy the folder of a finished trial as that of another trial of the suite in a folder, and return the copy.
+
+    Args:
+        changes: Other values in the result.
+    """
+    found = json.loads((source / "trial.json").read_text())
+    place = out / "trials" / trial.trial_id
+    shutil.copytree(source, place)
+    write_record(place, trial, "done", result=found["result"] | changes, provenance=found["provenance"])
+    return place
+
+
+def noted(notes, name, function):
+    """Return a function that notes a name and calls another one."""
+
+    def call(*arguments, **options):
+        notes.append(name)
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """What each state of a pass builds, in order, and whether its first trainer has the first turn."""
+    built, begins = [], []
+
+    def in_turn(calls, pairs, stamps, last_begins):
+        begins.append(not last_begins)
+        return interleaved_times(calls, pairs, stamps, last_begins)
+
+    monkeypatch.setattr(steps, "trainer_of_stage", noted(built, "method", steps.trainer_of_stage))
+    monkeypatch.setattr(steps, "build_trainer", noted(built, "dense", steps.build_trainer))
+    monkeypatch.setattr(steps, "interleaved_times", in_turn)
+    return built, begins
+
+
 def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkeypatch, measured, seconds_of_step):
-    found, recorded = [], []
     seconds_of_step(lambda ledger: 1.0)
-    for disturbed in (False, True):
-        monkeypatch.setattr(SleepsInSteps, "disturbed", disturbed)
-        out = tmp_path / str(disturbed)
-        folder = train_in_suite(out, spec("sleeps_in_steps", **SMALL))
-        recorded.append(json.loads((folder / "trial.json").read_text())["result"])
-        monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
-        found.append(measured(out))
-    assert recorded[1]["train_time_s"] > 5 * recorded[0]["train_time_s"]
-    count = 4 * 64 // 16
-    reconfigurations = [result["reconfigure_time_s"] / count for result in recorded]
-    assert [time.ratio for time in found] == pytest.approx([1.5 + share for share in reconfigurations])
-    for time in found:
-        assert (time.dense_steps, [stage.steps for stage in time.stages]) == (count, [count])
-        assert (time.stages[0].ratio, time.dense_twice) == pytest.approx((1.5, 1.0))
+    monkeypatch.setattr(SleepsInSteps, "disturbed", True)
+    folder = train_in_suite(tmp_path, spec("sleeps_in_steps", **SMALL))
+    recorded = json.loads((folder / "trial.json").read_text())["result"]
+    monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
+    drop_ends(folder)
+    time = measured(tmp_path)
+    count = 2 * 64 // 16
+    assert recorded["train_time_s"] > 5 * 1.5 * count
+    assert time.ratio == pytest.approx(1.5 + recorded["reconfigure_time_s"] / count)
+    assert (time.dense_steps, [stage.steps for stage in time.stages]) == (count, [count])
+    assert (time.stages[0].ratio, time.dense_twice) == pytest.approx((1.5, 1.0))
 
 
-def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(shrinking, seconds_are_flops, measured, lines):
-    """The ratio of the run is that of the recorded FLOPs."""
+def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(
+    shrinking, monkeypatch, seconds_are_flops, measured, lines, orders
+):
+    """The ratio of the run is that of the recorded FLOPs; which trainer is built first alternates."""
+    monkeypatch.setattr(time_pass, "drawn", lambda label, number: (False, True))
     folder = shrinking / "trials" / TRIAL.trial_id
     result = json.loads((folder / "trial.json").read_text())["result"]
-    time = measured(shrinking)
+    time = measured(shrinking, pairs=20)
     assert 2 * len(time.stages) == 1 + len(list((folder / "stages").iterdir())) > 2
-    assert all(stage.end for stage in time.stages)
+    total = sum(stage.steps for stage in time.stages)
+    for stage in time.stages:  # the states share the pairs by their steps
+        assert len(stage.start) == len(stage.end) == max(3, round(20 * stage.steps / total / 2))
+    assert len(time.twice) == 20
     expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
     assert time.ratio == pytest.approx(expected, rel=1e-3)
     assert time.stages[-1].ratio < time.stages[0].ratio == pytest.approx(1.0)
     assert (time.trial, time.load) == (TRIAL.trial_id, 0.2)
     assert lines[0].startswith(f"pass 1, {METHOD}: {time.ratio:.3f} of the training time of dense; dense twice 1.000")
     assert (shrinking / "time.json").read_bytes() in [content for _, content in contents(shrinking)]
+    built, begins = orders
+    assert built[: 4 * len(time.stages)] == ["dense", "method", "method", "dense"] * len(time.stages)
+    assert begins == [True] * (2 * len(time.stages) + 2)
+    assert (time.order.built_first, time.order.steps_first) == ("dense", "method")
 
 
 def test_dense_steps_have_images_of_the_size_of_the_stage(tmp_path, seconds_are_flops, measured):
-    """The sizes have different numbers of FLOPs, and pruning begins after the smaller ones."""
-    growing = {"train_sizes": (16, 32), "size_milestones": (0.5,)}
-    trial = spec("prunetrain[interval=3,threshold=0.5]", task="imagenette", **SMALL | growing)
+    """The sizes have different numbers of FLOPs, and pruning begins after the first two, of which one comes again."""
+    sizes = {"train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6), "batch_size": 32, "epochs": 3}
+    trial = spec("prunetrain[interval=2,threshold=0.5]", task="imagenette", **SMALL | sizes)
     folder = train_in_suite(tmp_path, trial)
     result = json.loads((folder / "trial.json").read_text())["result"]
     assert result["train_flops_executed"] < 0.99 * result["train_flops_dense"], "the test needs a network that shrinks"
+    drop_ends(folder)
     time = measured(tmp_path)
-    assert [stage.image_size for stage in time.stages] == [16, 32, 32]
+    assert [stage.image_size for stage in time.stages] == [16, 32, 16]
+    assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
     expected = result["train_flops_executed"] / result["train_flops_dense"] + time.reconfiguration
     assert time.ratio == pytest.approx(expected, rel=1e-3)
-    small, large = time.dense
-    assert (small.steps + large.steps, small.steps) == (time.dense_steps, large.steps)
     epochs = [json.loads(line)["step_flops"]["dense"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    relative = [time.relative_step(one.phase) for one in time.dense]
-    assert relative[1] / relative[0] == pytest.approx(epochs[-1] / epochs[0], rel=1e-3)
-    assert sum(relative) == pytest.approx(2.0)
-    assert time.dense_share(0.5) == pytest.approx(relative[0] / 2)
+    small, large, again = (time.relative_step(one.phase) for one in time.dense)
+    assert large / small == pytest.approx(epochs[1] / epochs[0], rel=1e-3)
+    assert (again, small + large + again) == pytest.approx((small, 3.0))
+    assert time.dense_share(2 / 3) == pytest.approx((small + large) / 3)
     assert time.dense_share(1.0) == pytest.approx(1.0)
 
 
 def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_path, seconds_are_flops, measured):
     recipe = {"epochs": 2.5, "freeze": ("1.bias",), "freeze_after": 1}  # of the first normalisation
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **SMALL | recipe))
+    drop_ends(train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", **SMALL | recipe)))
     time = measured(tmp_path)
     assert [(one.frozen, one.steps) for one in time.stages] == [(False, 4), (True, 6)]
     assert [(one.frozen, one.steps) for one in time.dense] == [(False, 4), (True, 6)]
@@ -208,85 +274,49 @@ def test_dense_steps_have_frozen_parameters_where_those_of_the_stage_have(tmp_pa
     assert [time.relative_step(one.phase) for one in time.dense] == pytest.approx([1.0, 1.0])  # FLOPs stay the same
 
 
-def test_sizes_that_repeat_stay_in_their_order(tmp_path, seconds_are_flops, measured):
-    growing = {"batch_size": 32, "epochs": 3, "train_sizes": (16, 32, 16), "size_milestones": (0.3, 0.6)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **SMALL | growing))
-    time = measured(tmp_path)
-    assert [(one.image_size, one.steps) for one in time.dense] == [(16, 2), (32, 2), (16, 2)]
-    small, large, _ = (time.relative_step(one.phase) for one in time.dense)
-    assert time.dense_share(2 / 3) == pytest.approx((small + large) / (2 * small + large))
-    assert time.ratio == pytest.approx(1.0)  # the masked products execute all FLOPs
+def other_backends(candidate, arguments, threads, again):
+    """Measure as if the layers of the trial had had other backends."""
+    for stage in arguments["stages"]:
+        cost = stage["cost"]
+        cost["flops"] = (*cost["flops"][:3], 1.5 * cost["flops"][3])
+        cost["backends"] = dict.fromkeys(cost["backends"], "another")
+    return in_this_process(candidate, arguments | {"choose_again": again}, threads)
 
 
-def test_states_share_the_pairs_by_their_steps(shrinking, seconds_are_flops, measured):
-    time = measured(shrinking, pairs=100)
-    total = sum(stage.steps for stage in time.stages)
-    for stage in time.stages:
-        assert len(stage.start) == len(stage.end) == max(3, round(100 * stage.steps / total / 2))
-    assert len(time.twice) == 100
+def test_other_backends_are_not_measured(without_ends, lines):
+    measure = partial(other_backends, again=False)
+    assert not time_pass.run(without_ends, pairs=3, measure=measure, show=lines.append, passes=1)
+    assert f"{METHOD}: not measured: layers have other backends than in the trial" in lines[0]
 
 
-def test_a_stage_without_its_end_is_measured_at_its_start(shrinking, tmp_path, seconds_are_flops, measured):
-    shutil.copytree(shrinking / "trials", tmp_path / "trials")
-    for path in tmp_path.glob("trials/*/stages/*-end.pt"):
-        path.unlink()
-    time = measured(tmp_path)
-    assert [stage.end for stage in time.stages] == [None] * len(time.stages)
+def test_a_stage_without_its_end_is_measured_at_its_start_with_backends_that_are_chosen_again(
+    without_ends, monkeypatch, seconds_are_flops, measured, orders
+):
+    called = []
+    monkeypatch.setattr(MethodRunner, "choose_again", lambda self: called.append(self))
+    monkeypatch.setattr(time_pass, "drawn", lambda label, number: (True, False))
+    time = measured(without_ends, pairs=3, measure=partial(other_backends, again=True))
+    assert len(called) == len(time.stages) - 1  # the new network of the first stage has chosen for these threads
+    assert [stage.end for stage in time.stages] == [None, None]
     assert time.ratio < 1
+    built, begins = orders
+    assert built[:4] == ["method", "dense", "dense", "method"]
+    assert not any(begins)
+    assert (time.order.built_first, time.order.steps_first) == ("method", "dense")
 
 
-def test_short_steps_take_turns_of_several(shrinking, monkeypatch, measured, seconds_of_step):
+def test_short_steps_take_turns_of_several(tmp_path, monkeypatch, seconds_of_step):
     """A step of 20 ms is measured in threes, and one of a second alone."""
     monkeypatch.setattr(steps, "MOST_STEPS", 4)
     counted = []
-    call = steps.Steps.__call__
-    monkeypatch.setattr(steps.Steps, "__call__", lambda self: counted.append(None) or call(self))
+    monkeypatch.setattr(steps.Steps, "__call__", noted(counted, "step", steps.Steps.__call__))
+    both = [build_trainer(PLAIN, tmp_path, load_splits(PLAIN)) for _ in range(2)]
     for seconds, length in ((1.0, 1), (0.02, 3), (1e-4, 4)):
-        (shrinking / "time.json").unlink(missing_ok=True)
         seconds_of_step(lambda ledger, seconds=seconds: seconds)
         counted.clear()
-        time = measured(shrinking)
-        states = 2 * len(time.stages)
-        warm_ups = 3 * 2 * (states + 2)
-        turns = 2 * (time.pairs + len(time.twice) + states + 2)
-        assert len(counted) == pytest.approx(warm_ups + length * turns, abs=10 * states)
-        assert time.stages[0].start[0] == pytest.approx((seconds, seconds))
-
-
-def test_the_trainer_that_is_built_first_alternates(shrinking, monkeypatch, measured, seconds_are_flops):
-    built = []
-
-    def noted(name, function):
-        def call(*arguments, **options):
-            built.append(name)
-            return function(*arguments, **options)
-
-        return call
-
-    monkeypatch.setattr(steps, "trainer_of_stage", noted("method", steps.trainer_of_stage))
-    monkeypatch.setattr(steps, "build_trainer", noted("dense", steps.build_trainer))
-    time = measured(shrinking)
-    pairs = list(zip(built[::2], built[1::2], strict=True))[: 2 * len(time.stages)]
-    orders = [("method", "dense"), ("dense", "method")]
-    first = orders[time.order.built_first == "dense"]
-    assert pairs == [first, first[::-1]] * len(time.stages)
-
-
-def test_the_first_turn_is_that_of_the_order(shrinking, monkeypatch, measured, seconds_are_flops):
-    begins = []
-
-    def noted(calls, pairs, stamps, last_begins):
-        begins.append(not last_begins)
-        return interleaved_times(calls, pairs, stamps, last_begins)
-
-    monkeypatch.setattr(steps, "interleaved_times", noted)
-    for number in range(2):
-        (shrinking / "time.json").unlink(missing_ok=True)
-        begins.clear()
-        monkeypatch.setattr(time_pass, "drawn", lambda label, _, first=number == 0: (True, first))
-        time = measured(shrinking)
-        assert begins == [number == 0] * (2 * len(time.stages) + 2)
-        assert time.order.steps_first == ("method" if number == 0 else "dense")
+        times, _ = steps.in_turn(tuple(lambda one=one: one for one in both), 3, True, True)
+        assert len(counted) == 2 * (WARM_UPS + length * (3 + 1))  # the first turns do not count
+        assert times == [pytest.approx((seconds, seconds))] * 3
 
 
 def test_what_runs_first_is_drawn_and_turned_round():
@@ -310,13 +340,10 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
     assert f"{METHOD}: not measured: a step executes" in lines[0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("hardware_id", "h0000000"), ("torch", "1.13")])
-def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, monkeypatch, lines, name, value):
-    out = tmp_path / "out"
-    first, second = (spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (0, 1))
-    train_in_suite(out, first)
-    here = candidates.this_machine("cpu")
-    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, name: value})
+def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_path, monkeypatch, lines):
+    here, other = candidates.this_machine("cpu"), {"hardware_id": "h0000000", "torch": "1.13"}
+    put(plain, tmp_path, PLAIN)
+    monkeypatch.setattr(candidates, "this_machine", lambda device: {**here, **other})
     own = here["hardware_id"], here["torch"]
     asked = []
 
@@ -324,19 +351,19 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(tmp_path, m
         asked.append(arguments["choose_again"])
         return invented(candidate, arguments, threads)
 
-    assert time_pass.run(out, measure=measure, threads=3, passes=1, show=lines.append)
-    (group,) = TIMES.read(out)
-    assert {**group.key, name: value, "threads": "3"} == dict(group.key)
+    assert time_pass.run(tmp_path, measure=measure, threads=3, passes=1, show=lines.append)
+    (group,) = TIMES.read(tmp_path)
+    assert {**group.key, **other, "threads": "3"} == dict(group.key)
     assert asked == [True]  # backends are chosen for this machine
-    (page,) = build(read(out, current_rows(out))).groups
-    assert value in page.subtitle
+    (page,) = build(read(tmp_path, current_rows(tmp_path))).groups
+    assert all(value in page.subtitle for value in other.values())
     assert f"executed FLOPs are those of hardware {own[0]} (threads" in "".join(page.remarks)
     # The trial of this machine is measured once there is one.
     monkeypatch.setattr(candidates, "this_machine", lambda device: here)
-    train_in_suite(out, second)
-    assert time_pass.run(out, measure=measure, threads=3, passes=2)
-    machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(out)}
-    assert machines == {own, (group.key["hardware_id"], group.key["torch"])}
+    put(plain, tmp_path, dataclasses.replace(PLAIN, seed=1))
+    assert time_pass.run(tmp_path, measure=measure, threads=3, passes=2)
+    machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(tmp_path)}
+    assert machines == {own, tuple(other.values())}
 
 
 def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
@@ -349,8 +376,8 @@ def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """The ids of the trials that a time pass trains, which it does in this process."""
+def here(monkeypatch, trained):
+    """The ids of the trials that a time pass trains, in whose place it finds copies of a finished one."""
     names = []
 
     class Engine:
@@ -360,7 +387,8 @@ def here(monkeypatch):
         def run(self, trials, progress):
             for trial, folder in trials:
                 names.append(trial.trial_id)
-                train_in_suite(folder.parents[1], trial)
+                shutil.rmtree(folder, ignore_errors=True)
+                put(trained / "trials" / TRIAL.trial_id, folder.parents[1], trial, reconfigure_time_s=7.0)
                 record = json.loads((folder / "trial.json").read_text())
                 machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
                 write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
@@ -404,8 +432,7 @@ def test_a_seed_whose_states_are_not_here_is_trained_once(
     assert here == [TRIAL.trial_id]
     assert measured_in == [str(out / "timed" / "trials")] * 3
     assert (out / "trials" / TRIAL.trial_id / "trial.json").read_bytes() == recorded
-    result = json.loads((out / "timed" / "trials" / TRIAL.trial_id / "trial.json").read_text())["result"]
-    assert last_entry(out).passes[0].reconfigure_s == result["reconfigure_time_s"]
+    assert last_entry(out).passes[0].reconfigure_s == 7.0  # of the trial that was trained here
 
 
 def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, monkeypatch, here):
@@ -435,17 +462,17 @@ def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, he
 def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, tmp_path, here):
     other = dataclasses.replace(TRIAL, seed=1)
     out = without_states(shrinking, tmp_path / "out")
-    train_in_suite(out, other)
+    put(shrinking / "trials" / TRIAL.trial_id, out, other)
     assert {find_candidates(out, "time", number=number)[0].trial for number in range(3)} == {other.trial_id}
 
 
-def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(tmp_path, lines, here):
+def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(plain, tmp_path, lines, here):
     scratch = spec("scratch[of=ssl]", **SMALL)
     (text,) = MethodChoice.read("scratch[of=ssl]").build().depends_on()
     other = spec(text, **SMALL)
     scratch = dataclasses.replace(scratch, depends_on={text: other.trial_id})
     for one in (other, scratch):
-        folder = train_in_suite(tmp_path, one)
+        folder = put(plain, tmp_path, one)
     (folder.parent / other.trial_id / "model.pt").unlink()
     assert time_pass.run(tmp_path, "scratch", measure=invented, show=lines.append, passes=1)
     assert lines[0].startswith("scratch[of=ssl]: a trial that it depends on has no model.pt here")
@@ -496,14 +523,13 @@ def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     assert second.key == {"task": "other"}
 
 
-def test_passes_take_the_seeds_in_turn_and_continue(tmp_path, lines):
-    out = tmp_path / "out"
-    trials = [spec("dense[repeat=2]", seed=seed, **SMALL | {"epochs": 1}) for seed in (3, 1)]
+def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines):
+    trials = [dataclasses.replace(PLAIN, seed=seed) for seed in (3, 1)]
     for trial in trials:
-        train_in_suite(out, trial)
+        put(plain, tmp_path, trial)
     for passes in (1, 3, 2):
-        assert time_pass.run(out, measure=invented, show=lines.append, passes=passes)
-    (time,) = TIMES.read(out)[0].methods.values()
+        assert time_pass.run(tmp_path, measure=invented, show=lines.append, passes=passes)
+    (time,) = TIMES.read(tmp_path)[0].methods.values()
     assert [one.trial for one in time.passes] == [trials[index].trial_id for index in (1, 0, 1)]
     assert [one.number for one in time.passes] == [0, 1, 2]
     assert time.pass_of(trials[0].trial_id) == time.passes[1]
@@ -541,38 +567,9 @@ def test_threads_are_those_of_run_and_backends_are_chosen_for_them(
     assert last_entry(shrinking).threads == used
 
 
-def test_other_backends_are_measured_only_if_they_were_chosen_again(shrinking, lines, measured, monkeypatch):
-    def other(candidate, arguments, threads, again):
-        for stage in arguments["stages"]:
-            cost = stage["cost"]
-            cost["flops"] = (*cost["flops"][:3], 1.5 * cost["flops"][3])
-            cost["backends"] = dict.fromkeys(cost["backends"], "another")
-        return in_this_process(candidate, arguments | {"choose_again": again}, threads)
-
-    assert not time_pass.run(shrinking, pairs=3, measure=partial(other, again=False), show=lines.append, passes=1)
-    assert f"{METHOD}: not measured: layers have other backends than in the trial" in lines[0]
-    called = []
-    monkeypatch.setattr(MethodRunner, "choose_again", lambda self: called.append(self))
-    time = measured(shrinking, pairs=3, measure=partial(other, again=True))
-    assert len(called) == 2 * len(time.stages) - 1  # the new network of the first stage has chosen for these threads
-
-
 def last_entry(folder):
     (entry,) = TIMES.read(folder)[0].methods.values()
     return entry
-
-
-def test_disturbed_passes_are_measured_again_and_a_complete_folder_says_so(shrinking, lines, monkeypatch):
-    assert time_pass.run(shrinking, measure=partial(invented, load=5.0), threads=1, passes=2, busy=True)
-    entry = last_entry(shrinking)
-    assert (len(entry.passes), entry.is_disturbed, len(entry.sound)) == (2, True, 0)
-    assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
-    entry = last_entry(shrinking)
-    assert (len(entry.passes), len(entry.sound)) == (2, 2)
-    assert lines[-1] == "time: every method has 2 passes; --passes measures more"
-    lines.clear()
-    assert time_pass.run(shrinking, measure=invented, threads=1, passes=2, show=lines.append)
-    assert lines == ["time: every method has 2 passes; --passes measures more"]
 
 
 def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, lines):
@@ -590,10 +587,13 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
     assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
         (0, False), (2, False), (1, False)
     ]  # fmt: skip
+    lines.clear()
+    assert time_pass.run(shrinking, measure=invented, threads=1, show=lines.append)
+    assert lines == ["time: every method has 3 passes; --passes measures more"]
 
 
-def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(tmp_path, lines):
-    train_in_suite(tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
+def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(plain, tmp_path, lines):
+    put(plain, tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
     assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
     assert lines == [
         "sdgp[n=1,m=4]: not measured: its trial computed with subnormal numbers, as those of earlier versions; its "
@@ -601,11 +601,10 @@ def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(tmp_pat
     ]
 
 
-def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(tmp_path, lines):
+def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(plain, tmp_path, lines):
     names = [f"dense[repeat={number}]" for number in range(2, 6)]
-    train_in_suite(tmp_path, spec(names[0], **SMALL | {"epochs": 1}))
-    for name in names[1:]:
-        train_in_suite(tmp_path, spec(name, **SMALL | {"epochs": 1}))
+    for name in names:
+        put(plain, tmp_path, spec(name, **SMALL | {"epochs": 1}))
     assert time_pass.run(tmp_path, measure=invented, show=lines.append)
     orders = [
         [line.split(", ")[1].partition(":")[0] for line in lines if f"pass {number}" in line] for number in (1, 2, 3)
@@ -634,30 +633,25 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
 
 
 def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):
-    found = json.loads((shrinking / "trials" / TRIAL.trial_id / "trial.json").read_text())
     trial = dataclasses.replace(TRIAL, recipe={**TRIAL.recipe, "train_sizes": (8,)})
-    place = tmp_path / "trials" / trial.trial_id
-    shutil.copytree(shrinking / "trials" / TRIAL.trial_id, place)
-    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
+    put(shrinking / "trials" / TRIAL.trial_id, tmp_path, trial)
     assert time_pass.run(tmp_path, measure=invented, show=lines.append)
 
 
-def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys):
-    wrong = [
-        (["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
-        (["--methods", "dense"], "the other methods are measured next to it; name one of them"),
-        (["--pairs", "2"], "integer from 3"),
-        (["--threads", "0"], "integer from 1"),
-        (["--passes", "0"], "integer from 1"),
-        (["--pair", "30"], "did you mean '--pairs'?"),
-    ]
-    for options, expected in wrong:
-        assert cli.main(["time", str(shrinking), *options]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("pdt: error: ")
-        assert error.count("\n") == 1
-        assert expected in error
-    assert cli.main(["time", str(tmp_path)]) == 2
+@pytest.mark.parametrize(("verb", "options", "expected"), [
+    ("time", ["--methods", "prunetrian"], "did you mean 'prunetrain'?"),
+    ("time", ["--methods", "dense"], "the other methods are measured next to it; name one of them"),
+    ("time", ["--pairs", "2"], "integer from 3"),
+    ("time", ["--threads", "0"], "integer from 1"),
+    ("time", ["--passes", "0"], "integer from 1"),
+    ("time", ["--pair", "30"], "did you mean '--pairs'?"),
+    ("profile", ["--rounds", "5"], "integer from 6"),
+    ("profile", ["--threads", "0"], "integer from 1"),
+])  # fmt: skip
+def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, capsys, verb, options, expected):
+    assert cli.main([verb, str(shrinking), *options]) == 2
+    assert_one_line(capsys.readouterr().err, expected)
+    assert cli.main([verb, str(tmp_path)]) == 2
     assert "not the folder of a suite" in capsys.readouterr().err
 
 
@@ -666,19 +660,13 @@ def test_a_folder_in_use_is_refused(shrinking):
         time_pass.run(shrinking, measure=invented)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("{", "is damaged"),
-        ("[]", "is damaged"),
-        ('{"version": 2, "groups": []}', "version: Input should be 1"),
-        ('{"version": 1, "groups": [], "more": 1}', "more: Extra inputs"),
-        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"ratio": NaN}}}]}', "is damaged"),
-        ('{"version": 1, "groups": [{"key": {}, "methods": {"a": {"ratio": 0.9}}}]}', "ratio: Extra inputs"),
-        ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
-        ("[" * 100_000, "is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("content", "reason"), [
+    ("{", "is damaged"),
+    ("[" * 100_000, "is damaged"),
+    ('{"version": 2, "groups": []}', "version: Input should be 1"),
+    ('{"version": 1, "groups": [], "more": 1}', "more: Extra inputs"),
+    ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
+])  # fmt: skip
 def test_a_damaged_file_is_one_line(content, reason, tmp_path):
     (tmp_path / "time.json").write_text(content)
     with pytest.raises(UsageError, match=reason) as caught:
