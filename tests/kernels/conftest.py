@@ -11,13 +11,27 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
+from unchanged import digest, skip_unchanged
 
 import kernels
 from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
 from kernels.prune import cpu
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+# Files whose tests compile sources or emulate devices, which takes minutes: they run if kernels or tests have changed.
+DEAR = frozenset(
+    (
+        *("test_aarch64.py", "test_cuda_compiled.py", "test_cuda_emulated.py", "test_cuda_launch.py"),
+        *("test_cuda_sparse_conv.py", "test_instruction_sets.py", "test_kernel_build.py"),
+    )
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Skip the tests of `DEAR` that passed with the same kernels."""
+    skip_unchanged(config, HERE, DEAR, digest((REPOSITORY / "kernels", HERE)))
 
 
 @pytest.fixture(scope="session")
