@@ -1,6 +1,7 @@
 """The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, compared with explicit loops."""
 
 import csv
+import functools
 import math
 
 import pytest
@@ -268,6 +269,7 @@ def test_the_penalty_of_short_types_has_a_gradient_at_zero(dtype):
     torch.testing.assert_close(weight.grad.float(), wanted.grad, rtol=1e-2, atol=0)
 
 
+started = functools.cache(lambda update: start(update=update))  # for tests that attach optimizers
 ADAPTIVE = {"Adam": 0.001, "AdamW": 0.001, "NAdam": 0.001, "RMSprop": 0.001, "Adagrad": 0.01}
 REFUSED = {"Adadelta": 1.0, "Adamax": 0.002, "Rprop": 0.01, "RAdam": 0.001}
 
@@ -275,7 +277,7 @@ REFUSED = {"Adadelta": 1.0, "Adamax": 0.002, "Rprop": 0.01, "RAdam": 0.001}
 @pytest.mark.parametrize("name", [*ADAPTIVE, *REFUSED])
 def test_the_subgradient_is_refused_with_optimizers_that_divide_by_gradients(name):
     make, rate = getattr(torch.optim, name), (ADAPTIVE | REFUSED)[name]
-    model, _, hooks, _ = start()
+    model, _, hooks, _ = started("subgradient")
     advice = "use SGD, or update=proximal with Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim"
     refusal = f"update=subgradient removes no channel with {name}, which divides the penalty .*; {advice}$"
     with pytest.raises(ValueError, match=refusal):
@@ -287,8 +289,8 @@ def test_the_subgradient_is_refused_with_optimizers_that_divide_by_gradients(nam
 
 
 def test_the_proximal_update_takes_the_adaptive_optimizers_whose_step_it_knows():
+    model, _, hooks, _ = started("proximal")
     for name, rate in ADAPTIVE.items():
-        model, _, hooks, _ = start(update="proximal")
         hooks.attach(type("Own", (getattr(torch.optim, name),), {})(model.parameters(), lr=rate))
 
 
@@ -306,8 +308,8 @@ class Wrapper(torch.optim.Optimizer):
 def test_the_proximal_update_refuses_other_adaptive_optimizers(name):
     make = getattr(torch.optim, name, None) or type(name, (torch.optim.SGD,), {})
     advice = "use SGD, or Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim"
+    model, _, hooks, _ = started("proximal")
     for wrap in (lambda one: one, Wrapper):
-        model, _, hooks, _ = start(update="proximal")
         optimizer = make(model.parameters(), lr=REFUSED.get(name, 0.1))
         hooks.ctx.optimizer = wrap(optimizer)
         with pytest.raises(ValueError, match=f"does not know the step size of {name}, by which .*; {advice}$"):
