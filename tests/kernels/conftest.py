@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from unchanged import digest, skip_unchanged
 import kernels
 from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
-from kernels.prune import cpu
+from kernels.cuda import library
+from kernels.prune import cpu, reference
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -75,3 +77,17 @@ def start_python() -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture
+def cuda_kernels() -> None:
+    """Skip if CuPy is not installed or turned off; fail if CuPy cannot compile."""
+    if not library.load().available:
+        installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
+        (pytest.fail if installed else pytest.skip)(library.load().description)
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def prune(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    """The public function (the compiled kernel if it is available) and the reference."""
+    return kernels.prune_nm if request.param == "kernels" else reference.prune_nm

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import scipy.stats
 import torch
 from torch import Tensor
 
-import kernels
 from kernels import PruneRule
 from kernels.prune import reference
 
 INF, NAN = math.inf, math.nan
-
-
-@pytest.fixture(params=["kernels", "reference"])
-def prune(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """The public function (the compiled kernel if it is available) and the reference."""
-    return kernels.prune_nm if request.param == "kernels" else reference.prune_nm
 
 
 def pixel(*channels: float, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,12 +18,6 @@ INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMIT = 4.5  # standard deviations; each test looks at fewer than 200 values
 GROUPS = [(1, 2), (2, 4), (1, 4), (3, 7), (2, 16), (8, 16), (5, 32)]
-
-
-@pytest.fixture(params=["kernels", "reference"])
-def prune(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """The public function (the compiled kernel if it is available) and the reference."""
-    return kernels.prune_nm if request.param == "kernels" else reference.prune_nm
 
 
 def probabilities(magnitude: list[float], n: int) -> list[float]:

@@ -127,7 +127,7 @@ def test_stages_have_to_ascend():
 
 
 def test_kernels_of_1x1_convolutions_go_whole_and_what_is_not_listed_stays(monkeypatch):
-    run = Run(ClickTrain(mixup=0.0, ratios="cifar10-resnet50_wide-1"), with_pointwise(monkeypatch))
+    run = Run(ClickTrain(mixup=0.0, ratios="cifar10-resnet50_wide-1", backend="masked"), with_pointwise(monkeypatch))
     assert (run.method.choose_epoch, run.method.hard_prune_epoch) == (1, 3)  # 61 and 141 of 190
     run.epochs(4, steps=1)
     zeros = {name: int((layer.weight == 0).sum()) for name, layer in run.runner.ctx.layers.items()}
