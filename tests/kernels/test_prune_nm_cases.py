@@ -8,6 +8,7 @@ import math
 import pytest
 import scipy.stats
 import torch
+from drawn_gradients import layouts_of
 from torch import Tensor
 
 from kernels import PruneRule
@@ -133,13 +134,7 @@ def test_sdgp_3_l1_norm_is_that_of_the_dense_gradient(prune, rescale):
 def test_sdgp_6_layouts_give_the_same_result(prune, mode, channels):
     grad = torch.randn(3, channels, 5, 4)
     expected = prune(grad, PruneRule(2, 4, mode), seed=5)
-    layouts = {
-        "channels_last": grad.contiguous(memory_format=torch.channels_last),
-        "width_first": grad.transpose(2, 3).contiguous().transpose(2, 3),
-        "slice": torch.cat([grad, grad], 1)[:, :channels],
-        "every_other": torch.stack([grad, grad], -1).flatten(3)[..., ::2],
-    }
-    for name, same in layouts.items():
+    for name, same in layouts_of(grad).items():
         assert torch.equal(same, grad), name
         assert torch.equal(prune(same, PruneRule(2, 4, mode), seed=5), expected), name
 
