@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
+from small_training import CLASSES, RECIPE, assert_it_resumes, small_trainer
 from torch import nn
 
 from methods.prunetrain import PruneTrain
@@ -51,14 +51,8 @@ def trainer(**options):
     )
 
 
-def without_times(record):
-    return {key: value for key, value in record.items() if not key.endswith("time_s")}
-
-
 def test_prunetrain_removes_heads_and_hidden_units_and_resumes_bit_for_bit():
-    records, states = [], Checkpoints()
-    whole = trainer(on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
+    whole, resumed = assert_it_resumes(trainer)
     model, ledger = whole.model, whole.ledger
     assert [block.attention.products.heads for block in model.blocks] == [HEADS - 1] * 2
     for index, block in enumerate(model.blocks):
@@ -70,17 +64,7 @@ def test_prunetrain_removes_heads_and_hidden_units_and_resumes_bit_for_bit():
     rows = csv.DictReader(io.StringIO(ledger.to_csv(3)))
     widths = [int(row["in_channels"]) for row in rows if row["layer"] == "blocks.0.attention.products:attention"]
     assert (widths[0], widths[-1]) == (WIDTH, WIDTH * 2 // 3)
-    assert records[-1]["train_loss"] < records[0]["train_loss"]
-    for done, state in enumerate(states, start=1):
-        again = []
-        resumed = trainer(on_epoch=again.append)
-        resumed.load_state_dict(state)
-        resumed.fit()
-        assert resumed.model.state_dict().keys() == model.state_dict().keys()
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
-        assert [without_times(record) for record in again] == [without_times(record) for record in records[done:]]
-        assert resumed.ledger.to_csv(3) == ledger.to_csv(3)
+    assert all(one.ledger.to_csv(3) == ledger.to_csv(3) for one in resumed)
 
 
 @pytest.mark.slow
