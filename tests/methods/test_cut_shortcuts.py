@@ -58,10 +58,3 @@ CASES = list(itertools.product(("float32", "bfloat16"), (1, 2), ("AVX2", "")))
 def test_trains_with_few_or_many_channels_in_each_shortcut(dtype, threads, isa):
     # Without matrix units, bfloat16 takes five times as long.
     train((1, 4, 17) if dtype == "float32" else (4,), dtype, threads, isa)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("dtype", "threads", "isa"), CASES)
-def test_trains_with_1_to_17_channels_in_each_shortcut(dtype, threads, isa):
-    train(range(1, 18), dtype, threads, isa)
