@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,13 +12,28 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
+from unchanged import digest, skip_unchanged
 
 import kernels
 from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
-from kernels.prune import cpu
+from kernels.cuda import library
+from kernels.prune import cpu, reference
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+# Files whose tests compile sources or emulate devices, which takes minutes: they run if kernels or tests have changed.
+DEAR = frozenset(
+    (
+        *("test_aarch64.py", "test_cuda_compiled.py", "test_cuda_emulated.py", "test_cuda_launch.py"),
+        *("test_cuda_sparse_conv.py", "test_instruction_sets.py", "test_kernel_build.py"),
+    )
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Skip the tests of `DEAR` that passed with the same kernels."""
+    skip_unchanged(config, HERE, DEAR, digest((REPOSITORY / "kernels", HERE)))
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +77,17 @@ def start_python() -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture
+def cuda_kernels() -> None:
+    """Skip if CuPy is not installed or turned off; fail if CuPy cannot compile."""
+    if not library.load().available:
+        installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
+        (pytest.fail if installed else pytest.skip)(library.load().description)
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def prune(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    """The public function (the compiled kernel if it is available) and the reference."""
+    return kernels.prune_nm if request.param == "kernels" else reference.prune_nm

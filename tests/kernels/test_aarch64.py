@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from instruction_sets import KERNELS, differences
+from instruction_sets import KERNELS
 from remote_library import RemoteLibrary
 
 from kernels.cpu.build import BASE_FLAGS, INCLUDE_FOLDERS, SOURCES
@@ -42,5 +41,5 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteLibrary]
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_agree_with_their_definition(library, name):
     assert library.pdt_vector_bits() == 128
-    differing = differences(name, KERNELS[name][0](library), lambda m: {1, min(2, m - 1), m // 2}, every=5)
-    assert [*itertools.islice(differing, 5)] == []
+    bind, proof = KERNELS[name]
+    assert proof(bind(library)) == ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from drawn_gradients import DTYPES, bits_of, gradients, group_shapes, layouts_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,9 +15,7 @@ import kernels
 from kernels import PruneRule
 from kernels.prune import cpu, reference
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCOPES = ("none", "group", "sample_channel", "channel")
-SPECIAL = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"))
 Compress = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -30,10 +29,9 @@ def compress(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return kernels.compress_nm
 
 
-def bits_of(tensor: Tensor) -> Tensor:
+def comparable(tensor: Tensor) -> Tensor:
     """Return the bits, which distinguish -0 from 0, with one pattern for every NaN."""
-    one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
-    return one_nan.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+    return bits_of(torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor))
 
 
 def expand(values: Tensor, channels: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -51,37 +49,20 @@ def assert_compresses(grad: Tensor, rule: PruneRule, seed: int = 0) -> None:
     kept = reference.keep_mask(grad, rule, seed)
     pruned = kernels.prune_nm(grad, rule, seed)
     assert torch.equal(channels, reference.kept_values(pruned, kept, rule)[1])
-    assert torch.equal(bits_of(expand(values, channels, grad.shape[1], grad.dtype)), bits_of(pruned))
+    assert torch.equal(comparable(expand(values, channels, grad.shape[1], grad.dtype)), comparable(pruned))
     # Every value is a number of the gradient's dtype.
-    assert torch.equal(bits_of(values), bits_of(values.to(grad.dtype).float()))
-
-
-@st.composite
-def gradients(draw: st.DrawFn) -> Tensor:
-    """Draw a gradient with ties, zeros, infinities and NaN in any of the layouts."""
-    matrix = st.tuples(st.integers(0, 40), st.integers(1, 140))
-    images = st.tuples(st.integers(0, 3), st.integers(1, 140), st.integers(1, 6), st.integers(0, 6))
-    shape, dtype = draw(st.one_of(matrix, images)), draw(st.sampled_from(DTYPES))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    grad = torch.randn(shape, generator=generator)
-    if draw(st.booleans()):
-        chosen = torch.randint(0, len(SPECIAL), shape, generator=generator)
-        grad = torch.where(torch.rand(shape, generator=generator) < 0.4, torch.tensor(SPECIAL)[chosen], grad)
-    if grad.dim() == 4 and draw(st.booleans()):
-        grad = grad.contiguous(memory_format=torch.channels_last)
-    return grad.to(dtype)
+    assert torch.equal(comparable(values), comparable(values.to(grad.dtype).float()))
 
 
 @st.composite
 def rules(draw: st.DrawFn) -> PruneRule:
-    m = draw(st.one_of(st.sampled_from([2, 4, 8, 16, 32]), st.integers(2, 32)))
     mode = draw(st.sampled_from(["magnitude", "random", "unbiased"]))
-    return PruneRule(draw(st.integers(1, m)), m, mode, draw(st.sampled_from(SCOPES)) if mode != "unbiased" else "none")
+    return PruneRule(*draw(group_shapes()), mode, draw(st.sampled_from(SCOPES)) if mode != "unbiased" else "none")
 
 
 @pytest.mark.usefixtures("compiled_compression")
-@settings(max_examples=250)
-@given(gradients(), rules(), st.integers(0, 2**64 - 1))
+@settings(max_examples=120)
+@given(gradients(special=True), rules(), st.integers(0, 2**64 - 1))
 @example(torch.zeros(2, 8, 3, 3), PruneRule(2, 4), 0)
 @example(torch.full((2, 8, 3, 3), -0.0), PruneRule(2, 4, rescale="sample_channel"), 0)
 def test_the_compressed_gradient_is_the_pruned_one(grad, rule, seed):
@@ -105,9 +86,7 @@ def test_every_group_shape(m, mode):
 @pytest.mark.usefixtures("compiled_compression")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rescale", SCOPES)
-@pytest.mark.parametrize(
-    "shape", [(24, 64, 17, 15), (70, 16, 9, 9), (5, 1000, 4, 4), (3, 4100), (400, 96), (9, 13, 40, 40)]
-)
+@pytest.mark.parametrize("shape", [(24, 64, 17, 15), (3, 4100), (400, 96), (9, 13, 40, 40)])
 def test_many_chunks_and_blocks(shape, rescale, dtype):
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
     grad[::3] = (grad[::3] * 2).round()  # ties
@@ -181,13 +160,7 @@ def test_layouts_give_the_same_result(compress, mode, rescale):
     assert values.shape == channels.shape == (3, 5, 4, 7)
     pruned = kernels.prune_nm(grad, rule, seed=5)
     assert torch.equal(expand(values, channels, 13, torch.float32), pruned)
-    layouts = {
-        "channels_last": grad.contiguous(memory_format=torch.channels_last),
-        "width_first": grad.transpose(2, 3).contiguous().transpose(2, 3),
-        "slice": torch.cat([grad, grad], 1)[:, :13],
-        "every_other": torch.stack([grad, grad], -1).flatten(3)[..., ::2],
-    }
-    for name, same in layouts.items():
+    for name, same in layouts_of(grad).items():
         before = same.clone()
         found = compress(same, rule, seed=5)
         assert torch.equal(found[0], values), name

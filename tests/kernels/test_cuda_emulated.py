@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from drawn_gradients import bits_of
 from emulated import build, kernels_of, needs_compiler, poisoned_like, run, run_launch, shape_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,10 +59,6 @@ def launchers():
         for ((dtype, n, m, mode), rescale), shape, shared in itertools.product(CASES, shapes, (A100_SHARED_BYTES, 0))
     )
     return build(kernels)
-
-
-def bits_of(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
 @st.composite

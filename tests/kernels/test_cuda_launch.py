@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
 
 import emulated
 import pytest
@@ -91,14 +89,6 @@ def gradient(dtype: torch.dtype, shape: tuple[int, ...] = (3, 64, 9, 7)) -> Tens
     grad = (torch.randn(shape) * 4).round() / 4
     grad = grad.to(dtype)
     return grad.contiguous(memory_format=torch.channels_last) if grad.dim() == 4 else grad
-
-
-@pytest.fixture
-def cuda_kernels() -> None:
-    """Skip if CuPy is not installed or turned off; fail if CuPy cannot compile."""
-    if not library.load().available:
-        installed = importlib.util.find_spec("cupy") is not None and os.environ.get("PDT_CUDA_KERNEL") != "0"
-        (pytest.fail if installed else pytest.skip)(library.load().description)
 
 
 @pytest.mark.usefixtures("cuda_kernels")

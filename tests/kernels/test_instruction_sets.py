@@ -5,7 +5,6 @@ All other tests run the kernels of one instruction set: this processor's, or `PD
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import platform
@@ -13,7 +12,7 @@ import platform
 import filelock
 import pytest
 import torch
-from instruction_sets import KERNELS, compiled, differences, mutated_sources
+from instruction_sets import KERNELS, compiled, mutated_sources
 
 import kernels
 from kernels import cache
@@ -52,14 +51,13 @@ def test_kernels_agree_with_their_definition(architecture, bits):
     needs(architecture)
     if architecture == elsewhere():
         pytest.skip(f"{architecture}: the other tests run these kernels")
-    for name, (bind, _) in KERNELS.items():
+    for name, (bind, proof) in KERNELS.items():
         with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
             level = "-O0" if name in MARKS else "-O1"
             bound = bind(compiled(name, (f"-march={architecture}", level, "-fopenmp")))
         if name == "prune_nm":
             assert bound.library.pdt_vector_bits() == bits
-        differing = differences(name, bound, lambda m: {1, min(2, m - 1), m // 2}, every=5)
-        assert [*itertools.islice(differing, 5)] == []
+        assert proof(bound) == ""
 
 
 @pytest.mark.slow
@@ -69,9 +67,8 @@ def test_optimized_kernels_agree_with_their_definition(architecture, name):
     """The sources have no path of x86-64-v2; `native` has one where AVX-512 compresses 16-bit lanes."""
     if architecture != "native":
         needs(architecture)
-    bound = KERNELS[name][0](compiled(name, (f"-march={architecture}", "-fopenmp")))
-    differing = differences(name, bound, lambda m: {1, 2, 3, m // 2, m - 1, m} & {*range(1, m + 1)})
-    assert [*itertools.islice(differing, 5)] == []
+    bind, proof = KERNELS[name]
+    assert proof(bind(compiled(name, (f"-march={architecture}", "-fopenmp")))) == ""
 
 
 # One wrong lane of AVX2, in each of the sources: the file, a place in it, and what replaces it.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from drawn_gradients import DTYPES, bits_of, gradients, group_shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import kernels
 from kernels import PruneRule
@@ -17,44 +17,11 @@ from kernels.prune import reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Sums in another order differ by a few fp32 roundings; a 16-bit result then differs by at most one of its units.
 RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-SHAPES = st.one_of(
-    st.tuples(st.integers(0, 40), st.integers(1, 140)),
-    st.tuples(st.integers(0, 3), st.integers(1, 140), st.integers(1, 6), st.integers(0, 6)),
-)
 
 
-def bits_of(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
-
-
-@st.composite
-def gradients(draw: st.DrawFn, special: bool = False) -> Tensor:
-    """Draw a gradient with many ties and zeros; `special` adds NaN, infinities and subnormals."""
-    shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    grad = torch.randn(shape, generator=generator)
-    if draw(st.booleans()):
-        grad = (grad * 2).round() / 2
-    grad = grad.to(dtype)
-    if special:
-        values = torch.tensor([float("nan"), -float("inf"), float("inf"), -0.0, torch.finfo(dtype).tiny / 4]).to(dtype)
-        chosen = torch.randint(0, len(values), shape, generator=generator)
-        grad = torch.where(torch.rand(shape, generator=generator) < 0.3, values[chosen], grad)
-    if grad.dim() == 4 and draw(st.booleans()):
-        grad = grad.contiguous(memory_format=torch.channels_last)
-    return grad
-
-
-@st.composite
-def group_shapes(draw: st.DrawFn) -> tuple[int, int]:
-    m = draw(st.one_of(st.sampled_from([2, 4, 8, 16, 32]), st.integers(2, 32)))
-    return draw(st.integers(1, m)), m
-
-
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     gradients(special=True),
     group_shapes(),
@@ -66,7 +33,7 @@ def test_values_are_bit_equal_to_the_oracle(grad, group, mode, seed):
     assert torch.equal(bits_of(compiled), bits_of(reference.prune_nm(grad, PruneRule(*group, mode), seed=seed)))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(gradients(), group_shapes(), st.sampled_from(["magnitude", "random"]),
        st.sampled_from(["group", "sample_channel", "channel"]), st.integers(0, 2**64 - 1))  # fmt: skip
 def test_rescaled_values_agree_with_the_oracle(grad, group, mode, rescale, seed):
@@ -117,9 +84,14 @@ def test_every_16_bit_value_is_rounded_as_by_the_oracle_in_the_ratio_of_a_channe
     assert torch.equal(bits_of(kernels.prune_nm(grad, PruneRule(1, 2, rescale="sample_channel"))), bits_of(expected))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("n", "m", "mode"), [(2, 4, "magnitude"), (8, 16, "magnitude"), (2, 4, "random"), (2, 16, "unbiased")]
+    ("n", "m", "mode", "dtype"),
+    [
+        (2, 4, "magnitude", torch.float32),
+        (8, 16, "magnitude", torch.bfloat16),
+        (2, 4, "random", torch.bfloat16),
+        (2, 16, "unbiased", torch.float32),
+    ],
 )
 def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
     # At least 16 MiB, with an incomplete tile and an incomplete block.
@@ -133,7 +105,7 @@ def test_results_that_are_written_past_the_caches_are_right(n, m, mode, dtype):
 
 
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
-@pytest.mark.parametrize("shape", [(3, 65536), (1, 2048, 56, 56), (40000, 24)])
+@pytest.mark.parametrize("shape", [(3, 65536), (1, 512, 56, 56), (40000, 24)])
 def test_long_sums_agree_with_the_oracle(shape, rescale):
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     if grad.dim() == 4:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import scipy.stats
 import torch
+from drawn_gradients import layouts_of
 from torch import Tensor
 
-import kernels
 from kernels import PruneRule
 from kernels.prune import reference
 
 INF, NAN = math.inf, math.nan
-
-
-@pytest.fixture(params=["kernels", "reference"])
-def prune(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """The public function (the compiled kernel if it is available) and the reference."""
-    return kernels.prune_nm if request.param == "kernels" else reference.prune_nm
 
 
 def pixel(*channels: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -141,13 +134,7 @@ def test_sdgp_3_l1_norm_is_that_of_the_dense_gradient(prune, rescale):
 def test_sdgp_6_layouts_give_the_same_result(prune, mode, channels):
     grad = torch.randn(3, channels, 5, 4)
     expected = prune(grad, PruneRule(2, 4, mode), seed=5)
-    layouts = {
-        "channels_last": grad.contiguous(memory_format=torch.channels_last),
-        "width_first": grad.transpose(2, 3).contiguous().transpose(2, 3),
-        "slice": torch.cat([grad, grad], 1)[:, :channels],
-        "every_other": torch.stack([grad, grad], -1).flatten(3)[..., ::2],
-    }
-    for name, same in layouts.items():
+    for name, same in layouts_of(grad).items():
         assert torch.equal(same, grad), name
         assert torch.equal(prune(same, PruneRule(2, 4, mode), seed=5), expected), name
 

@@ -12,11 +12,19 @@ from tasks.models.resnet9 import resnet9
 SHAPE = (3, 32, 32)
 
 
-def network(name, task="cifar10"):
+def network(name, task="cifar10", device="cpu"):
     shape = (3, 224, 224) if task == "imagenet" else SHAPE
-    model = build_model(name, shape, {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[task])
+    with torch.device(device):
+        model = build_model(name, shape, {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[task])
     layers = {key: layer for key, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     return model, layers, shape
+
+
+def with_pointwise(patch):
+    """Return a network whose first layer and last convolution are in no list, and let every list have the others."""
+    patch.setattr("methods.clicktrain.settings.by_layer", lambda ratios, layers: {"1": 50.0, "2": 50.0})
+    convolutions = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
 
 
 class Run:
@@ -25,7 +33,7 @@ class Run:
     def __init__(self, method, model=None, task="", network="", momentum=0.9, seed=0):
         torch.manual_seed(seed)
         self.method = method
-        self.model = resnet9(width=1 / 8) if model is None else model
+        self.model = resnet9(width=1 / 16) if model is None else model
         self.runner = apply(
             self.model, method, input_shape=SHAPE, num_classes=10, epochs=4, batch_size=8, task=task, network=network
         )
@@ -48,10 +56,10 @@ class Run:
         self.optimizer.zero_grad()
         return labels
 
-    def epochs(self, count, each=lambda epoch, step: None):
+    def epochs(self, count, each=lambda epoch, step: None, steps=3):
         for _ in range(count):
             epoch = self.runner.ctx.epochs_done
-            for step in range(3):
+            for step in range(steps):
                 self.step(10 * epoch + step)
                 each(epoch, step)
             self.runner.end_epoch()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -205,36 +204,16 @@ def test_links_and_pipes_in_place_of_the_files_are_refused_and_not_written_throu
     assert not (tmp_path / "elsewhere").exists()
 
 
-HOLDER = """
-import sys, time
-from methods.backends import autotune
-from pathlib import Path
-folder = Path(sys.argv[1])
-with autotune._locked(folder):
-    (folder / "held").touch()
-    time.sleep(0.5)
-    (folder / "released").touch()
-"""
-
-
-def test_processes_measure_one_after_the_other(monkeypatch, folder):
+def test_one_measures_after_the_other(monkeypatch, folder):
+    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
     folder.mkdir()
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], cwd=Path(__file__).parents[2])
-    try:
-        while not (folder / "held").exists():
-            assert holder.poll() is None
-            time.sleep(0.01)
-        times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
-        seconds = autotune._seconds
-
-        def after_the_holder(*given):
-            assert (folder / "released").exists(), "measured while another process was measuring"
-            return seconds(*given)
-
-        monkeypatch.setattr(autotune, "_seconds", after_the_holder)
-        assert ask().name == "other"
-    finally:
-        holder.wait()
+    measuring = threading.Thread(target=ask)
+    with autotune._locked(folder):
+        measuring.start()
+        measuring.join(timeout=0.2)
+        assert not list(folder.glob("*.json"))
+    measuring.join()
+    assert len(list(folder.glob("*.json"))) == 1
 
 
 def test_what_another_process_measured_during_the_wait_is_taken(monkeypatch, folder):

@@ -23,7 +23,7 @@ def a_case(corners, channels, seed, layout=torch.channels_last, gone=0.3):
     return kept, weight, generator
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     corners=st.lists(st.integers(0, 3), min_size=1, max_size=9),
     channels=st.integers(1, 5),

@@ -50,13 +50,6 @@ def test_saliencies_of_several_batches_are_averaged():
     assert both.sum((2, 3))[gone].max() <= both.sum((2, 3))[~gone].min()
 
 
-def test_the_lasso_runs_from_the_next_step_until_weights_are_masked():
-    run = Run(stages())
-    penalised = []
-    run.epochs(4, each=lambda epoch, step: penalised.append(run.method._penalised))
-    assert penalised == [False] * 4 + [True] * 2 + [False] * 6
-
-
 def test_the_lasso_is_the_coefficient_times_the_norms_of_what_goes():
     run = Run(stages(coefficient=0.25))
     run.epochs(1)
@@ -106,24 +99,23 @@ def test_saliencies_go_on_where_a_checkpoint_stopped_them():
         assert torch.equal(whole._masks[name].kernels, again._masks[name].kernels)
 
 
-def test_what_the_method_spends_is_counted_in_its_stage():
+def test_each_stage_is_named_spends_and_penalises_from_its_step_on():
     run = Run(stages())
-    name = "down.conv" if "down.conv" in run.weights() else next(iter(run.weights()))
-    weight = run.weights()[name]
-    spent = []
-    run.epochs(4, each=lambda epoch, step: spent.append(run.method.overhead(name, 8, run.runner.ctx)))
+    name, weight = next(iter(run.weights().items()))
+    penalised, spent, named = [], [], []
+
+    def look(epoch, step):
+        penalised.append(run.method._penalised)
+        spent.append(run.method.overhead(name, 8, run.runner.ctx))
+
+    for _ in range(4):
+        run.epochs(1, look)
+        named.append(run.method.record(run.runner.ctx)["stage"])
+    assert named == ["warm-up", "lasso", "masked", "masked"]
+    assert penalised == [False] * 4 + [True] * 2 + [False] * 6
     lasso = 8 * weight.numel() + 3 * 2 * weight.shape[0] * weight.shape[1]
     assert spent == [0.0] * 4 + [lasso] * 2 + [weight.numel()] * 6
     assert run.method.overhead("nobody", 8, run.runner.ctx) == 0.0
-
-
-def test_stages_are_named_in_the_record():
-    run = Run(stages())
-    named = []
-    for _ in range(4):
-        run.epochs(1)
-        named.append(run.method.record(run.runner.ctx)["stage"])
-    assert named == ["warm-up", "lasso", "masked", "masked"]
 
 
 @pytest.mark.parametrize("second", [0.0, 0.9])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_clicktrain import Run, network, stages
+from small_clicktrain import Run, stages, with_pointwise
 from torch import nn
 
 from methods.backends import autotune
@@ -150,16 +150,14 @@ def test_auto_weighs_blocks_too_where_filters_have_one_pattern(skipping, monkeyp
     assert all(run.runner.ctx.layers[name].op_plan.backend.name == "blocks" for name in run.weights())
 
 
-def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping):
-    model = network("resnet50_wide[width=0.125]")[0]
-    run = Run(stages(scope="filter", backend="blocks", warmup=0.25, hard_prune=0.25, pool=4), model, "cifar10",
-              "resnet50_wide")  # fmt: skip
-    run.epochs(2)
-    chosen = run.method.record(run.runner.ctx)["backends"]
-    for name, weight in run.weights().items():
-        assert chosen[name] == ("blocks" if weight.shape[2] == 3 else "masked")
+def test_1x1_convolutions_are_never_blocks_and_other_pools_have_none(skipping, monkeypatch):
+    with monkeypatch.context() as patch:
+        given = {"hard_prune": 0.25, "pool": 4, "ratios": "cifar10-vgg11_click-1"}
+        run = Run(stages(scope="filter", backend="blocks", **given), with_pointwise(patch))
+        run.epochs(2, steps=1)
+    assert run.method.record(run.runner.ctx)["backends"] == {"1": "masked", "2": "blocks"}
     other = Run(stages(scope="filter", backend="auto", pool=8))
-    other.epochs(3)
+    other.epochs(3, steps=1)
     assert "blocks" not in other.method.record(other.runner.ctx)["backends"].values()
 
 

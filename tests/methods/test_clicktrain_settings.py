@@ -36,7 +36,7 @@ CLAIMED = {
 def shares_of(text):
     """Return network, image shape, and the share of each layer's weights that remains with a published list."""
     task, name, _ = text.rsplit("-", 2)
-    model, layers, shape = network(name, task)
+    model, layers, shape = network(name, task, "meta")
     shares = {}
     for layer, percent in settings.by_layer(settings.find("", "", text).ratios, layers).items():
         weight = layers[layer].weight
@@ -111,12 +111,12 @@ def test_without_a_list_the_ratios_are_solved_for_the_compression_of_the_tables(
 def test_every_list_fits_its_network():
     for text in settings.list_names():
         task, name, _ = text.rsplit("-", 2)
-        _, layers, _ = network(name, task)
+        _, layers, _ = network(name, task, "meta")
         assert settings.by_layer(settings.find("", "", text).ratios, layers)
 
 
 def test_blocks_have_the_ratio_of_their_stage_and_shortcuts_none():
-    _, layers, _ = network("resnet50_wide")
+    _, layers, _ = network("resnet50_wide", device="meta")
     found = settings.by_layer([[65, 65, 75], [75, 75, 80, 80], [80, 85, 85, 90, 90, 90], [90, 90, 90]], layers)
     assert found["layer1.2.branch.conv1"] == 75
     assert found["layer3.1.branch.conv2"] == 85
@@ -134,7 +134,7 @@ def test_blocks_have_the_ratio_of_their_stage_and_shortcuts_none():
 )
 def test_a_list_of_another_network_is_refused(ratios, name, message):
     with pytest.raises(ValueError, match=message):
-        settings.by_layer(ratios, network(name)[1])
+        settings.by_layer(ratios, network(name, device="meta")[1])
 
 
 @pytest.mark.parametrize(

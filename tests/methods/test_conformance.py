@@ -1,16 +1,16 @@
 """Every registered method keeps every contract; new methods are checked once they are registered."""
 
-import dataclasses
 import functools
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from small_subject import small
 
 from suite import registry
 from suite.engine.network.products import TorchBackend
-from suite.engine.training.conformance import CONTRACTS, Broken, Subject, check
+from suite.engine.training.conformance import CONTRACTS, Broken, check
 from suite.engine.training.conformance import subject as sizes
 from suite.engine.training.conformance.check import _examine as examine
 from suite.engine.training.conformance.contracts import density_is_true, trains
@@ -25,11 +25,13 @@ VARIANTS = {
         {"products": "both", "mode": "unbiased", "n": 3, "m": 8, "layers": "all"},
     ),
     "prunetrain": (
-        {},
+        {"ratio": 0.5, "threshold": 0.2},
         {"update": "proximal", "coefficient": "size", "zeroing": "removed", "selection": "random"},
         {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
     "dense": ({}, {"match": "prunetrain"}),
+    "oneshot": ({"at": 0.5, "ratio": 0.5, "threshold": 0.2},),
+    "ssl": ({"ratio": 0.5, "threshold": 0.2},),
     "clicktrain": (
         {},
         {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},
@@ -37,6 +39,7 @@ VARIANTS = {
         {"backend": "masked", "pool": 12, "balance": "filter", "schedule": "paper", "selection": "random"},
     ),
 }
+pytestmark = pytest.mark.usefixtures("tiny_residual")
 CONTRACT = {contract.__name__: contract for contract in CONTRACTS}
 CASES = [
     pytest.param(name, index, marks=pytest.mark.slow if index else [])
@@ -45,17 +48,11 @@ CASES = [
 ]
 
 
-def small(name, parameters=None, epochs=4):
-    """A subject with as many steps per epoch as in `check`, and an eighth of the images in each."""
-    subject = Subject(name, parameters)
-    sizes = {"epochs": epochs, "batch_size": 8, "train_images": 64, "test_images": 50}
-    subject.recipe = dataclasses.replace(subject.recipe, **sizes)
-    return subject
-
-
 @functools.cache
 def subject(name, index):
-    return small(name, VARIANTS.get(name, ({},))[index], epochs=3)
+    model = "resnet9[width=0.125]" if index else "tiny_residual"
+    epochs = 3 if index or name == "clicktrain" else 2  # which masks weights from the third on
+    return small(name, VARIANTS.get(name, ({},))[index], epochs, model)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
@@ -174,7 +171,7 @@ class Late(Method):
         ctx.replan()
 
     def density(self, name, ctx):
-        return Density(0.5, 0.5, 1.0) if ctx.step >= 8 else Density()
+        return Density(0.5, 0.5, 1.0) if ctx.step >= 4 else Density()
 
 
 WRONG_DENSITIES = {
@@ -183,7 +180,7 @@ WRONG_DENSITIES = {
             plan=lambda self, name, layer: OpPlan(weight_forward=mask_odd),
             density=lambda self, name, ctx: Density(0.5, 0.0, 0.0),
         ),
-        "'prep.conv', step 0: the weight gradient needs 1.0000 of its multiply-adds, but density states wgrad=0.0000",
+        "'0', step 0: the weight gradient needs 1.0000 of its multiply-adds, but density states wgrad=0.0000",
     ),
     "too little of the data gradient": (
         broken(
@@ -192,7 +189,7 @@ WRONG_DENSITIES = {
         ),
         "the data gradient needs 0.5000",
     ),
-    "a mask that begins later than stated": (Late, "step 8: the forward needs 1.0000"),
+    "a mask that begins later than stated": (Late, "step 4: the forward needs 1.0000"),
     "a share that is random": (
         broken(
             plan=lambda self, name, layer: OpPlan(grad_dgrad=drop_half),
@@ -220,7 +217,7 @@ RIGHT_DENSITIES = {
     "from when the mask begins": type(
         "OnTime",
         (Late,),
-        {"density": lambda self, name, ctx: Density(0.5, 0.5, 1) if ctx.step >= 16 else Density()},
+        {"density": lambda self, name, ctx: Density(0.5, 0.5, 1) if ctx.step >= 8 else Density()},
     ),
 }
 
@@ -228,7 +225,7 @@ RIGHT_DENSITIES = {
 @pytest.mark.parametrize("case", RIGHT_DENSITIES)
 def test_a_right_density_passes_random_or_not(case, monkeypatch):
     monkeypatch.setitem(registry._objects, ("method", "faulty"), RIGHT_DENSITIES[case])
-    assert "32 steps" in density_is_true(small("faulty"))
+    assert "12 steps" in density_is_true(small("faulty"))
 
 
 @pytest.mark.parametrize("contract", FAULTS)
@@ -250,9 +247,9 @@ def test_check_says_when_a_network_guesses(accuracy, says):
 
 def test_check_says_which_contract_a_faulty_method_breaks(monkeypatch):
     monkeypatch.setitem(registry._objects, ("method", "faulty"), FAULTS["transforms_are_pure"])
-    for size, number in (("BATCH_SIZE", 8), ("TRAIN_IMAGES", 64), ("TEST_IMAGES", 50)):
+    for size, number in (("EPOCHS", 2), ("BATCH_SIZE", 8), ("TRAIN_IMAGES", 64), ("TEST_IMAGES", 50)):
         monkeypatch.setattr(sizes, size, number)
-    results = {result.name: result for result in check("faulty")}
+    results = {result.name: result for result in check("faulty", model="tiny_residual")}
     assert results.keys() == CONTRACT.keys()
     assert not results["transforms_are_pure"].passed
     assert results["trains"].passed

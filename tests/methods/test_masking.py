@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_subject import small
 
 from methods.masks import schedules, structures
 from suite import registry
-from suite.engine.training.conformance import Subject
 from suite.engine.training.conformance.contracts import density_is_true
 from suite.errors import UsageError
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 @pytest.fixture
-def example():
+def example(tiny_residual):
     """Load an example for one test; its full check is in `tests/test_docs.py`."""
     loaded = []
 
@@ -25,7 +25,7 @@ def example():
         spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
         loaded.append(name)
-        return Subject(name, parameters)
+        return small(name, parameters, epochs=4, steps=8)
 
     yield load
     for name in loaded:

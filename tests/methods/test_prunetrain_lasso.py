@@ -1,13 +1,12 @@
 """The lasso of PruneTrain: penalty, gradient, coefficient and proximal update, compared with explicit loops."""
 
-import csv
+import functools
 import math
 
 import pytest
 import torch
 from small_prunetrain import SHAPE, start, train
 from torch import nn
-from trials_here import run_here
 
 from methods.prunetrain import PruneTrain
 from methods.prunetrain.lasso import (
@@ -20,10 +19,8 @@ from methods.prunetrain.lasso import (
     soft_threshold_arithmetic,
 )
 from methods.prunetrain.step_sizes import StepSize, holders, step_size
-from suite.cli import main as cli
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.ops import apply
-from suite.trials.engines.local import LocalEngine
 from tasks.models.resnet9 import resnet9
 
 
@@ -268,6 +265,7 @@ def test_the_penalty_of_short_types_has_a_gradient_at_zero(dtype):
     torch.testing.assert_close(weight.grad.float(), wanted.grad, rtol=1e-2, atol=0)
 
 
+started = functools.cache(lambda update: start(update=update))  # for tests that attach optimizers
 ADAPTIVE = {"Adam": 0.001, "AdamW": 0.001, "NAdam": 0.001, "RMSprop": 0.001, "Adagrad": 0.01}
 REFUSED = {"Adadelta": 1.0, "Adamax": 0.002, "Rprop": 0.01, "RAdam": 0.001}
 
@@ -275,7 +273,7 @@ REFUSED = {"Adadelta": 1.0, "Adamax": 0.002, "Rprop": 0.01, "RAdam": 0.001}
 @pytest.mark.parametrize("name", [*ADAPTIVE, *REFUSED])
 def test_the_subgradient_is_refused_with_optimizers_that_divide_by_gradients(name):
     make, rate = getattr(torch.optim, name), (ADAPTIVE | REFUSED)[name]
-    model, _, hooks, _ = start()
+    model, _, hooks, _ = started("subgradient")
     advice = "use SGD, or update=proximal with Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim"
     refusal = f"update=subgradient removes no channel with {name}, which divides the penalty .*; {advice}$"
     with pytest.raises(ValueError, match=refusal):
@@ -287,8 +285,8 @@ def test_the_subgradient_is_refused_with_optimizers_that_divide_by_gradients(nam
 
 
 def test_the_proximal_update_takes_the_adaptive_optimizers_whose_step_it_knows():
+    model, _, hooks, _ = started("proximal")
     for name, rate in ADAPTIVE.items():
-        model, _, hooks, _ = start(update="proximal")
         hooks.attach(type("Own", (getattr(torch.optim, name),), {})(model.parameters(), lr=rate))
 
 
@@ -306,8 +304,8 @@ class Wrapper(torch.optim.Optimizer):
 def test_the_proximal_update_refuses_other_adaptive_optimizers(name):
     make = getattr(torch.optim, name, None) or type(name, (torch.optim.SGD,), {})
     advice = "use SGD, or Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim"
+    model, _, hooks, _ = started("proximal")
     for wrap in (lambda one: one, Wrapper):
-        model, _, hooks, _ = start(update="proximal")
         optimizer = make(model.parameters(), lr=REFUSED.get(name, 0.1))
         hooks.ctx.optimizer = wrap(optimizer)
         with pytest.raises(ValueError, match=f"does not know the step size of {name}, by which .*; {advice}$"):
@@ -362,26 +360,3 @@ def test_a_dead_channel_does_not_take_the_groups_that_cross_it():
     torch.testing.assert_close(weight[1], torch.full((3,), 1 - 0.1 / 0.1 / math.sqrt(3)))
     soft_threshold(LassoLayer(weight, outputs=False, inputs=True), StepSize(1e-3, squares, 1e-8))
     assert (weight[1:] > 0).all()
-
-
-@pytest.mark.slow
-def test_channels_leave_with_adamw(tmp_path, monkeypatch):
-    """On digits, for three seeds: a part of the network goes, at the accuracy of dense training."""
-    setting = "prunetrain[update=proximal,ratio=0.5,threshold=1e-2]"
-    recipe = ("optimizer=adamw", "learning_rate=0.002", "weight_decay=0.05")
-    command = [
-        *("--methods", f"dense,{setting}", "--task", "digits", "--preset", "quick", "--seeds", "3"),
-        *("--device", "cpu", "--dtype", "float32", "--out", str(tmp_path / "out")),
-        *(word for one in recipe for word in ("--set", f"recipe.{one}")),
-    ]
-    monkeypatch.setattr(LocalEngine, "run", run_here)
-    assert cli.main(command) == 0
-    with (tmp_path / "out/results.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 6
-    dense, pruned = ([float(row["test_accuracy"]) for row in rows if row["method"] == name]
-                     for name in ("dense", "prunetrain"))  # fmt: skip
-    assert sum(dense) / 3 - sum(pruned) / 3 < 0.02
-    for row in rows:
-        left = float(row["inference_flops"]) / float(row["inference_flops_dense"])
-        assert left == 1 if row["method"] == "dense" else 0.1 < left < 0.9

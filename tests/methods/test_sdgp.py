@@ -12,7 +12,7 @@ from kernels import PruneRule
 from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
-from suite.ops import apply, convert, restore
+from suite.ops import apply, convert
 from tasks.models.resnet9 import resnet9
 
 SHAPE = (3, 16, 16)
@@ -37,65 +37,52 @@ MODES = [
 ]
 
 
+def passed(layer, inputs, grad):
+    """Return the output of a layer, and the gradients of weight, bias and input."""
+    layer.zero_grad()
+    inputs = inputs.detach().requires_grad_()
+    out = layer(inputs)
+    out.backward(grad)
+    return out, layer.weight.grad, layer.bias.grad, inputs.grad
+
+
+@pytest.mark.parametrize("products", ["dgrad", "both"])
 @pytest.mark.parametrize("parameters", MODES, ids=str)
 @pytest.mark.parametrize(
     ("geometry", "size"),
     [({"padding": 1}, 3), ({"stride": 2, "padding": 2}, 5), ({"groups": 2}, 3), ({"stride": 2}, 1)],
 )
-def test_sdgp_4_only_the_data_gradient_sees_the_pruned_gradient(parameters, geometry, size):
+def test_sdgp_4_only_the_chosen_products_see_the_pruned_gradient(parameters, geometry, size, products):
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, size, **geometry))
     pruned = copy.deepcopy(dense)
     convert(dense)  # the suite's dense layers: those of torch, but for 1x1 convolutions with a stride on the CPU
-    planned(pruned, masked(**parameters))
-    images = torch.randn(4, *SHAPE)
-    site = Site("1", "grad_dgrad", 0, 0, 7)
-    seen = {}
-    for name, model in (("dense", dense), ("pruned", pruned)):
-        hidden = model[0](images).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-        out = model[1](hidden)
-        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).contiguous(
-            memory_format=torch.channels_last
-        )
-        out.backward(grad)
-        seen[name] = (out, model[1].weight.grad, model[1].bias.grad, hidden.grad, grad, hidden)
-    for index in range(3):  # output, weight gradient, bias gradient: bit for bit
-        assert torch.equal(seen["pruned"][index], seen["dense"][index])
-    # The data gradient is what the dense layer gives for the pruned output gradient.
+    planned(pruned, masked(**parameters, products=products))
+    hidden = dense[0](torch.randn(4, *SHAPE)).contiguous(memory_format=torch.channels_last)
+    grad = torch.randn(dense[1](hidden).shape).contiguous(memory_format=torch.channels_last)
     n, m = parameters.get("n", 2), parameters.get("m", 4)
     rescale = parameters.get("scope", "sample_channel") if parameters["mode"] == "rescaled" else "none"
     mode = "magnitude" if parameters["mode"] == "rescaled" else parameters["mode"]
-    fed = kernels.prune_nm(seen["dense"][4], PruneRule(n, m, mode=mode, rescale=rescale), seed=site.key)
-    hidden = seen["dense"][5].detach().requires_grad_()
-    dense[1](hidden).backward(fed)
-    assert torch.equal(seen["pruned"][3], hidden.grad)
-    assert not torch.equal(seen["pruned"][3], seen["dense"][3])
-
-
-@pytest.mark.parametrize("parameters", MODES, ids=str)
-def test_products_both_computes_all_gradients_from_one_pruned_gradient(parameters):
-    torch.manual_seed(0)
-    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, padding=1))
-    pruned = copy.deepcopy(dense)
-    convert(dense)
-    method = masked(**parameters, products="both")
-    hooks = planned(pruned, method)
-    images = torch.randn(4, *SHAPE).contiguous(memory_format=torch.channels_last)
     # The random key of a site depends on its operand.
-    site = Site("1", "grad_shared", 0, 0, 7)
-    hidden = [model[0](images).detach().requires_grad_() for model in (dense, pruned)]
-    out = pruned[1](hidden[1])
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    grad = grad.contiguous(memory_format=torch.channels_last)
-    out.backward(grad)
-    dense[1](hidden[0]).backward(kernels.prune_nm(grad, method._rule, seed=site.key))
-    assert torch.equal(hidden[1].grad, hidden[0].grad)
-    assert torch.equal(pruned[1].weight.grad, dense[1].weight.grad)
-    assert torch.equal(pruned[1].bias.grad, dense[1].bias.grad)
-    share = method.n / method.m if method.m == 4 else 2 / 12  # 1 of 8 and of the other 4
-    assert method.density("1", hooks.ctx) == Density(1.0, share, share)
-    only_data = masked(**parameters)
-    assert method.overhead("1", 2, hooks.ctx) == only_data.overhead("1", 2, planned(restore(dense), only_data).ctx) > 0
+    site = Site("1", "grad_shared" if products == "both" else "grad_dgrad", 0, 0, 7)
+    fed = kernels.prune_nm(grad, PruneRule(n, m, mode=mode, rescale=rescale), seed=site.key)
+    found, of_dense = passed(pruned[1], hidden, grad), passed(dense[1], hidden, grad)
+    of_pruned = passed(dense[1], hidden, fed)
+    unpruned = 3 if products == "dgrad" else 1  # output, weight and bias, or the output alone: bit for bit
+    assert all(map(torch.equal, found[:unpruned], of_dense[:unpruned]))
+    assert all(map(torch.equal, found[unpruned:], of_pruned[unpruned:]))
+    assert not torch.equal(found[3], of_dense[3])
+
+
+def test_products_both_saves_in_both_and_prunes_once():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, padding=1))
+    overheads = []
+    for n, m, products, wgrad in ((2, 4, "both", 1 / 2), (1, 8, "both", 2 / 12), (2, 4, "dgrad", 1.0)):
+        method = masked(n=n, m=m, products=products)
+        hooks = planned(copy.deepcopy(model), method)
+        assert method.density("1", hooks.ctx) == Density(1.0, n / m if m == 4 else 2 / 12, wgrad)
+        overheads.append(method.overhead("1", 2, hooks.ctx))
+    assert overheads[0] == overheads[2] > 0
 
 
 def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_layer():
@@ -155,19 +142,18 @@ def test_the_tokens_of_a_linear_layer_are_rows_whose_channels_are_pruned(paramet
     model = nn.Sequential(nn.Linear(16, 12), nn.Linear(12, 8))
     layer = model[1]
     planned(model, masked(layers="all", products=products, **parameters))
-    tokens = torch.randn(3, 5, 12, requires_grad=True)
-    grad = torch.randn(3, 5, 8)
-    layer(tokens).backward(grad)
+    tokens, grad = torch.randn(3, 5, 12), torch.randn(3, 5, 8)
+    _, weight_grad, bias_grad, tokens_grad = passed(layer, tokens, grad)
     rule = {"mode": "magnitude", "rescale": "sample_channel"} if parameters["mode"] == "rescaled" else parameters
     operand = "grad_shared" if products == "both" else "grad_dgrad"
     key = Site("1", operand, 0, 0, 7).key
     fed = kernels.prune_nm(grad.reshape(15, 8), PruneRule(2, 4, **rule), seed=key)
     # Of four channels of a token, two are left, whatever the other tokens of its image have.
     assert (fed.unflatten(1, (2, 4)) != 0).sum(2).eq(2).all()
-    assert torch.equal(tokens.grad, (fed @ layer.weight).unflatten(0, (3, 5)))
+    assert torch.equal(tokens_grad, (fed @ layer.weight).unflatten(0, (3, 5)))
     of_weight = fed if products == "both" else grad.reshape(15, 8)
-    assert torch.equal(layer.weight.grad, of_weight.T @ tokens.detach().reshape(15, 12))
-    assert torch.equal(layer.bias.grad, of_weight.sum(0))
+    assert torch.equal(weight_grad, of_weight.T @ tokens.reshape(15, 12))
+    assert torch.equal(bias_grad, of_weight.sum(0))
 
 
 def test_n_equal_to_m_is_dense():

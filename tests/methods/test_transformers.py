@@ -1,23 +1,16 @@
-"""Transformers: PruneTrain removes heads and hidden units during a training with AdamW, and the command trains one."""
+"""Transformers: PruneTrain removes heads and hidden units during a training with AdamW."""
 
 import csv
 import dataclasses
 import io
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
 import torch
-from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
+from small_training import CLASSES, RECIPE, assert_it_resumes, small_trainer
 from torch import nn
 
 from methods.prunetrain import PruneTrain
 from tasks.models.transformers.vision_transformer import EncoderBlock
 
-ROOT = Path(__file__).parents[2]
 WIDTH, HEADS = 12, 3
 ADAMW = dataclasses.replace(RECIPE, optimizer="adamw", nesterov=False, learning_rate=2e-3, weight_decay=0.05)
 
@@ -51,14 +44,8 @@ def trainer(**options):
     )
 
 
-def without_times(record):
-    return {key: value for key, value in record.items() if not key.endswith("time_s")}
-
-
 def test_prunetrain_removes_heads_and_hidden_units_and_resumes_bit_for_bit():
-    records, states = [], Checkpoints()
-    whole = trainer(on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
+    whole, resumed = assert_it_resumes(trainer)
     model, ledger = whole.model, whole.ledger
     assert [block.attention.products.heads for block in model.blocks] == [HEADS - 1] * 2
     for index, block in enumerate(model.blocks):
@@ -70,40 +57,4 @@ def test_prunetrain_removes_heads_and_hidden_units_and_resumes_bit_for_bit():
     rows = csv.DictReader(io.StringIO(ledger.to_csv(3)))
     widths = [int(row["in_channels"]) for row in rows if row["layer"] == "blocks.0.attention.products:attention"]
     assert (widths[0], widths[-1]) == (WIDTH, WIDTH * 2 // 3)
-    assert records[-1]["train_loss"] < records[0]["train_loss"]
-    for done, state in enumerate(states, start=1):
-        again = []
-        resumed = trainer(on_epoch=again.append)
-        resumed.load_state_dict(state)
-        resumed.fit()
-        assert resumed.model.state_dict().keys() == model.state_dict().keys()
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
-        assert [without_times(record) for record in again] == [without_times(record) for record in records[done:]]
-        assert resumed.ledger.to_csv(3) == ledger.to_csv(3)
-
-
-@pytest.mark.slow
-def test_the_command_trains_a_vision_transformer_with_adamw(tmp_path):
-    methods = ["dense", "sdgp[layers=all]", "prunetrain[interval=1,threshold=0.06,update=proximal]"]
-    changes = ["optimizer=adamw", "learning_rate=0.001", "epochs=1", "train_images=128"]
-    settings = [part for change in changes for part in ("--set", f"recipe.{change}")]
-    names = ["--methods", ",".join(methods), "--task", "cifar10", "--preset", "smoke", "--model", "vit_tiny[patch=8]"]
-    subprocess.run(
-        [sys.executable, "run_suite.py", *names, *settings, "--device", "cpu", "--out", str(tmp_path / "out")],
-        cwd=ROOT, env={**os.environ, "HOME": str(tmp_path)}, check=True, timeout=900,
-    )  # fmt: skip
-    with (tmp_path / "out" / "results.csv").open() as file:
-        results = list(csv.DictReader(file))
-    assert [row["status"] for row in results] == ["done"] * 3
-    for row in results:
-        folder = tmp_path / "out" / "trials" / row["trial_id"]
-        with (folder / "layers.csv").open() as file:
-            attention = [one for one in csv.DictReader(file) if one["kind"] == "attention"]
-        assert [one["layer"] for one in attention] == [f"blocks.{n}.attention.products:attention" for n in range(12)]
-        # 17 tokens of 192 channels, two products; the last step of 128 images is the only one.
-        assert {float(one["forward_executed"]) for one in attention} == {128 * 2 * 2 * 17 * 17 * 192.0}
-        effective, executed = (float(row[f"train_flops_{column}"]) for column in ("effective", "executed"))
-        assert (effective < executed) == (row["method"] == "sdgp")
-        last = json.loads((folder / "epochs.jsonl").read_text().splitlines()[-1])
-        assert (last["layers"]["blocks.0.mlp.expand"]["out"] < 768) == (row["method"] == "prunetrain")
+    assert all(one.ledger.to_csv(3) == ledger.to_csv(3) for one in resumed)
