@@ -157,19 +157,6 @@ def test_methods_of_the_page_train_and_are_in_the_report(plugin, forget_toys, mo
         assert float(table[name]["nonzero_params"]) < float(table[name]["params"])
 
 
-def test_readme_names_only_files_that_exist():
-    for document in (
-        "README.md",
-        "CONTRIBUTING.md",
-        "docs/add-a-method.md",
-        "docs/development/architecture.md",
-        "docs/reproduce.md",
-    ):
-        text = (ROOT / document).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert ((ROOT / document).parent / target).exists(), f"{document} names {target}"
-
-
 def test_readme_has_the_two_commands_as_the_interface_fixes_them():
     first, second = code_blocks("README.md", "")[0].strip().splitlines()
     assert first == (
