@@ -151,7 +151,8 @@ def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path)
         (user / f"{room}.py").write_text("raise SystemExit('the user\\'s own module was imported')\n")
     done = subprocess.run(
         [
-            *(environment / "bin" / "pdt", "--methods", "sdgp", "--task", "digits", "--preset", "smoke"),
+            *(environment / "bin" / "pdt", "--methods", "dense", "--task", "digits", "--preset", "smoke"),
+            *("--model", "resnet9[width=0.0625]", "--device", "cpu", "--dtype", "float32"),
             *("--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50", "--out", "out"),
         ],
         cwd=user, env=clean, capture_output=True, text=True, timeout=280,

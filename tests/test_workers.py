@@ -38,8 +38,6 @@ WITHOUT = ("cacheprovider", "xdist", "debugging", "capture", "timeout")  # the p
     [
         ((), True),
         (("-k", "one"), False),
-        (("-n", "0"), False),
-        (("-p", "no:cacheprovider"), True),
         (tuple(f"-pno:{name}" for name in WITHOUT), False),
     ],
 )
@@ -50,7 +48,9 @@ def test_only_a_run_of_all_tests_gets_workers(tmp_path, arguments, workers):
     shutil.copy(Path(__file__).with_name("conftest.py"), tests)
     # Stand-ins for the slow imports of that file; what it does with workers needs neither.
     (tmp_path / "torch.py").write_text(TORCH)
-    (tmp_path / "toy_fixtures.py").write_text("")
+    (tmp_path / "forks.py").write_text("def install(): pass")
+    for name in ("finished_folder", "toy_fixtures"):
+        (tmp_path / f"{name}.py").touch()
     backends = tmp_path / "methods" / "backends"
     backends.mkdir(parents=True)
     for package in (backends.parent, backends):

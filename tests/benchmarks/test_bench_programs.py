@@ -4,137 +4,147 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from benchmarks import gradients, step
+import kernels
+from benchmarks import gradients, measured, step
 from benchmarks import input as images
-
-ROOT = Path(__file__).parents[2]
-BENCH = "benchmarks/kernels/bench_kernels.py"
-FEW = ("--benchmark-min-rounds", "3", "-k", "prune_nm and 512x64x6x6-float32-2:4 and (magnitude or random)")
-
-
-def run(*command, **variables):
-    # pytest-benchmark measures nothing if the environment says that a worker of pytest-xdist started it.
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    # Without a GPU: the tests are about the CPU.
-    changed = {**ours, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.run(list(map(str, command)), cwd=ROOT, env=changed, capture_output=True, text=True, timeout=280)
-
-
-def bench(*options, **variables):
-    return run(sys.executable, "-m", "pytest", BENCH, "-p", "no:cacheprovider", *FEW, *options, **variables)
-
-
-def program(name, *options):
-    return run(sys.executable, "-m", f"benchmarks.{name}", *options)
+from benchmarks.kernels import bench_kernels, tables
+from benchmarks.kernels import conftest as bench_conftest
 
 
 def results(path):
-    content = json.loads(path.read_text())
-    assert content["provenance"]["settings"]["environment"]["MALLOC_MMAP_THRESHOLD_"] == str(2**32)  # as in a trial
-    for one in content["results"].values():
+    found = json.loads(path.read_text())["results"]
+    for one in found.values():
         assert 0 < one["low"] <= one["median"] <= one["high"]
-    return content["results"]
+    return found
 
 
-def test_kernel_benchmarks_leave_what_a_reader_needs(tmp_path):
-    pytest.importorskip("pytest_benchmark")
-    path = tmp_path / "kernels.json"
-    done = bench("--benchmark-json", path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout  # printed after the program restarted itself
-    content = json.loads(path.read_text())
-    first = content["benchmarks"][0]
-    found = first["extra_info"]
-    assert (found["shape"], found["group"], found["mode"]) == ("512x64x6x6", "2:4", "magnitude")
-    assert found["bytes"] == 2 * 4 * 512 * 64 * 36
+@pytest.fixture
+def typed(monkeypatch):
+    """Return a function that calls the main function of a program with these options, in this process."""
+    monkeypatch.setenv("HOME", os.environ["HOME"])  # `input` changes it
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+
+    def call(main, *options):
+        monkeypatch.setattr("sys.argv", ["program", *map(str, options)])
+        main()
+
+    return call
+
+
+class Benchmark:
+    """The part of pytest-benchmark that the benchmarks of kernels use."""
+
+    def __init__(self):
+        self.extra_info, self.seconds = {}, []
+
+    def pedantic(self, turn, rounds):
+        for _ in range(rounds):
+            before = bench_kernels.now
+            turn()
+            self.seconds.append(bench_kernels.now - before)
+
+
+def random_case(mode, rounds=3):
+    grad = torch.randn(4, 64, 6, 6).to(memory_format=torch.channels_last)
+    return bench_kernels.Case(grad, "float32", "2:4", mode, rounds)
+
+
+def test_kernel_benchmarks_leave_what_a_reader_needs(tmp_path, typed, capsys):
+    benchmark = Benchmark()
+    bench_kernels.test_prune_nm(benchmark, random_case("magnitude"))
+    bench_kernels.test_compress_nm(Benchmark(), random_case("random"))
+    found = benchmark.extra_info
+    assert (found["shape"], found["group"], found["mode"]) == ("4x64x6x6", "2:4", "magnitude")
+    assert found["bytes"] == 2 * 4 * 4 * 64 * 36
     assert found["gb_per_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9)
     # The clock of pytest-benchmark contains only the times of the kernel.
-    assert first["stats"]["median"] == pytest.approx(found["seconds"])
-    assert first["stats"]["rounds"] == 3
+    assert sorted(benchmark.seconds)[1] == pytest.approx(found["seconds"])
+    assert len(benchmark.seconds) == 3
     of_copy = found["of_copy"]
     assert of_copy["low"] <= of_copy["median"] <= of_copy["high"]
-    settings = content["machine_info"]["provenance"]["settings"]["environment"]
-    assert settings["MALLOC_MMAP_THRESHOLD_"] == str(2**32)  # as in a trial
-    assert "node" not in content["machine_info"]
-    table = program("kernels.tables", path)
-    assert table.returncode == 0, table.stderr
-    assert f"{of_copy['median']:.3f} [{of_copy['low']:.3f}, {of_copy['high']:.3f}]" in table.stdout.splitlines()[1]
+    path = tmp_path / "kernels.json"
+    path.write_text(json.dumps({"benchmarks": [{"name": "test_prune_nm[x]", "extra_info": found}]}))
+    typed(tables.main, path)
+    row = capsys.readouterr().out.splitlines()[1]
+    assert "prune_nm" in row
+    assert f"{of_copy['median']:.3f} [{of_copy['low']:.3f}, {of_copy['high']:.3f}]" in row
 
 
-def test_a_wrong_element_and_one_that_is_not_written_are_seen(tmp_path):
-    pytest.importorskip("pytest_benchmark")
-    (tmp_path / "wrong_kernel.py").write_text(
-        "import kernels, torch\n"
-        "right = kernels.prune_nm\n"
-        "def wrong(grad, rule, seed):\n"
-        "    pruned = right(grad, rule, seed)\n"
-        "    if rule.mode == 'random':  # the last sample is never written\n"
-        "        found = torch.empty_like(grad)\n"
-        "        found[:-1] = pruned[:-1]\n"
-        "        return found\n"
-        "    pruned[-1, -1, -1, -1] = 3.0\n"
-        "    return pruned\n"
-        "kernels.prune_nm = wrong\n"
-    )
-    done = bench("-p", "wrong_kernel", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert done.returncode == 1
-    assert "2 failed" in done.stdout
-    assert "1 elements differ from the reference" in done.stdout
-    assert f"{64 * 36} elements differ from the reference" in done.stdout
+def test_the_provenance_of_kernel_benchmarks_is_that_of_a_trial_and_names_no_machine():
+    info = {"node": "name"}
+    bench_conftest.pytest_benchmark_update_machine_info(None, info)
+    assert info.keys() == {"provenance"}
+    assert "torch" in info["provenance"]["software"]
 
 
-def test_steps_of_methods_are_compared_with_the_faster_dense_ones(tmp_path):
-    options = (
-        "--model",
-        "resnet9[width=0.0625]",
-        "--batch-size",
-        "4",
-        "--pairs",
-        "2",
-        "--json",
-        tmp_path / "steps.json",
-    )
-    done = program("step", "--methods", "sdgp[backend=skip],prunetrain", *options)
-    assert done.returncode == 0, done.stderr
-    found = results(tmp_path / "steps.json")
+def test_a_program_restarts_itself_once_with_the_settings_of_a_trial(monkeypatch):
+    started, flushed = [], []
+    monkeypatch.setattr(os, "execve", lambda program, words, variables: started.append((words, variables)))
+    monkeypatch.setattr("suite.subnormals.use_arithmetic", flushed.append)
+    monkeypatch.delenv("MALLOC_TOP_PAD_", raising=False)
+    measured.enter_trial_environment(before=lambda: started.append("before"))
+    before, (words, variables) = started
+    assert before == "before"
+    assert words == [sys.executable, *sys.orig_argv[1:]]
+    assert variables["MALLOC_MMAP_THRESHOLD_"] == str(2**32)
+    flushed.clear()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    measured.enter_trial_environment()
+    assert (len(started), flushed) == (2, ["flush"])
+
+
+@pytest.mark.parametrize(("mode", "wrong"), [("magnitude", 1), ("random", 64 * 36)])
+def test_a_wrong_element_and_one_that_is_not_written_are_seen(monkeypatch, mode, wrong):
+    right = kernels.prune_nm
+
+    def prune(grad, rule, seed):
+        pruned = right(grad, rule, seed)
+        if rule.mode == "random":  # the last sample is never written
+            found = torch.empty_like(grad)
+            found[:-1] = pruned[:-1]
+            return found
+        pruned[-1, -1, -1, -1] = 3.0
+        return pruned
+
+    monkeypatch.setattr(kernels, "prune_nm", prune)
+    with pytest.raises(AssertionError, match=f"^{wrong} elements differ from the reference"):
+        bench_kernels.test_prune_nm(Benchmark(), random_case(mode))
+
+
+def test_steps_of_methods_are_compared_with_the_faster_dense_ones(typed, tmp_path):
+    options = ("--model", "resnet9[width=0.0625]", "--size", "16", "--batch-size", "4", "--pairs", "2")
+    typed(step.main, "--methods", "sdgp[backend=skip],ssl", *options, "--device", "cpu", "--json", tmp_path / "x.json")
+    found = results(tmp_path / "x.json")
     fastest = "bfloat16" if found["dense, bfloat16 / float32"]["median"] < 1 else "float32"
-    assert [*found][1:] == [
-        f"dense, {fastest} / by hand",
-        *(
-            f"{method}, {dtype} / dense, {fastest}"
-            for method in ("sdgp[backend=skip]", "prunetrain")
-            for dtype in ("float32", "bfloat16")
-        ),
-    ]
-    assert set(found[f"sdgp[backend=skip], float32 / dense, {fastest}"]["backends"].values()) == {"skip"}
+    methods, dtypes = ("sdgp[backend=skip]", "ssl"), ("float32", "bfloat16")
+    rows = [f"{method}, {dtype} / dense, {fastest}" for method in methods for dtype in dtypes]
+    assert [*found][1:] == [f"dense, {fastest} / by hand", *rows]
+    assert set(found[rows[0]]["backends"].values()) == {"skip"}
 
 
-def test_the_input_is_compared_with_torchs_loader(tmp_path):
-    for split in ("train", "val"):
+def test_the_input_is_compared_with_torchs_loader(typed, tmp_path):
+    for split, count in (("train", 32), ("val", 4)):
         for name in ("first", "second"):
             (tmp_path / "images" / split / name).mkdir(parents=True)
-            for number in range(40):
+            for number in range(count):
                 pixels = np.full((40, 48, 3), number, dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "images" / split / name / f"{number}.jpg")
-    options = ("--size", "32", "--images", "64", "--workers", "1", "--pairs", "2", "--json", tmp_path / "input.json")
-    done = program("input", tmp_path / "images", *options)
-    assert done.returncode == 0, done.stderr
-    assert [name.partition(":")[0] for name in results(tmp_path / "input.json")] == [
-        "cache", "files", "step", "first epoch",
-    ]  # fmt: skip
+    options = ("--size", "32", "--images", "64", "--workers", "0", "--pairs", "2", "--json", tmp_path / "input.json")
+    typed(images.main, tmp_path / "images", *options)
+    found = results(tmp_path / "input.json")
+    assert [name.partition(":")[0] for name in found] == ["cache", "files", "step", "first epoch"]
 
 
 @pytest.mark.parametrize(
-    ("main", "typed", "message"),
+    ("main", "options", "message"),
     [
         (step.main, ("--device", "cuda:99"), "error: --device cuda:99: "),
         (step.main, ("--methods", "dens"), "did you mean 'dense'?"),
@@ -143,10 +153,7 @@ def test_the_input_is_compared_with_torchs_loader(tmp_path):
         (images.main, ("no/such",), "no/such is not a folder"),
     ],
 )
-def test_a_wrong_option_is_one_line(main, typed, message, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", os.environ["HOME"])  # `input` changes it
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr("sys.argv", ["program", *typed])
+def test_a_wrong_option_is_one_line(typed, main, options, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main()
+        typed(main, *options)
     assert message in capsys.readouterr().err.splitlines()[-1]

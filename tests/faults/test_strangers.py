@@ -111,17 +111,15 @@ def test_the_working_folder_is_not_imported(tmp_path, ran, engine):
     # Backends that are chosen by measurement may differ on a busy machine.
     methods = ("--methods", "dense,sdgp[backend=masked]", *SMALL, "--epochs", "1")
     trials = (*methods, "--out", out, "--engine", engine, *address)
-    assert command(*trials, cwd=tmp_path).returncode == 0
+    new = {"OMP_WAIT_POLICY": "PASSIVE"}  # with other settings of threads, processes are started and not forked
+    assert command(*trials, cwd=tmp_path, **new).returncode == 0
     if engine == "local":
         for words in (
-            ("time", out, "--busy", "--pairs", "10"), ("profile", out, "--busy", "--rounds", "6"), ("check", "dense"),
+            ("time", out, "--busy", "--pairs", "3"), ("profile", out, "--busy", "--rounds", "6"), ("check", "dense"),
             ("plan", *SMALL, "--methods", "dense"),
         ):  # fmt: skip
-            answer = command(*words, cwd=tmp_path)
+            answer = command(*words, cwd=tmp_path, **new)
             assert answer.returncode == 0, answer.stderr + answer.stdout
-    else:
-        token = tmp_path / ".ray" / "auth_token"
-        assert token.stat().st_mode & 0o077 == 0
     assert not place.exists(), place.read_text()
 
 

@@ -86,7 +86,7 @@ def train(trial, folder):
 
 def test_ssl_starts_from_a_trained_network_by_name_and_by_path(tmp_path):
     fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
-    fields |= {"models": "resnet9[width=0.0625]", "overrides": {"epochs": 2}}
+    fields |= {"models": "resnet9[width=0.0625]", "overrides": {"epochs": 2, "train_images": 256, "test_images": 32}}
     dense, by_name = plan(SuiteSpec(methods="ssl[from_trained=dense,watch=true]", **fields))
     dense_epochs = train(dense, tmp_path)
     model = tmp_path / dense.trial_id / "model.pt"
