@@ -36,8 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = ("torchvision", "pandas", "matplotlib.pyplot", "seaborn", "scipy.stats", "rich.progress")
 PRELOADED += ("suite.cli.main", "suite.trials.trial_run", "reports")
 # Variables that are read while Python or torch starts, or before a program's first line.
-AT_START = re.compile(r"OMP_|GOMP_|KMP_|MKL_|OPENBLAS|ONEDNN_|DNNL_|ATEN_|TORCH|PYTORCH|CUDA|LD_|LC_|LANG|PYTHON|MPL")
+AT_START = re.compile(
+    r"OMP_|GOMP_|KMP_|MKL_|OPENBLAS|ONEDNN_|DNNL_|ATEN_|TORCH_|PYTORCH_|CUDA_|LD_|LC_|LANG|PYTHON|MPL"
+)
 NOT_AT_START = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 PR_SET_CHILD_SUBREAPER = 36
 
 _Popen = subprocess.Popen
@@ -91,6 +94,7 @@ class Program:
         variables: Environment variables.
         folder: Working folder.
         session: Whether it leads a session of its own.
+        ignored: Signals that it ignores, as the process does that starts it.
     """
 
     kind: str
@@ -100,6 +104,7 @@ class Program:
     variables: dict[str, str]
     folder: str
     session: bool
+    ignored: list[int]
 
     @classmethod
     def of(cls, command: object, variables: Mapping[str, str], folder: str, session: bool) -> Program | None:
@@ -119,7 +124,8 @@ class Program:
         paths = [*variables.get("PYTHONPATH", "").split(os.pathsep), "" if kind else str(Path(words[0]).parent)]
         if any(path and Path(path, "suite").is_dir() and Path(path).resolve() != ROOT for path in paths):
             return None  # another copy of this project
-        return cls(kind, words[0], words[1:], safe_path, dict(variables), folder, session)
+        ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+        return cls(kind, words[0], words[1:], safe_path, dict(variables), folder, session, ignored)
 
     def run(self) -> None:
         """Run in this process, as Python would."""
@@ -131,6 +137,7 @@ class Program:
             paths.insert(0, self.folder if self.kind else str(Path(self.name).resolve().parent))
         sys.path[:] = [*paths, *_search_path]
         sys.argv = ["-c" if self.kind == "-c" else self.name, *self.arguments]
+        sys.orig_argv = [sys.executable, *([self.kind] if self.kind else []), self.name, *self.arguments]
         if self.kind == "-m":
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
         elif self.kind == "-c":
@@ -152,8 +159,9 @@ def _fork(program: Program, descriptors: list[int], parent: int | None = None) -
         for number, one in enumerate(copies):
             os.dup2(one, number)
         os.closerange(3, 4096)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for number in SIGNALS:
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if number in program.ignored else usual)
         if program.session:
             os.setsid()
         # What the parent would do at its end is not for this process to do.
