@@ -15,8 +15,7 @@ from small_methods import (
     Replans,
     Shrinks,
 )
-from small_training import CLASSES, SHAPE, Checkpoints, SmallBatches, small_net, without_times
-from test_trainer import FIVE
+from small_training import CLASSES, RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, without_times
 
 from methods.sdgp import SDGP
 from suite.engine.network.random_keys import KeyBuffer
@@ -29,6 +28,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
+
+
+FIVE = dataclasses.replace(RECIPE, epochs=5)
 
 
 class OnDevice:
