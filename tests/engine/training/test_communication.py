@@ -32,7 +32,7 @@ def test_measured_bytes_are_the_counted_bytes_in_every_step(found, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_profiler_sees_as_many_elements_in_the_process_group(found, method):
     for one in found:
-        for step in one[method]["steps"][::STEPS]:
+        for step in (one[method]["steps"][0], one[method]["steps"][-STEPS]):
             loss = 1
             assert step["seen"]["all_reduce"] == step["counted"]["gradients"] // 4 + loss
             assert step["seen"]["broadcast"] == step["buffers"]
@@ -55,7 +55,7 @@ def test_clicktrain_communicates_kept_gradients_after_hard_pruning(found):
     assert set(sizes[:first]) == {4 * packed[0]["parameters"]}
     assert set(sizes[first:]) == {sizes[0] - 4 * masked}
     assert masked > kept
-    assert {step["seen"]["all_reduce"] for step in unpacked[::STEPS]} == {sizes[0] // 4 + 1}
+    assert unpacked[-STEPS]["seen"]["all_reduce"] == sizes[0] // 4 + 1
 
 
 def test_packed_gradients_have_the_bits_of_unpacked_ones(found):
@@ -73,11 +73,11 @@ def test_packing_changes_no_weight_of_a_training(found):
             assert torch.equal(packed, unpacked)
 
 
-def test_bytes_of_all_reductions_are_gradients_and_decisions(found):
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_of_all_reductions_are_gradients_and_decisions(found, method):
     for one in found:
-        for method in METHODS:
-            steps = [step["counted"] for step in one[method]["steps"]]
-            assert one[method]["all_reduced"] >= sum(step["gradients"] + step["decisions"] for step in steps)
+        steps = [step["counted"] for step in one[method]["steps"]]
+        assert one[method]["all_reduced"] >= sum(step["gradients"] + step["decisions"] for step in steps)
 
 
 class Masked(Nothing):

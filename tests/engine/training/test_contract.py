@@ -197,6 +197,7 @@ def test_a_place_is_the_line_of_the_function_or_of_the_class():
     assert place_of(Places.plan, Places).endswith(", class Places")
 
 
+SMALL = "resnet9[width=0.0625]"
 METHOD = ("method", "raises_in_setup")
 PLUGIN = """
 from suite.method import Method
@@ -216,8 +217,7 @@ def test_an_error_is_shown_once_with_its_line(tmp_path, capsys, monkeypatch):
     for table, key in (("_objects", METHOD), ("_plugin_entries", METHOD), ("_plugin_sources", str(path))):
         monkeypatch.setitem(getattr(registry, table), key, None)  # so that it is forgotten after the test
         del getattr(registry, table)[key]
-    model = "resnet9[width=0.0625]"
-    assert main(["check", "raises_in_setup", "--plugin", str(path), "--task", "digits", "--model", model]) == 1
+    assert main(["check", "raises_in_setup", "--plugin", str(path), "--task", "digits", "--model", SMALL]) == 1
     out = capsys.readouterr().out
     assert out.count("has no attribute 'widht'") == 1
     assert out.count(f"{path}:9, in ") == 1
@@ -233,10 +233,10 @@ def test_a_method_may_mask_weights_before_the_first_step_but_not_scale_them(monk
         return type("Changes", (Method,), {"setup": setup, "plan": lambda self, name, layer: OpPlan()})
 
     monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].zero_()))
-    assert "set to zero" in leaves_the_rest_alone(Subject("changes"))
+    assert "set to zero" in leaves_the_rest_alone(Subject("changes", model=SMALL))
     monkeypatch.setitem(registry._objects, ("method", "changes"), method(lambda weight: weight[0].mul_(0.5)))
     with pytest.raises(Broken, match="changed before the first step"):
-        leaves_the_rest_alone(Subject("changes"))
+        leaves_the_rest_alone(Subject("changes", model=SMALL))
 
 
 def test_an_error_is_placed_in_the_method_s_file_or_in_one_beside_it(tmp_path, monkeypatch):

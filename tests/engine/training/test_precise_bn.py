@@ -14,6 +14,7 @@ from torch import nn
 from suite.engine.cost.flops import count
 from suite.errors import UsageError
 
+RECIPE = dataclasses.replace(RECIPE, epochs=2)
 PRECISE = dataclasses.replace(RECIPE, precise_bn=30)  # two batches of 16
 
 
@@ -27,9 +28,7 @@ def fitted(recipe, method=None, **options):
 @pytest.mark.parametrize(
     ("method", "changed", "dtype"),
     [
-        (Nothing, {}, torch.float32),
-        (Nothing, {}, torch.bfloat16),
-        (Nothing, {"micro_batches": 2}, torch.float32),
+        (Nothing, {"micro_batches": 2}, torch.bfloat16),
         (Nothing, {"mixup": 0.4, "ema": 0.9}, torch.float32),
         (WeightMask, {}, torch.float32),
     ],
@@ -37,13 +36,12 @@ def fitted(recipe, method=None, **options):
 def test_statistics_are_those_of_batches_of_the_next_epoch_under_the_final_weights(method, changed, dtype):
     trainer, records = fitted(dataclasses.replace(PRECISE, **changed), method(), dtype=dtype)
     plain, plain_records = fitted(dataclasses.replace(RECIPE, **changed), method(), dtype=dtype)
-    for one, other in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, trainer.model.parameters(), plain.model.parameters()))
     assert records[-1]["test_loss"] == trainer.evaluation.record(trainer.splits)["test_loss"]
     trainer.model.train()
     outputs, last = [], trainer.model[3].branch[4]
     last.register_forward_pre_hook(lambda norm, inputs: outputs.append(inputs[0].float()))
-    batches = [images for images, _ in SmallBatches(64, seed=1).epoch(3, 16)][:2]
+    batches = [images for images, _ in SmallBatches(64, seed=1).epoch(2, 16)][:2]
     found = last.running_mean.clone(), last.running_var.clone()
     with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         for images in batches:
@@ -72,7 +70,7 @@ def test_the_passes_count_as_flops_of_the_training_and_not_of_its_steps():
     added = {variant: flops - before["train_flops"][variant] for variant, flops in last["train_flops"].items()}
     assert added == {"dense": 0, "current": 32 * forward, "effective": 32 * forward, "executed": 32 * forward}
     assert last["step_flops"] == before["step_flops"]
-    rows, expected = (list(csv.DictReader(io.StringIO(one.ledger.to_csv(3)))) for one in (trainer, plain))
+    rows, expected = (list(csv.DictReader(io.StringIO(one.ledger.to_csv(2)))) for one in (trainer, plain))
     assert [row["forward_executed"] for row in rows] == [row["forward_executed"] for row in expected]
 
 

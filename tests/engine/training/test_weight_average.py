@@ -79,10 +79,9 @@ def test_lookahead_equals_a_loop_written_by_hand():
     assert_close(tensors(trainer.model), own)
 
 
-@pytest.mark.parametrize("method", [Nothing, Replans, Shrinks])
-@pytest.mark.parametrize("recipe", [AVERAGED, LOOKAHEAD])
+@pytest.mark.parametrize(("method", "recipe"), [(Shrinks, AVERAGED), (Replans, LOOKAHEAD)])
 def test_a_training_with_an_average_resumes_bit_for_bit(method, recipe):
-    assert_it_resumes(lambda **callbacks: small_trainer(method(), recipe, **callbacks))
+    assert_it_resumes(lambda **callbacks: small_trainer(method(), recipe, **callbacks), after=[1, 2])
 
 
 class Cuts(Method):
