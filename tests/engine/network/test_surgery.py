@@ -164,7 +164,7 @@ def test_the_index_map_gives_what_is_left_of_every_tensor(net):
             assert torch.equal(index_map(name, tensor), after[name])
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_prunetrain_9_cuts_compose_and_counts_never_grow(data):
     model, spaces, images = trained("basic")

@@ -288,42 +288,22 @@ def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():
     assert dict(find_index_spaces(model, SHAPE)) == dict(bare)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnext50_32x4d",
-        "mobilenet_v2",
-        "squeezenet1_1",
-        "vgg11_bn",
-        "efficientnet_b0",
-        "regnet_x_400mf",
-    ],
-)
-def test_torchvision_nets_are_followed(name):
-    torchvision = pytest.importorskip("torchvision")
-    # Drawing weights takes most of the time; the one exception fails to build without a device.
-    with torch.device("cpu" if name.startswith("regnet") else "meta"):
-        model = torchvision.models.get_model(name, num_classes=3)
+def spaces_of(build, **options):
+    """Return the spaces of a network of torchvision, whose weights are not drawn: that takes most of the time."""
+    with torch.device("meta"):
+        model = build(num_classes=3, **options)
     spaces = find_index_spaces(model.to_empty(device="cpu"), (3, 64, 64))
     assert not spaces.not_followed
     outputs = {spaces[name].frozen_because for name in spaces.model_outputs}
     assert {space.frozen_because for space in spaces.values() if space.frozen} == {"the model's input", *outputs}
+    return spaces
 
 
-def test_densenets_are_followed():
-    torchvision = pytest.importorskip("torchvision")
-    model = torchvision.models.DenseNet(8, block_config=(2, 2, 2, 2), num_init_features=16, num_classes=3)
-    spaces = find_index_spaces(model, (3, 64, 64))
-    assert not spaces.not_followed
-    assert {space.frozen_because for space in spaces.values()} == {"", "the model's input", "the model's output"}
-
-
-def test_torchvision_nets_have_the_spaces_of_their_stages():
-    torchvision = pytest.importorskip("torchvision")
-    resnet18 = find_index_spaces(torchvision.models.resnet18(num_classes=3), (3, 32, 32))
+def test_torchvision_nets_are_followed_and_have_the_spaces_of_their_stages():
+    models = pytest.importorskip("torchvision").models
+    spaces_of(models.DenseNet, growth_rate=8, block_config=(2, 2, 2, 2), num_init_features=16)
+    resnet18 = spaces_of(models.resnet18)
     assert [name for name in resnet18 if resnet18[name].frozen] == ["input", "fc"]
     assert len(resnet18["layer2.0.conv2"].producers) == 3
-    next50 = find_index_spaces(torchvision.models.resnext50_32x4d(num_classes=3), (3, 32, 32))
-    assert next50["layer1.0.conv1"].size == 32
-    mobile = find_index_spaces(torchvision.models.mobilenet_v2(num_classes=3, width_mult=0.25), (3, 32, 32))
+    mobile = spaces_of(models.mobilenet_v2, width_mult=0.25)
     assert mobile["features.0.0"].producers == ["features.0.0", "features.1.conv.0.0", "features.1.conv.1"]

@@ -19,6 +19,15 @@ from suite.ops import convert
 SHAPE = (3, 32, 32)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shallow():
+    """Let networks have few blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.models.transformers.vision_transformer.DEPTH", 2)
+        patch.setattr("tasks.models.convnext.DEPTHS", (1, 1, 1, 1))
+        yield
+
+
 def build(text, shape=SHAPE, classes=5):
     torch.manual_seed(0)
     return build_model(text, shape, classes)
@@ -36,13 +45,13 @@ def modern(request):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("vit_tiny[patch=16]", [f"blocks.{n}.{part}" for n in range(12) for part in ("attention.query", "mlp.expand")]),
+        ("vit_tiny[patch=16]", [f"blocks.{n}.{part}" for n in range(2) for part in ("attention.query", "mlp.expand")]),
         (
             "mlp_mixer_tiny[patch=16]",
-            [f"blocks.{n}.{part}_mlp.expand" for n in range(12) for part in ("token", "channel")],
+            [f"blocks.{n}.{part}_mlp.expand" for n in range(2) for part in ("token", "channel")],
         ),
         ("mlp[width=64]", ["1", "4", "7"]),
-        ("convnext_atto", [f"stages.{n}.expand" for n in (0, 1, 4, 5, 8, 9, 10, 11, 12, 13, 16, 17)]),
+        ("convnext_atto", [f"stages.{n}.expand" for n in (0, 3, 6, 9)]),
     ],
 )
 def test_heads_and_hidden_units_are_free_and_nothing_else(name, expected):
@@ -131,9 +140,7 @@ def test_layers_on_tokens_are_not_gated(side):
     assert reason == "'expand' is applied to tokens"
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_tiny[patch=8]", "vit_small[patch=8]", "mlp_mixer_tiny[patch=8]", "mlp[width=64]", "convnext_atto"]
-)
+@pytest.mark.parametrize("name", ["vit_tiny[patch=8]", "mlp_mixer_tiny[patch=8]", "convnext_atto"])
 def test_flops_are_those_of_torchs_counter_with_attention(name):
     model = build(name).eval()
     # Without the flash kernel, attention is products that the counter sees: two forward, and two backward for each.
@@ -148,20 +155,20 @@ def test_flops_are_those_of_torchs_counter_with_attention(name):
         step = sum(layer.flops(product) for layer in counts.layers.values() for product in PRODUCTS)
         assert step == counter.get_total_flops()
     attention = [layer.macs for layer in counts.layers.values() if layer.kind == "attention"]
-    width = {"vit_tiny[patch=8]": 192, "vit_small[patch=8]": 384}
-    assert attention == ([2 * 17 * 17 * width[name]] * 12 if name in width else [])  # 16 patches and the class token
+    assert attention == ([2 * 17 * 17 * 192] * 2 if name.startswith("vit") else [])  # 16 patches and the class token
 
 
-@pytest.mark.parametrize(("side", "flops"), [(32, 22_333_440), (64, 89_314_560), (224, 1_094_031_360)])
-def test_convnext_has_the_flops_of_timms_network(side, flops):
-    assert count_model(build("convnext_atto", (3, side, side), 10), (3, side, side))["inference_flops"] == flops
+def test_convnext_has_the_flops_of_timms_network(monkeypatch):
+    monkeypatch.setattr("tasks.models.convnext.DEPTHS", (2, 2, 6, 2))
+    shape = (3, 224, 224)
+    assert count_model(build("convnext_atto", shape, 10), shape)["inference_flops"] == 1_094_031_360
 
 
 def test_all_layers_are_planned():
     model = build("vit_tiny[patch=16]")
     linear = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     assert sorted(convert(model)) == sorted(linear)
-    assert len(linear) == 12 * 6 + 2
+    assert len(linear) == 2 * 6 + 2
 
 
 @pytest.mark.parametrize(
