@@ -464,7 +464,10 @@ class Grams(nn.Module):
 
 def test_an_unknown_operation_is_named_in_the_record_and_on_the_page(tmp_path, monkeypatch):
     monkeypatch.setitem(registry._objects, ("model", "grams"), Grams)
-    train_in_suite(tmp_path, dataclasses.replace(spec("dense", epochs=1, train_images=32, test_images=32, batch_size=16), model="grams"))
+    train_in_suite(
+        tmp_path,
+        dataclasses.replace(spec("dense", epochs=1, train_images=32, test_images=32, batch_size=16), model="grams"),
+    )
     assert cli.main(["report", str(tmp_path)]) == 0
     line = f"Not included in any FLOPs of grams: arithmetic_tests::gram in the model's own forward {UNKNOWN}."
     assert line in parse(tmp_path / "report.html").text
