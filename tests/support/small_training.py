@@ -115,6 +115,14 @@ def small_trainer(method, recipe=RECIPE, model=None, train_images=64, **options)
     return Trainer(model, method, recipe, splits, **(defaults | options))
 
 
+def fitted(method, recipe=RECIPE, model=None, **options):
+    """Train, and return the trainer and its records."""
+    records = []
+    trainer = small_trainer(method, recipe, model, on_epoch=records.append, **options)
+    trainer.fit()
+    return trainer, records
+
+
 def without_times(record):
     return {key: value for key, value in record.items() if not key.endswith("time_s")}
 

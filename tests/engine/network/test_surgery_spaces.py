@@ -82,52 +82,6 @@ def test_a_linear_layer_behind_a_flattening_has_a_block_of_inputs_for_each_chann
     assert spaces["3"].consumers == ["5"]
 
 
-@pytest.mark.parametrize(
-    "through",
-    [
-        lambda x: x.mean((2, 3)),
-        lambda x: torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1),
-        lambda x: nn.functional.adaptive_max_pool2d(0.5 * torch.relu(x), 1).view(x.size(0), -1),
-        lambda x: nn.functional.dropout(x * torch.sigmoid(x) + 1, 0.5, False).amax((2, 3)),
-    ],
-)
-def test_functions_that_leave_channels_alone_are_followed(through):
-    spaces = find_index_spaces(reading(Lambda(through), nn.Linear(4, 2)), SHAPE)
-    assert not spaces["0"].frozen
-    assert spaces["0"].consumers == ["2"]
-    assert not spaces.not_followed
-
-
-@pytest.mark.parametrize(
-    ("layers", "frozen", "reason"),
-    [
-        ([nn.GroupNorm(1, 4), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a GroupNorm of one group"),
-        ([Lambda(lambda x: torch.cat([x, x], 0)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cat' is not understood"),
-        ([Lambda(lambda x: torch.stack([x, x], 1).flatten(1, 2)), nn.Conv2d(8, 2, 8)], {"0"}, "'stack' is not"),
-        ([nn.LayerNorm((4, 8, 8)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a LayerNorm"),
-        ([Lambda(lambda x: x.view(-1, 256)), nn.Linear(256, 2)], {"0"}, "'view' is not understood"),
-        ([Lambda(lambda x: x.cumsum(1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cumsum' is not understood"),
-        ([Lambda(lambda x: x.mean(1, keepdim=True) + x), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'mean'"),
-        ([Lambda(lambda x: x + torch.ones(4, 1, 1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'add' is not"),
-        (
-            [nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 8, 3)), nn.Conv2d(8, 2, 6), nn.Flatten()],
-            {"0"},
-            "'1' is not understood",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_not_understood_freezes_the_spaces_that_it_touches(layers, frozen, reason):
-    spaces = find_index_spaces(reading(*layers), SHAPE)
-    assert {name for name in spaces if spaces[name].frozen} >= frozen
-    assert all(reason in spaces[name].frozen_because for name in frozen)
-    assert any(reason in step for step in spaces.not_followed)
-    # A layer behind the unknown operation is free: its own channels are not affected.
-    spaces = (
-        find_index_spaces(reading(*layers[:-1], nn.Conv2d(2, 3, 1), nn.Flatten()), SHAPE) if len(layers) == 3 else {}
-    )
-    assert all(not space.frozen for name, space in spaces.items() if space.producers == ["2"])
-
-
 def test_a_model_that_cannot_be_traced_is_frozen_as_a_whole():
     model = reading(Lambda(lambda x: x if x.sum() > 0 else -x), nn.Conv2d(4, 2, 8), nn.Flatten())
     spaces = find_index_spaces(model, SHAPE)
@@ -225,14 +179,6 @@ def test_what_is_concatenated_keeps_its_own_channels():
     assert not spaces.not_followed
 
 
-def test_a_cut_moves_the_entries_of_what_is_concatenated_behind_it():
-    model = reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten())
-    spaces = find_index_spaces(model, SHAPE)
-    apply_plan(model, ReconfigPlan(kept={"1.left": [1, 3]}), spaces, None)
-    assert entries(spaces, "1.right", "3.weight", 1) == [[2], [3]]
-    assert entries(spaces, "1.right", "2.running_var", 0) == [[2], [3]]
-
-
 def test_what_is_added_to_a_concatenation_has_its_parts():
     class Sum(nn.Module):
         def __init__(self):
@@ -246,11 +192,6 @@ def test_what_is_added_to_a_concatenation_has_its_parts():
     assert spaces.outputs_of("1.whole") == spaces.inputs_of("3") == ("1.two.left", "1.two.right")
     assert entries(spaces, "1.two.right", "1.whole.weight", 0) == [[4], [5]]
     assert entries(spaces, "1.two.right", "3.weight", 1) == torch.arange(256, 384).reshape(2, 64).tolist()
-
-
-def test_what_is_concatenated_with_itself_goes_twice():
-    spaces = find_index_spaces(reading(Lambda(lambda x: torch.cat([x, x], 1)), nn.Conv2d(8, 2, 8)), SHAPE)
-    assert entries(spaces, "0", "2.weight", 1) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_a_group_of_a_grouped_convolution_is_one_channel():

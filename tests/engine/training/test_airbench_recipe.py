@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import Nothing
-from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, small_trainer
+from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, fitted
 
 from suite.engine.cost.flops import PRODUCTS, count_layers
 from suite.engine.training.trainer import Phases, Trainer
@@ -173,8 +173,7 @@ def test_progress_ends_with_one_and_hooks_run_after_the_part_of_an_epoch():
         def on_epoch_end(self, ctx):
             seen.append((ctx.epochs_done, ctx.epochs, round(ctx.progress * 10, 6)))
 
-    trainer = small_trainer(Watches(), dataclasses.replace(RECIPE, epochs=2.5))
-    trainer.fit()
+    trainer, _ = fitted(Watches(), dataclasses.replace(RECIPE, epochs=2.5))
     assert seen == [(1, 3, 4.0), (2, 3, 8.0), (3, 3, 10.0)]
     assert trainer.ctx.step == 10
 

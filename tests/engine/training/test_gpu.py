@@ -104,7 +104,7 @@ def deterministic():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", REPLAYED)
+@pytest.mark.parametrize("method", [*REPLAYED, SDGP, lambda: SDGP(mode="rescaled")])
 def test_replayed_steps_are_eager_ones(method, dtype, deterministic):
     eager, expected = fitted(method, "eager", dtype)
     replayed, records = fitted(method, "cuda_graph", dtype)
@@ -150,17 +150,6 @@ def test_peak_memory_of_replayed_steps_has_what_the_graph_keeps():
     trainer = cuda_trainer(Nothing(), torch.float32, dataclasses.replace(FIVE, execution="cuda_graph"))
     trainer.train_epoch()
     assert trainer.progress.peak_memory_bytes == torch.cuda.max_memory_reserved()
-
-
-@pytest.mark.parametrize("mode", ["random", "magnitude", "rescaled"])
-def test_sdgp_is_replayed(mode, deterministic):
-    def method():
-        return SDGP(mode=mode)
-
-    eager, _ = fitted(method, "eager", torch.float32)
-    replayed, _ = fitted(method, "cuda_graph", torch.float32)
-    for name, tensor in eager.model.state_dict().items():
-        torch.testing.assert_close(replayed.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_changed_networks_and_new_plans_are_captured_anew(deterministic):

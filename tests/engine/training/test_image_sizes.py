@@ -14,10 +14,8 @@ from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.engine.cost.flops import PRODUCTS, count_layers
-from suite.engine.network.products import TorchBackend
-from suite.engine.training.product_check import WrongProduct
 from suite.measure.steps import Steps
-from suite.method import Method, OpPlan, ReconfigPlan
+from suite.method import Method, ReconfigPlan
 from suite.task import Splits
 
 SHAPE = (3, 16, 16)
@@ -98,25 +96,6 @@ def test_a_method_is_set_up_for_the_first_training_images():
     method = Looking()
     growing_trainer(method)
     assert method.sizes["0"] == (8, 8)
-
-
-def test_the_forward_products_of_an_evaluation_are_checked_at_its_size():
-    class WrongAt16(TorchBackend):
-        def forward(self, activation, *operands):
-            found = super().forward(activation, *operands)
-            return 2 * found if activation.shape[-1] == 16 else found
-
-        def dgrad(self, grad, *operands):
-            assert grad.shape[-1] != 16, "training images have 8 pixels"
-            return super().dgrad(grad, *operands)
-
-    class Wrong(Method):
-        def plan(self, name, layer):
-            return OpPlan(backend=WrongAt16()) if name == "0" else None
-
-    recipe = dataclasses.replace(GROWING, train_sizes=(8,), size_milestones=())
-    with pytest.raises(WrongProduct, match=r"layer '0': its output is wrong .*input 16x16"):
-        growing_trainer(Wrong(), recipe)[0].fit()
 
 
 def test_operations_of_a_method_are_those_of_each_size():

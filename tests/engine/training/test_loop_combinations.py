@@ -11,7 +11,7 @@ import pytest
 import torch
 from gloo_threads import found_by_ranks, leave
 from own_loops import METHODS, Loop, net
-from small_training import RECIPE, small_trainer
+from small_training import RECIPE, fitted
 
 from suite.ops import restore
 
@@ -45,8 +45,7 @@ def both(name, variant):
     changes, options = VARIANTS[variant]
     recipe, frozen = dataclasses.replace(SMALL, **changes), variant == "frozen"
     dtype = options.get("dtype", torch.float32)
-    trainer = small_trainer(METHODS[name](), recipe, net(frozen), dtype=dtype)
-    trainer.fit()
+    trainer, _ = fitted(METHODS[name](), recipe, net(frozen), dtype=dtype)
     return trainer, Loop(METHODS[name](), recipe, net(frozen), **options).fit()
 
 
@@ -101,8 +100,7 @@ def ranks(tmp_path_factory):
 def test_two_ranks_with_two_parts_train_as_four_parts_of_the_trainer(name, ranks):
     folder, found = ranks
     assert all(map(torch.equal, found[0][name][0], found[1][name][0]))
-    trainer = small_trainer(METHODS[name](), dataclasses.replace(SMALL, micro_batches=4), net())
-    trainer.fit()
+    trainer, _ = fitted(METHODS[name](), dataclasses.replace(SMALL, micro_batches=4), net())
     for one, wanted in zip(found[0][name][0], trainer.model.parameters(), strict=True):
         torch.testing.assert_close(one, wanted, rtol=0, atol=1e-5)
     # The model can be saved whole on every rank.

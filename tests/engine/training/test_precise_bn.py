@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 from small_methods import Nothing, WeightMask
-from small_training import RECIPE, SHAPE, SmallBatches, small_trainer, without_times
+from small_training import RECIPE, SHAPE, SmallBatches, fitted, small_trainer, without_times
 from stopwatches import FakeTime
 from torch import nn
 
@@ -16,13 +16,6 @@ from suite.errors import UsageError
 
 RECIPE = dataclasses.replace(RECIPE, epochs=2)
 PRECISE = dataclasses.replace(RECIPE, precise_bn=30)  # two batches of 16
-
-
-def fitted(recipe, method=None, **options):
-    records = []
-    trainer = small_trainer(method or Nothing(), recipe, on_epoch=records.append, **options)
-    trainer.fit()
-    return trainer, records
 
 
 @pytest.mark.parametrize(
@@ -34,8 +27,8 @@ def fitted(recipe, method=None, **options):
     ],
 )
 def test_statistics_are_those_of_batches_of_the_next_epoch_under_the_final_weights(method, changed, dtype):
-    trainer, records = fitted(dataclasses.replace(PRECISE, **changed), method(), dtype=dtype)
-    plain, plain_records = fitted(dataclasses.replace(RECIPE, **changed), method(), dtype=dtype)
+    trainer, records = fitted(method(), dataclasses.replace(PRECISE, **changed), dtype=dtype)
+    plain, plain_records = fitted(method(), dataclasses.replace(RECIPE, **changed), dtype=dtype)
     assert all(map(torch.equal, trainer.model.parameters(), plain.model.parameters()))
     assert records[-1]["test_loss"] == trainer.evaluation.record(trainer.splits)["test_loss"]
     trainer.model.train()
@@ -59,12 +52,12 @@ def test_the_time_of_the_passes_is_that_of_a_reconfiguration(monkeypatch):
     time = FakeTime()
     monkeypatch.setattr("suite.engine.cost.clock.time", time)
     monkeypatch.setattr("suite.engine.training.trainer.update_bn", lambda images, model: time.sleep(3.0))
-    trainer, _ = fitted(dataclasses.replace(PRECISE, epochs=1))
+    trainer, _ = fitted(Nothing(), dataclasses.replace(PRECISE, epochs=1))
     assert {name: seconds for name, seconds in trainer.clock.seconds.items() if seconds} == {"reconfigure": 3.0}
 
 
 def test_the_passes_count_as_flops_of_the_training_and_not_of_its_steps():
-    (trainer, (*_, last)), (plain, (*_, before)) = fitted(PRECISE), fitted(RECIPE)
+    (trainer, (*_, last)), (plain, (*_, before)) = fitted(Nothing(), PRECISE), fitted(Nothing(), RECIPE)
     forward = sum(layer.flops("forward") for layer in count(plain.model, SHAPE).layers.values())
     assert forward > 0
     added = {variant: flops - before["train_flops"][variant] for variant, flops in last["train_flops"].items()}
@@ -76,7 +69,9 @@ def test_the_passes_count_as_flops_of_the_training_and_not_of_its_steps():
 
 def test_a_smaller_last_batch_is_left_out():
     whole = dataclasses.replace(RECIPE, drop_last=False, precise_bn=1000)
-    first, second = (fitted(dataclasses.replace(whole, precise_bn=count), train_images=65)[0] for count in (64, 1000))
+    first, second = (
+        fitted(Nothing(), dataclasses.replace(whole, precise_bn=count), train_images=65)[0] for count in (64, 1000)
+    )
     assert torch.equal(first.model[1].running_mean, second.model[1].running_mean)
 
 

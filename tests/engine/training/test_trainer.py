@@ -6,11 +6,12 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from small_methods import METHODS, ChannelTopK, Decays, Nothing, RandomChannels, Replans, Shrinks, WeightMask
+from small_methods import METHODS, ChannelTopK, Nothing, Replans, Shrinks, WeightMask
 from small_training import (
     RECIPE,
     assert_it_resumes,
     assert_same_weights,
+    fitted,
     small_net,
     small_trainer,
     steps_by_hand,
@@ -20,7 +21,7 @@ from torch import nn
 
 from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.records import Diverged
-from suite.method import Method, OpPlan, ReconfigPlan
+from suite.method import Method, ReconfigPlan
 
 
 def trained(record):
@@ -47,8 +48,7 @@ def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
 @pytest.mark.parametrize("changes", [{}, {"norm_bias_lr": 4.0}, {"relative_decay": True, "norm_bias_lr": 4.0}])
 def test_dense_equals_a_loop_written_by_hand(changes):
     recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True, **changes)
-    trainer = small_trainer(Nothing(), recipe)
-    trainer.fit()
+    trainer, _ = fitted(Nothing(), recipe)
 
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
@@ -77,8 +77,7 @@ def test_adamw_equals_a_loop_written_by_hand_and_resumes():
 
 def test_memory_of_the_first_step_includes_what_the_optimizer_will_keep():
     def peak(**changes):
-        trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, epochs=1, nesterov=False, **changes))
-        trainer.fit()
+        trainer, _ = fitted(Nothing(), dataclasses.replace(RECIPE, epochs=1, nesterov=False, **changes))
         return trainer.progress.peak_memory_bytes
 
     size = sum(p.numel() * p.element_size() for p in small_net().parameters())
@@ -91,9 +90,7 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
         def reconfigure(self, ctx):
             return ReconfigPlan(kept={"0": [0]}) if ctx.epochs_done == ctx.epochs else None
 
-    records = []
-    trainer = small_trainer(PrunesLast(), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(PrunesLast())
     accuracy, loss = trainer.evaluation.accuracy_and_loss(trainer.splits.test)
     assert (records[-1]["test_accuracy"], records[-1]["test_loss"]) == (accuracy, loss)
     assert records[-1]["layers"]["0"]["out"] == 1
@@ -103,15 +100,12 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
 @pytest.fixture(scope="module")
 def plain():
     """Records of dense training by `RECIPE`."""
-    records = []
-    small_trainer(Nothing(), on_epoch=records.append).fit()
+    _, records = fitted(Nothing())
     return records
 
 
 def test_the_last_evaluation_averages_six_views(plain):
-    records = []
-    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, six_views=True), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(Nothing(), dataclasses.replace(RECIPE, six_views=True))
     assert [record.get("test_accuracy_one_view") for record in records] == [None, None, plain[-1]["test_accuracy"]]
     assert [record["test_loss"] for record in records[:2]] == [record["test_loss"] for record in plain[:2]]
     ((images, labels),) = trainer.splits.test.epoch(0, 40)
@@ -125,8 +119,7 @@ def test_the_last_evaluation_averages_six_views(plain):
 
 @pytest.mark.parametrize(("every", "evaluated"), [(2, [2, 3]), (9, [3])])
 def test_evaluations_come_after_each_nth_epoch_and_the_last(plain, every, evaluated):
-    records = []
-    small_trainer(Nothing(), dataclasses.replace(RECIPE, eval_every=every), on_epoch=records.append).fit()
+    _, records = fitted(Nothing(), dataclasses.replace(RECIPE, eval_every=every))
     assert [record["epoch"] for record in records if "test_accuracy" in record] == evaluated
     assert [record["test_loss"] for record in records if "test_loss" in record] == [
         plain[epoch - 1]["test_loss"] for epoch in evaluated
@@ -147,33 +140,6 @@ def test_loss_that_is_no_number_is_divergence():
         small_trainer(Nothing(), dataclasses.replace(RECIPE, learning_rate=1e30)).fit()
 
 
-@pytest.mark.parametrize("method", [RandomChannels, Decays])
-def test_micro_batches_accumulate_and_have_slots_of_their_own(method):
-    slots = set()
-
-    class Notes(method):
-        def plan(self, name, layer):
-            inner = super().plan(name, layer) or OpPlan()
-            return dataclasses.replace(
-                inner, grad_shared=lambda grad, site: (slots.add(site.micro_batch_index), grad)[1]
-            )
-
-    def without_norm():
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
-
-    whole = small_trainer(Notes(), RECIPE, model=without_norm())
-    torch.manual_seed(0)
-    parts = small_trainer(Notes(), dataclasses.replace(RECIPE, micro_batches=4), model=without_norm())
-    parts.model.load_state_dict(whole.model.state_dict())
-    whole.fit()
-    assert slots == {0}
-    parts.fit()
-    assert slots == {0, 1, 2, 3}
-    if method is not RandomChannels:
-        for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
 def test_gradient_clipping_bounds_the_norm():
     norms = []
 
@@ -186,9 +152,7 @@ def test_gradient_clipping_bounds_the_norm():
 
 
 def test_a_record_names_the_backend_of_each_layer():
-    records = []
-    trainer = small_trainer(WeightMask(), dataclasses.replace(RECIPE, epochs=1), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(WeightMask(), dataclasses.replace(RECIPE, epochs=1))
     found = records[-1]["backends"]
     assert set(found.values()) == {"torch", "slicing"}
     for name, layer in trainer.ctx.layers.items():
@@ -196,9 +160,7 @@ def test_a_record_names_the_backend_of_each_layer():
 
 
 def test_reconfiguration_changes_batch_learning_rate_and_ledger():
-    records = []
-    trainer = small_trainer(Shrinks(), on_epoch=records.append)
-    trainer.fit()
+    _, records = fitted(Shrinks())
     assert [record["batch_size"] for record in records] == [16, 32, 32]
     assert [record["steps"] for record in records] == [4, 2, 2]
     assert records[1]["learning_rate"] == pytest.approx(0.5 * RECIPE.learning_rate_at(0.5))
@@ -228,12 +190,9 @@ def test_restart_begins_schedule_and_epochs_again_and_clears_the_momentum():
 
 
 def test_batch_that_does_not_split_into_micro_batches_is_refused():
-    class Odd(Method):
-        def reconfigure(self, ctx):
-            return ReconfigPlan(batch_size=10)
-
+    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, micro_batches=4))
     with pytest.raises(ValueError, match=r"a batch of 10 images cannot be split into recipe\.micro_batches=4"):
-        small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
+        trainer.apply_plan(ReconfigPlan(batch_size=10))
 
 
 def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
@@ -243,17 +202,6 @@ def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
 
     with pytest.raises(Diverged, match="the regularization is inf in epoch 1, step 1"):
         small_trainer(Infinite()).fit()
-
-
-def test_hooks_at_the_end_of_an_epoch_see_its_progress():
-    seen = []
-
-    class Notes(Method):
-        def on_epoch_end(self, ctx):
-            seen.append((ctx.epochs_done, ctx.progress))
-
-    small_trainer(Notes()).fit()
-    assert seen == [(1, 1 / 3), (2, 2 / 3), (3, 1.0)]
 
 
 def test_an_evaluation_that_is_no_number_is_divergence_and_leaves_the_trial_unfinished():
