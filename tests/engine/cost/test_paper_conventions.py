@@ -79,7 +79,7 @@ def test_a_training_costs_what_its_intervals_cost():
 
 
 def test_costs_read_from_a_trials_file_are_those_of_its_layers():
-    model = build_model("resnet32[width=0.25]", SHAPE, 10)
+    model = build_model("resnet9[width=0.0625]", SHAPE, 10)
     expected = prunetrain(count_layers(model, SHAPE).values())
     hooks = apply(model, Method(), input_shape=SHAPE, num_classes=10, epochs=1, batch_size=4)
     ledger = Ledger(hooks.ctx, hooks.method, SHAPE)

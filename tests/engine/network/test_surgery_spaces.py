@@ -70,18 +70,6 @@ def test_prunetrain_5_downsample_layers_consume_one_node_and_produce_the_next():
     assert len(spaces.removable_branches) == 15
 
 
-def test_a_linear_layer_behind_a_flattening_has_a_block_of_inputs_for_each_channel():
-    spaces = find_index_spaces(
-        reading(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 2)), SHAPE
-    )
-    assert spaces["0"].consumers == ["3"]
-    (inputs,) = (one for one in spaces["0"].slices if one.tensor == "3.weight")
-    assert inputs.axis == 1
-    assert torch.equal(inputs.entries, torch.arange(64).reshape(4, 16))
-    assert ("3", "in_features", 16) in spaces["0"].counts
-    assert spaces["3"].consumers == ["5"]
-
-
 def test_a_model_that_cannot_be_traced_is_frozen_as_a_whole():
     model = reading(Lambda(lambda x: x if x.sum() > 0 else -x), nn.Conv2d(4, 2, 8), nn.Flatten())
     spaces = find_index_spaces(model, SHAPE)
@@ -153,45 +141,9 @@ def test_layers_of_other_classes_are_not_followed(layer):
     assert any("'1" in step for step in spaces.not_followed)
 
 
-class Two(nn.Module):
-    """Two parallel convolutions with 4 and 2 channels, concatenated."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x):
-        return torch.cat([self.left(x), self.right(x)], 1)
-
-
 def entries(spaces, space, tensor, axis):
     (found,) = (one.entries for one in spaces[space].slices if (one.tensor, one.axis) == (tensor, axis))
     return found.tolist()
-
-
-def test_what_is_concatenated_keeps_its_own_channels():
-    spaces = find_index_spaces(reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten()), SHAPE)
-    assert list(spaces) == ["input", "0", "1.left", "1.right", "3"]
-    assert spaces.inputs_of("3") == ("1.left", "1.right")
-    assert entries(spaces, "1.left", "3.weight", 1) == [[0], [1], [2], [3]]
-    assert entries(spaces, "1.right", "3.weight", 1) == [[4], [5]]
-    assert entries(spaces, "1.right", "2.running_var", 0) == [[4], [5]]
-    assert not spaces.not_followed
-
-
-def test_what_is_added_to_a_concatenation_has_its_parts():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.two, self.whole = Two(), nn.Conv2d(4, 6, 1)
-
-        def forward(self, x):
-            return self.two(x) + self.whole(x)
-
-    spaces = find_index_spaces(reading(Sum(), nn.Flatten(), nn.Linear(6 * 64, 5)), SHAPE)
-    assert spaces.outputs_of("1.whole") == spaces.inputs_of("3") == ("1.two.left", "1.two.right")
-    assert entries(spaces, "1.two.right", "1.whole.weight", 0) == [[4], [5]]
-    assert entries(spaces, "1.two.right", "3.weight", 1) == torch.arange(256, 384).reshape(2, 64).tolist()
 
 
 def test_a_group_of_a_grouped_convolution_is_one_channel():
