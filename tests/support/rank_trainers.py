@@ -92,8 +92,7 @@ def start(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     small = dataclasses.replace(UNEVEN, epochs=2)
     found = {
-        "pruned": trained(pruning()),
-        "mixed": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
+        "pruned": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
         "grown": trained(Grows(), dataclasses.replace(small, mixup=0.4, lookahead_steps=2)),
         "normalised": normalised(),
         "estimated": estimated(),
