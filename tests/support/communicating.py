@@ -10,7 +10,6 @@ from gloo_threads import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from methods.clicktrain import ClickTrain
-from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from suite.engine.cost.ledger import Ledger
 from suite.engine.training.reduction import reduce_gradients
@@ -19,7 +18,6 @@ from tasks.models.resnet9 import resnet9
 
 RANKS, BATCH, SHAPE, STEPS = 2, 8, (3, 16, 16), 2
 METHODS = {
-    "dense": Dense,
     "prunetrain": lambda: PruneTrain(interval=1, threshold=0.1, update="proximal", ratio=0.6),
     "clicktrain": lambda: ClickTrain(warmup=0.25, hard_prune=0.5, mixup=0.0, coefficient=1e-2, backend="masked"),
 }
@@ -31,7 +29,6 @@ def start(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     found = {name: training(make(), rank, packs=True) for name, make in METHODS.items()}
     found["clicktrain, unpacked"] = training(METHODS["clicktrain"](), rank, packs=False)
-    found["one step"] = both_ways(rank)
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
 
@@ -68,7 +65,7 @@ def training(method, rank, packs):
             images, labels = batch(STEPS * epoch + number, rank)
             before = dict(hooks.ranks.traffic.bytes)
             # Wrappers also broadcast the order of their buckets, in their second step.
-            watches = number == 0
+            watches = number == 0 and epoch % 3 == 0
             with torch.profiler.profile(record_shapes=True) if watches else nullcontext() as profile:
                 loss = F.cross_entropy(wrapped(images), labels)
                 hooks.add_regularization(loss).backward()
@@ -89,6 +86,7 @@ def training(method, rank, packs):
                 }
             )
         ledger.close_interval(epoch + 1)
+        kept = hooks.method.kept_gradients(hooks.ctx)
         if hooks.end_epoch() is not None:
             wrapped = wrap(hooks, packs)
             ledger.recount(epoch + 1)
@@ -97,32 +95,10 @@ def training(method, rank, packs):
         "steps": steps,
         "all_reduced": hooks.ranks.traffic.all_reduced,
         "weights": [parameter.detach() for parameter in model.parameters()],
+        "kept": kept,
     }
 
 
 def seen(profile, collective):
     """Return the number of elements that the process group was handed in all calls of a collective operation."""
     return sum(math.prod(event.input_shapes[0]) for event in profile.events() if event.name == f"gloo:{collective}")
-
-
-def both_ways(rank):
-    """Return the gradients of one step after hard pruning, packed and not, with the masks, by parameter."""
-    model, hooks, optimizer = begin(METHODS["clicktrain"](), rank)
-    wrapped = wrap(hooks, packs=True)
-    for number in range(3 * STEPS):
-        images, labels = batch(number, rank)
-        hooks.add_regularization(F.cross_entropy(wrapped(images), labels)).backward()
-        hooks.optimizer_step()
-        optimizer.zero_grad()
-        if number % STEPS == 1:
-            hooks.end_epoch()
-    ways = []
-    for packs in (True, False):
-        del wrapped
-        wrapped = wrap(hooks, packs)
-        for _ in range(2):  # the first step orders the buckets, the second uses them
-            optimizer.zero_grad()
-            F.cross_entropy(wrapped(images), labels).backward()
-        ways.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-    kept = {f"{name}.weight": mask for name, mask in hooks.method.kept_gradients(hooks.ctx).items()}
-    return {"packed": ways[0], "unpacked": ways[1], "kept": kept}

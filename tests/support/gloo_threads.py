@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # each wrapper needs it: forks of this process need not import it themselves
 import torch.distributed as dist
 
 

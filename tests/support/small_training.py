@@ -115,29 +115,44 @@ def small_trainer(method, recipe=RECIPE, model=None, train_images=64, **options)
     return Trainer(model, method, recipe, splits, **(defaults | options))
 
 
+def fitted(method, recipe=RECIPE, model=None, **options):
+    """Train, and return the trainer and its records."""
+    records = []
+    trainer = small_trainer(method, recipe, model, on_epoch=records.append, **options)
+    trainer.fit()
+    return trainer, records
+
+
 def without_times(record):
     return {key: value for key, value in record.items() if not key.endswith("time_s")}
 
 
-def assert_it_resumes(build):
-    """Train, and resume from each checkpoint: weights and records are those of the whole training.
+def assert_same_weights(one, other):
+    """Check that the models of two trainers have equal bits."""
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[name], tensor), name
+
+
+def assert_it_resumes(build, after=None):
+    """Train, and resume from checkpoints: weights, records and counts are those of the whole training.
 
     Args:
         build: Returns a trainer with the given callbacks.
+        after: Numbers of epochs after which the training is resumed; after each epoch if not given.
 
     Returns:
-        The whole training, and the resumed ones in order.
+        The whole training with its records, and the resumed ones in order.
     """
     records, states, resumed = [], Checkpoints(), []
     whole = build(on_epoch=records.append, on_checkpoint=states.keep)
     whole.fit()
-    for done, state in enumerate(states, start=1):
+    for done in after or range(1, len(states) + 1):
         again = []
         resumed.append(build(on_epoch=again.append))
-        resumed[-1].load_state_dict(state)
+        resumed[-1].load_state_dict(states[done - 1])
         resumed[-1].fit()
-        for name, tensor in whole.model.state_dict().items():
-            assert torch.equal(resumed[-1].model.state_dict()[name], tensor), (done, name)
+        assert_same_weights(whole, resumed[-1])
         assert [without_times(one) for one in again] == [without_times(one) for one in records[done:]]
+        assert resumed[-1].ledger.to_csv(len(records)) == whole.ledger.to_csv(len(records))
     assert resumed
-    return whole, resumed
+    return whole, records, resumed

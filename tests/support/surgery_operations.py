@@ -81,20 +81,16 @@ CUT = {
         lambda: nn.Sequential(Op(lambda m, x: torch.cat([x, x], 1)), nn.GroupNorm(6, 2 * WIDTH)),
         3,
     ),
-    "group norm without parameters": (lambda: nn.GroupNorm(3, WIDTH, affine=False), 3),
     "instance norm": (lambda: nn.InstanceNorm2d(WIDTH), 12),
     "instance norm with everything": (lambda: nn.InstanceNorm2d(WIDTH, affine=True, track_running_stats=True), 12),
     "layer norm of positions": (lambda: nn.LayerNorm((8, 8)), 12),
     "squeeze and excitation": (lambda: gate(nn.Sigmoid()), 12),
-    "squeeze and excitation, hardsigmoid": (lambda: gate(nn.Hardsigmoid()), 12),
     "gate of positions": (lambda: Op(lambda m, x: x * torch.sigmoid(m.gate(x)), gate=nn.Conv2d(WIDTH, 1, 1)), 12),
     "prelu": (nn.PReLU, 12),
     "prelu by channel": (lambda: nn.PReLU(WIDTH), 12),
     "chunk": (lambda: Op(lambda m, x: torch.cat(x.chunk(3, dim=1), 1)), 4),
-    "one chunk": (lambda: Op(lambda m, x: x.chunk(2, 1)[1]), 6),
     "chunks swapped": (lambda: Op(lambda m, x: torch.cat(x.chunk(2, 1)[::-1], 1)), 6),
     "gated linear unit": (lambda: Op(gated), 6),
-    "gated by chunks": (lambda: Op(lambda m, x: x.chunk(2, 1)[0] * torch.sigmoid(x.chunk(2, 1)[1])), 6),
     "split by a share": (lambda: Op(lambda m, x: torch.cat(x.split(x.shape[1] // 2, dim=1), 1)), 6),
     "split of rows": (lambda: Op(lambda m, x: torch.cat(x.split(3, dim=2), 2)), 12),
     "channel shuffle": (lambda: Op(shuffled), 4),
@@ -107,14 +103,8 @@ CUT = {
     "pixel unshuffle": (lambda: nn.PixelUnshuffle(2), 12),
     "flatten": (nn.Flatten, 12),
     "flatten by view": (lambda: Op(lambda m, x: F.max_pool2d(x, 4).view(x.size(0), -1)), 12),
-    "flatten by reshape": (lambda: Op(lambda m, x: x.reshape(x.shape[0], -1)), 12),
     "channels last, then flat": (lambda: Op(lambda m, x: x.permute(0, 2, 3, 1).flatten(1)), 12),
-    "channels last, then flat by reshape": (
-        lambda: Op(lambda m, x: x.permute(0, 2, 3, 1).contiguous().reshape(x.shape[0], -1)),
-        12,
-    ),
     "tokens": (lambda: Op(lambda m, x: x.flatten(2).transpose(1, 2)), 12),
-    "tokens of a view": (lambda: Op(lambda m, x: x.view(x.shape[0], x.shape[1], -1).permute(0, 2, 1)), 12),
     "one token": (lambda: Op(lambda m, x: x.flatten(2).transpose(1, 2)[:, 0]), 12),
     "linear on channels last": (
         lambda: Op(lambda m, x: m.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), linear=nn.Linear(WIDTH, 6)),
@@ -127,14 +117,12 @@ CUT = {
     "depthwise": (lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH), 12),
     "added parameter": (lambda: Op(lambda m, x: x + m.shift, shift=parameter(1, WIDTH, 1, 1)), 12),
     "added parameter of positions": (lambda: Op(lambda m, x: x + m.shift, shift=parameter(WIDTH, 8, 8)), 12),
-    "parameter of positions alone": (lambda: Op(lambda m, x: x + m.shift, shift=parameter(8, 8)), 12),
     "layer scale": (
         lambda: Op(lambda m, x: m.conv(x) * m.scale + x, conv=nn.Conv2d(WIDTH, WIDTH, 1), scale=parameter(WIDTH, 1, 1)),
         12,
     ),
     "scale by brackets": (lambda: Op(lambda m, x: x * m.scale[:, None, None], scale=parameter(WIDTH)), 12),
     "scale by a view": (lambda: Op(lambda m, x: x * m.scale.view(1, -1, 1, 1), scale=parameter(WIDTH)), 12),
-    "scale, added axes": (lambda: Op(lambda m, x: x * m.scale.unsqueeze(-1).unsqueeze(-1), scale=parameter(WIDTH)), 12),
     "scale of tokens": (lambda: Op(lambda m, x: x.flatten(2).transpose(1, 2) * m.scale, scale=parameter(WIDTH)), 12),
     "scale used twice": (
         lambda: Op(
@@ -162,10 +150,6 @@ FROZEN = {
         lambda: nn.LayerNorm((WIDTH, 8, 8)),
         "'between' is a LayerNorm, which normalises all channels together",
     ),
-    "function of layer norm": (
-        lambda: Op(lambda m, x: F.layer_norm(x, x.shape[1:])),
-        "layer_norm",
-    ),
     "group norm of one group": (lambda: nn.GroupNorm(1, WIDTH), "'between' is a GroupNorm of one group"),
     "function of group norm": (lambda: Op(lambda m, x: F.group_norm(x, 3)), "'group_norm' is not understood"),
     "split of fixed size": (
@@ -190,14 +174,6 @@ FROZEN = {
         "'view' is not understood",
     ),
     "flatten of a stated size": (lambda: Op(lambda m, x: x.view(-1, WIDTH * 64)), "'view' is not understood"),
-    "images and channels in one axis": (
-        lambda: Op(lambda m, x: x.flatten(0, 1).view(-1, WIDTH, 8, 8)),
-        "'flatten' is not understood",
-    ),
-    "view of another share": (
-        lambda: Op(lambda m, x: x.view(x.size(0), x.size(2), x.size(1), -1)),
-        "'view' is not understood",
-    ),
     "mean over channels": (lambda: Op(lambda m, x: x - x.mean(1, keepdim=True)), "'mean' is not understood"),
     "softmax over channels": (lambda: Op(lambda m, x: x.softmax(1)), "'softmax' is not understood"),
     "grouped transposed convolution": (

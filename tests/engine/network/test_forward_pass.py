@@ -132,9 +132,6 @@ class Bypass(nn.Module):
         if way == "shared":
             self.third = nn.Linear(8, 8)
             self.third.weight = self.second.weight
-        if way == "embedding":
-            self.table = nn.Embedding(8, 8)
-            self.table.weight = self.second.weight
 
     def forward(self, images):
         y = self.second(self.first(self.flat(images)))
@@ -144,19 +141,12 @@ class Bypass(nn.Module):
             y = y @ self.second.weight.t()
         elif self.way == "shared":
             y = self.third(y)
-        elif self.way == "embedding":
-            y = y + self.table(torch.zeros(len(y), dtype=torch.int64))
         return self.head(y)
 
 
 @pytest.mark.parametrize(
     ("way", "reader"),
-    [
-        ("function", "the model's own forward"),
-        ("training", "the model's own forward"),
-        ("shared", "'third'"),
-        ("embedding", "'table'"),
-    ],
+    [("function", "the model's own forward"), ("training", "the model's own forward"), ("shared", "'third'")],
 )
 def test_a_plan_for_a_layer_whose_weight_is_read_past_it_is_refused_by_name(way, reader):
     with pytest.raises(UsageError, match=f"Masks plans layer 'second'.*{reader}"):
@@ -225,21 +215,6 @@ def test_a_layer_that_never_runs_is_in_no_penalty():
     before = weight.clone()
     trainer.fit()
     assert torch.equal(weight, before)
-
-
-def test_an_input_may_be_given_by_its_name():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
-
-        def forward(self, images):
-            return self.head(input=self.conv(input=images).relu().mean((2, 3)))
-
-    trainer = small_trainer(SDGP(layers="all"), model=Named())
-    trainer.fit()
-    assert trainer.ledger.current["conv"].input == (8, 8)
-    assert trainer.ctx.spaces.input_sizes["conv"] == (8, 8)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,6 @@ def test_gates_are_replayed_and_load(net):
     assert dict(again_spaces) == dict(spaces)
 
 
-def test_a_plan_from_before_there_were_gates_can_still_be_read():
-    assert ReconfigPlan.from_json({"kept": {}, "removed_branches": []}) == ReconfigPlan()
-
-
 def test_a_gated_branch_goes_with_its_inner_channels():
     model, spaces, images = trained("basic")
     gated = nodes("basic", spaces)
@@ -177,6 +173,7 @@ class Named(nn.Module):
 def test_a_gated_layer_takes_its_input_by_name(layout):
     torch.manual_seed(0)
     model, images = Named(), torch.randn(2, *SHAPE).contiguous(memory_format=layout)
+    assert count_model(model, SHAPE)["macs"] == 64 * 9 * 8 * (3 + 8) + 8 * 4
     spaces = find_index_spaces(model, SHAPE)
     with torch.no_grad():
         model.second.weight[:, ::2] = 0.0
@@ -193,13 +190,6 @@ def test_a_gate_is_put_once():
     apply_plan(model, ReconfigPlan(gated=gated), spaces, None)
     with pytest.raises(ValueError, match="its layer is gated already"):
         apply_plan(model, ReconfigPlan(gated=("3.branch.0:in",)), spaces, None)
-
-
-def test_a_gated_net_is_not_taken_for_an_ordinary_one():
-    model, spaces, _ = trained("basic")
-    gated = nodes("basic", spaces)
-    apply_plan(model, ReconfigPlan(gated=gated, kept=silence_own(model, spaces, gated)), spaces, None)
-    assert any("'3.branch.0' is not understood" in step for step in find_index_spaces(model, SHAPE).not_followed)
 
 
 def test_gates_keep_the_memory_format():
@@ -229,7 +219,7 @@ def test_a_gated_net_computes_the_same_compiled():
 def pruned(gating):
     """Return a ResNet-32 whose layers have different dead channels, pruned by PruneTrain."""
     torch.manual_seed(0)
-    model = resnet32(width=0.5)
+    model = resnet32(width=0.25)
     method = PruneTrain(interval=1, gating=gating)
     hooks = apply(model, method, input_shape=(3, 32, 32), num_classes=10, epochs=2, batch_size=4)
     generator = torch.Generator().manual_seed(1)

@@ -24,7 +24,7 @@ from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails
 from suite.method import ReconfigPlan
-from tasks.models.transformers.vision_transformer import EncoderBlock, HeadProducts
+from tasks.models.transformers.vision_transformer import EncoderBlock
 
 SHAPE = (3, 16, 16)
 WIDTH, HEADS = 12, 3
@@ -111,26 +111,6 @@ def test_the_last_head_stays(found):
     model, spaces = found
     with pytest.raises(ValueError, match="has to keep a channel"):
         apply_plan(model, ReconfigPlan(kept={FIRST: []}), spaces, None)
-
-
-class OneTensor(nn.Module):
-    """Attention whose queries, keys and values are one tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches, self.shared = nn.Conv2d(3, 8, 8, stride=8), nn.Linear(8, 8)
-        self.products, self.classifier = HeadProducts(4), nn.Linear(8, 5)
-
-    def forward(self, images):
-        tokens = self.shared(self.patches(images).flatten(2).transpose(1, 2))
-        return self.classifier(self.products(tokens, tokens, tokens).mean(1))
-
-
-def test_queries_keys_and_values_may_be_one_tensor():
-    model = OneTensor()
-    spaces = find_index_spaces(model, SHAPE)
-    space = spaces["shared"]
-    assert (space.size, space.consumers, space.frozen_because) == (4, ["classifier"], "")
 
 
 def test_heads_of_torchs_own_module_are_frozen_by_name():

@@ -267,47 +267,10 @@ class WithScale(nn.Linear):
         return super().forward(input * self.scale)
 
 
-class WithChild(nn.Linear):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.before = nn.Identity()
-
-    def forward(self, input):
-        return super().forward(self.before(input))
-
-
-class WithOption(nn.Linear):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.gain = 1.0
-
-    def forward(self, input):
-        return super().forward(input * self.gain)
-
-
-class WithProperty(nn.Linear):
-    @property
-    def gain(self):
-        return 1.0
-
-    def forward(self, input):
-        return super().forward(input * self.gain)
-
-
-class Clamped(nn.Conv2d):
-    def forward(self, input):
-        return super().forward(input.clamp(-20, 20))
-
-
 class Keeps(nn.Linear):
     def forward(self, input):
         self.last = super().forward(input)
         return self.last
-
-
-class ConvolvesTwice(nn.Conv2d):
-    def _conv_forward(self, input, weight, bias):
-        return super()._conv_forward(input, 2 * weight, bias)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +278,7 @@ class ConvolvesTwice(nn.Conv2d):
     [
         (WithMask(4, 4, 1), "whose own forward may depend on its attribute 'mask'"),
         (WithScale(4, 4), "whose own forward may depend on its attribute 'scale'"),
-        (WithChild(4, 4), "whose own forward may depend on its attribute 'before'"),
-        (WithOption(4, 4), "whose own forward may depend on its attribute 'gain'"),
-        (WithProperty(4, 4), "whose own forward may depend on its attribute 'gain'"),
         (Keeps(4, 4), "whose own forward changes its attribute 'last'"),
-        (Clamped(4, 4, 1), "whose forward differs from that of its base class"),
-        (ConvolvesTwice(4, 4, 1), "whose forward differs from that of its base class"),
     ],
 )
 def test_a_subclass_whose_own_forward_may_compute_something_else_later_is_not_planned(layer, reason):
@@ -426,22 +384,16 @@ def test_a_convolution_that_pads_as_its_input_needs_is_planned_bit_for_bit(kind,
         assert type(planned[0]) is kind
 
 
-@pytest.mark.parametrize("attribute", ["name", "meter", "handle"])
-def test_an_attribute_of_the_user_is_not_overwritten(attribute):
+def test_an_attribute_of_the_user_is_not_overwritten():
     model = nn.Sequential(nn.Linear(2, 2))
-    setattr(model[0], attribute, "own")
-    with pytest.raises(UsageError, match=rf"layer '0' has an attribute '{attribute}', which a planned layer needs"):
+    model[0].meter = "own"
+    with pytest.raises(UsageError, match=r"layer '0' has an attribute 'meter', which a planned layer needs"):
         convert(model)
-    assert getattr(model[0], attribute) == "own"
+    assert model[0].meter == "own"
 
 
 class Named(nn.Linear):
     name = "own"
-
-
-class Measured(nn.Linear):
-    def padded_size(self):
-        return 0
 
 
 def with_buffer(name):
@@ -450,19 +402,10 @@ def with_buffer(name):
     return layer
 
 
-def with_child(name):
-    layer = nn.Linear(2, 2)
-    layer.add_module(name, nn.Identity())
-    return layer
-
-
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [
-        (with_buffer("masked"), "masked"), (with_child("meter"), "meter"), (Named(2, 2), "name"),
-        (Measured(2, 2), "padded_size"),
-    ],
-)  # fmt: skip
+    [(with_buffer("masked"), "masked"), (Named(2, 2), "name")],
+)
 def test_what_a_planned_layer_would_hide_is_refused_before_any_layer_is_planned(layer, name):
     model = nn.Sequential(nn.Linear(2, 2), layer)
     kinds = [type(one) for one in model]

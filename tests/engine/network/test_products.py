@@ -28,21 +28,6 @@ def test_each_operand_reaches_only_its_product():
     assert scaled(weight_forward=doubled) == {"out", "data"}
 
 
-def test_grad_dgrad_gives_the_dense_data_gradient_of_the_pruned_gradient():
-    torch.manual_seed(0)
-    layer, inputs = nn.Conv2d(4, 8, 3, padding=1), torch.randn(2, 4, 5, 5)
-
-    def first_half(tensor, site):
-        pruned = tensor.clone()
-        pruned[:, 4:] = 0
-        return pruned
-
-    got = gradients(planned_copy(layer, OpPlan(grad_dgrad=first_half)), inputs)
-    dense_grad = torch.linspace(-1, 1, got["out"].numel()).view_as(got["out"])
-    expected = torch.nn.grad.conv2d_input(inputs.shape, layer.weight, first_half(dense_grad, None), padding=1)
-    torch.testing.assert_close(got["data"], expected)
-
-
 @pytest.mark.parametrize("case", ["conv3x3", "grouped", "linear"])
 @pytest.mark.parametrize("kept", [[0, 1, 3, 5, 6, 8, 9, 11], [2], []])
 def test_compact_gradient_equals_zeroed_channels(case, kept):

@@ -1,7 +1,7 @@
 """Each kind of operation between two layers: its channels are cut exactly, or frozen by name while others are cut.
 
-The reference is the masked network: the same outputs in evaluation and training, and the same next step of SGD and of
-AdamW, behind a step that gives both optimizers a state.
+The reference is the masked network: the same outputs in evaluation and training, and the same next step of AdamW,
+behind a step that gives the optimizer a state.
 """
 
 import copy
@@ -36,25 +36,23 @@ def compare_with_the_masked_network(model, spaces):
     """Cut every other free channel, and compare with the masked network; return what was cut."""
     dead = dead_channels(spaces)
     images = torch.randn(4, *SHAPE, dtype=torch.float64)
-    for kind in ("sgd", "adam"):
-        cut, own = copy.deepcopy((model, spaces))
-        optimizer = make_optimizer(kind, cut)
-        step(cut, optimizer, images)
-        silence(cut, own, dead)
-        masked = copy.deepcopy(cut)
-        masked_optimizer = make_optimizer(kind, masked)
-        masked_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        index_map = apply_plan(cut, without(own, dead), own, optimizer)
-        for training in (False, True):
-            ours, theirs = cut.train(training)(images), masked.train(training)(images)
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
-        step(cut, optimizer, images)
-        step(masked, masked_optimizer, images)
-        for name, wanted in masked.named_parameters():
-            found = cut.get_parameter(name).data
-            torch.testing.assert_close(found, index_map(name, wanted.data), rtol=1e-6, atol=1e-9, msg=name)
-        for name, wanted in masked.named_buffers():
-            torch.testing.assert_close(cut.get_buffer(name), index_map(name, wanted), rtol=1e-9, atol=1e-11, msg=name)
+    optimizer = make_optimizer("adam", model)
+    step(model, optimizer, images)
+    silence(model, spaces, dead)
+    masked = copy.deepcopy(model)
+    masked_optimizer = make_optimizer("adam", masked)
+    masked_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    index_map = apply_plan(model, without(spaces, dead), spaces, optimizer)
+    for training in (False, True):
+        ours, theirs = model.train(training)(images), masked.train(training)(images)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    step(model, optimizer, images)
+    step(masked, masked_optimizer, images)
+    for name, wanted in masked.named_parameters():
+        found = model.get_parameter(name).data
+        torch.testing.assert_close(found, index_map(name, wanted.data), rtol=1e-6, atol=1e-9, msg=name)
+    for name, wanted in masked.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name), index_map(name, wanted), rtol=1e-9, atol=1e-11, msg=name)
     return dead
 
 
@@ -64,12 +62,11 @@ def test_what_is_cut_is_the_masked_network(name):
     model, spaces = net(build)
     before = copy.deepcopy(spaces)
     freeze_what_fails(model, spaces, SHAPE)
-    dead = compare_with_the_masked_network(model, spaces)
-    assert "other" in dead
     assert dict(spaces) == dict(before)  # tracing alone is right: the trial cut found nothing wrong
     assert not spaces.not_followed
     assert sum(spaces[name].size for name in spaces.outputs_of("first")) == count
     assert all(not spaces[name].frozen for name in spaces.outputs_of("first"))
+    assert "other" in compare_with_the_masked_network(model, spaces)
 
 
 @pytest.mark.parametrize("name", FROZEN)

@@ -70,64 +70,6 @@ def test_prunetrain_5_downsample_layers_consume_one_node_and_produce_the_next():
     assert len(spaces.removable_branches) == 15
 
 
-def test_a_linear_layer_behind_a_flattening_has_a_block_of_inputs_for_each_channel():
-    spaces = find_index_spaces(
-        reading(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 2)), SHAPE
-    )
-    assert spaces["0"].consumers == ["3"]
-    (inputs,) = (one for one in spaces["0"].slices if one.tensor == "3.weight")
-    assert inputs.axis == 1
-    assert torch.equal(inputs.entries, torch.arange(64).reshape(4, 16))
-    assert ("3", "in_features", 16) in spaces["0"].counts
-    assert spaces["3"].consumers == ["5"]
-
-
-@pytest.mark.parametrize(
-    "through",
-    [
-        lambda x: x.mean((2, 3)),
-        lambda x: torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1),
-        lambda x: nn.functional.adaptive_max_pool2d(0.5 * torch.relu(x), 1).view(x.size(0), -1),
-        lambda x: nn.functional.dropout(x * torch.sigmoid(x) + 1, 0.5, False).amax((2, 3)),
-    ],
-)
-def test_functions_that_leave_channels_alone_are_followed(through):
-    spaces = find_index_spaces(reading(Lambda(through), nn.Linear(4, 2)), SHAPE)
-    assert not spaces["0"].frozen
-    assert spaces["0"].consumers == ["2"]
-    assert not spaces.not_followed
-
-
-@pytest.mark.parametrize(
-    ("layers", "frozen", "reason"),
-    [
-        ([nn.GroupNorm(1, 4), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a GroupNorm of one group"),
-        ([Lambda(lambda x: torch.cat([x, x], 0)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cat' is not understood"),
-        ([Lambda(lambda x: torch.stack([x, x], 1).flatten(1, 2)), nn.Conv2d(8, 2, 8)], {"0"}, "'stack' is not"),
-        ([nn.LayerNorm((4, 8, 8)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'1' is a LayerNorm"),
-        ([Lambda(lambda x: x.view(-1, 256)), nn.Linear(256, 2)], {"0"}, "'view' is not understood"),
-        ([Lambda(lambda x: x.cumsum(1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'cumsum' is not understood"),
-        ([Lambda(lambda x: x.mean(1, keepdim=True) + x), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'mean'"),
-        ([Lambda(lambda x: x + torch.ones(4, 1, 1)), nn.Conv2d(4, 2, 8), nn.Flatten()], {"0"}, "'add' is not"),
-        (
-            [nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 8, 3)), nn.Conv2d(8, 2, 6), nn.Flatten()],
-            {"0"},
-            "'1' is not understood",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_not_understood_freezes_the_spaces_that_it_touches(layers, frozen, reason):
-    spaces = find_index_spaces(reading(*layers), SHAPE)
-    assert {name for name in spaces if spaces[name].frozen} >= frozen
-    assert all(reason in spaces[name].frozen_because for name in frozen)
-    assert any(reason in step for step in spaces.not_followed)
-    # A layer behind the unknown operation is free: its own channels are not affected.
-    spaces = (
-        find_index_spaces(reading(*layers[:-1], nn.Conv2d(2, 3, 1), nn.Flatten()), SHAPE) if len(layers) == 3 else {}
-    )
-    assert all(not space.frozen for name, space in spaces.items() if space.producers == ["2"])
-
-
 def test_a_model_that_cannot_be_traced_is_frozen_as_a_whole():
     model = reading(Lambda(lambda x: x if x.sum() > 0 else -x), nn.Conv2d(4, 2, 8), nn.Flatten())
     spaces = find_index_spaces(model, SHAPE)
@@ -199,58 +141,9 @@ def test_layers_of_other_classes_are_not_followed(layer):
     assert any("'1" in step for step in spaces.not_followed)
 
 
-class Two(nn.Module):
-    """Two parallel convolutions with 4 and 2 channels, concatenated."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1)
-
-    def forward(self, x):
-        return torch.cat([self.left(x), self.right(x)], 1)
-
-
 def entries(spaces, space, tensor, axis):
     (found,) = (one.entries for one in spaces[space].slices if (one.tensor, one.axis) == (tensor, axis))
     return found.tolist()
-
-
-def test_what_is_concatenated_keeps_its_own_channels():
-    spaces = find_index_spaces(reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten()), SHAPE)
-    assert list(spaces) == ["input", "0", "1.left", "1.right", "3"]
-    assert spaces.inputs_of("3") == ("1.left", "1.right")
-    assert entries(spaces, "1.left", "3.weight", 1) == [[0], [1], [2], [3]]
-    assert entries(spaces, "1.right", "3.weight", 1) == [[4], [5]]
-    assert entries(spaces, "1.right", "2.running_var", 0) == [[4], [5]]
-    assert not spaces.not_followed
-
-
-def test_a_cut_moves_the_entries_of_what_is_concatenated_behind_it():
-    model = reading(Two(), nn.BatchNorm2d(6), nn.Conv2d(6, 5, 8), nn.Flatten())
-    spaces = find_index_spaces(model, SHAPE)
-    apply_plan(model, ReconfigPlan(kept={"1.left": [1, 3]}), spaces, None)
-    assert entries(spaces, "1.right", "3.weight", 1) == [[2], [3]]
-    assert entries(spaces, "1.right", "2.running_var", 0) == [[2], [3]]
-
-
-def test_what_is_added_to_a_concatenation_has_its_parts():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.two, self.whole = Two(), nn.Conv2d(4, 6, 1)
-
-        def forward(self, x):
-            return self.two(x) + self.whole(x)
-
-    spaces = find_index_spaces(reading(Sum(), nn.Flatten(), nn.Linear(6 * 64, 5)), SHAPE)
-    assert spaces.outputs_of("1.whole") == spaces.inputs_of("3") == ("1.two.left", "1.two.right")
-    assert entries(spaces, "1.two.right", "1.whole.weight", 0) == [[4], [5]]
-    assert entries(spaces, "1.two.right", "3.weight", 1) == torch.arange(256, 384).reshape(2, 64).tolist()
-
-
-def test_what_is_concatenated_with_itself_goes_twice():
-    spaces = find_index_spaces(reading(Lambda(lambda x: torch.cat([x, x], 1)), nn.Conv2d(8, 2, 8)), SHAPE)
-    assert entries(spaces, "0", "2.weight", 1) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_a_group_of_a_grouped_convolution_is_one_channel():
@@ -288,42 +181,22 @@ def test_finding_leaves_the_model_as_it_was_and_works_on_planned_layers():
     assert dict(find_index_spaces(model, SHAPE)) == dict(bare)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnext50_32x4d",
-        "mobilenet_v2",
-        "squeezenet1_1",
-        "vgg11_bn",
-        "efficientnet_b0",
-        "regnet_x_400mf",
-    ],
-)
-def test_torchvision_nets_are_followed(name):
-    torchvision = pytest.importorskip("torchvision")
-    # Drawing weights takes most of the time; the one exception fails to build without a device.
-    with torch.device("cpu" if name.startswith("regnet") else "meta"):
-        model = torchvision.models.get_model(name, num_classes=3)
+def spaces_of(build, **options):
+    """Return the spaces of a network of torchvision, whose weights are not drawn: that takes most of the time."""
+    with torch.device("meta"):
+        model = build(num_classes=3, **options)
     spaces = find_index_spaces(model.to_empty(device="cpu"), (3, 64, 64))
     assert not spaces.not_followed
     outputs = {spaces[name].frozen_because for name in spaces.model_outputs}
     assert {space.frozen_because for space in spaces.values() if space.frozen} == {"the model's input", *outputs}
+    return spaces
 
 
-def test_densenets_are_followed():
-    torchvision = pytest.importorskip("torchvision")
-    model = torchvision.models.DenseNet(8, block_config=(2, 2, 2, 2), num_init_features=16, num_classes=3)
-    spaces = find_index_spaces(model, (3, 64, 64))
-    assert not spaces.not_followed
-    assert {space.frozen_because for space in spaces.values()} == {"", "the model's input", "the model's output"}
-
-
-def test_torchvision_nets_have_the_spaces_of_their_stages():
-    torchvision = pytest.importorskip("torchvision")
-    resnet18 = find_index_spaces(torchvision.models.resnet18(num_classes=3), (3, 32, 32))
+def test_torchvision_nets_are_followed_and_have_the_spaces_of_their_stages():
+    models = pytest.importorskip("torchvision").models
+    spaces_of(models.DenseNet, growth_rate=8, block_config=(2, 2, 2, 2), num_init_features=16)
+    resnet18 = spaces_of(models.resnet18)
     assert [name for name in resnet18 if resnet18[name].frozen] == ["input", "fc"]
     assert len(resnet18["layer2.0.conv2"].producers) == 3
-    next50 = find_index_spaces(torchvision.models.resnext50_32x4d(num_classes=3), (3, 32, 32))
-    assert next50["layer1.0.conv1"].size == 32
-    mobile = find_index_spaces(torchvision.models.mobilenet_v2(num_classes=3, width_mult=0.25), (3, 32, 32))
+    mobile = spaces_of(models.mobilenet_v2, width_mult=0.25)
     assert mobile["features.0.0"].producers == ["features.0.0", "features.1.conv.0.0", "features.1.conv.1"]

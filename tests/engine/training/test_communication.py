@@ -32,7 +32,7 @@ def test_measured_bytes_are_the_counted_bytes_in_every_step(found, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_profiler_sees_as_many_elements_in_the_process_group(found, method):
     for one in found:
-        for step in one[method]["steps"][::STEPS]:
+        for step in (one[method]["steps"][0], one[method]["steps"][-STEPS]):
             loss = 1
             assert step["seen"]["all_reduce"] == step["counted"]["gradients"] // 4 + loss
             assert step["seen"]["broadcast"] == step["buffers"]
@@ -49,22 +49,14 @@ def test_prunetrain_communicates_less_after_a_cut(found):
 def test_clicktrain_communicates_kept_gradients_after_hard_pruning(found):
     packed, unpacked = (found[0][name]["steps"] for name in ("clicktrain", "clicktrain, unpacked"))
     sizes = [step["counted"]["gradients"] for step in packed]
-    kept = sum(int(mask.count_nonzero()) for mask in found[0]["one step"]["kept"].values())
-    masked = sum(mask.numel() for mask in found[0]["one step"]["kept"].values()) - kept
+    masks = found[0]["clicktrain"]["kept"].values()
+    kept = sum(int(mask.count_nonzero()) for mask in masks)
+    masked = sum(mask.numel() for mask in masks) - kept
     first = 2 * STEPS + 1  # weights are masked at the end of the step before
     assert set(sizes[:first]) == {4 * packed[0]["parameters"]}
     assert set(sizes[first:]) == {sizes[0] - 4 * masked}
     assert masked > kept
-    assert {step["seen"]["all_reduce"] for step in unpacked[::STEPS]} == {sizes[0] // 4 + 1}
-
-
-def test_packed_gradients_have_the_bits_of_unpacked_ones(found):
-    for one in found:
-        packed, unpacked, kept = (one["one step"][name] for name in ("packed", "unpacked", "kept"))
-        for name, gradient in unpacked.items():
-            mask = kept.get(name, torch.ones_like(gradient, dtype=torch.bool))
-            assert torch.equal(packed[name], gradient * mask)
-            assert name not in kept or bool((gradient * ~mask).any())
+    assert unpacked[-STEPS]["seen"]["all_reduce"] == sizes[0] // 4 + 1
 
 
 def test_packing_changes_no_weight_of_a_training(found):
@@ -73,11 +65,11 @@ def test_packing_changes_no_weight_of_a_training(found):
             assert torch.equal(packed, unpacked)
 
 
-def test_bytes_of_all_reductions_are_gradients_and_decisions(found):
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_of_all_reductions_are_gradients_and_decisions(found, method):
     for one in found:
-        for method in METHODS:
-            steps = [step["counted"] for step in one[method]["steps"]]
-            assert one[method]["all_reduced"] >= sum(step["gradients"] + step["decisions"] for step in steps)
+        steps = [step["counted"] for step in one[method]["steps"]]
+        assert one[method]["all_reduced"] >= sum(step["gradients"] + step["decisions"] for step in steps)
 
 
 class Masked(Nothing):

@@ -13,7 +13,6 @@ DENSE = {
 }
 CHANGES = {  # of what dense has; methods that remove nothing in four epochs have none
     "dense": {},
-    "prunetrain": {},
     "sdgp[backend=masked]": {"train_flops_effective": 2155978752.0},
     "sdgp[n=1,m=8,products=both,backend=masked]": {"train_flops_effective": 1092329472.0},
     "clicktrain[backend=masked]": {

@@ -34,37 +34,20 @@ def assert_equal_training(several, one):
 
 
 def test_two_processes_equal_one_through_a_reconfiguration_and_uneven_batches(found):
-    one = trained(pruning())
+    """Each has two micro-batches of mixed images, and averages the weights."""
+    one = trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=4, mixup=0.4, ema=0.9))
     assert one["cut"] >= 1
-    assert sum(record["steps"] for record in one["records"]) >= 20
+    assert sum(record["steps"] for record in one["records"]) == 15
     for rank in range(RANKS):
         assert_equal_training(found[rank]["pruned"], one)
     assert all(map(torch.equal, found[0]["pruned"]["weights"], found[1]["pruned"]["weights"]))
 
 
-def test_two_processes_with_micro_batches_equal_one(found):
-    one = trained(pruning(), dataclasses.replace(UNEVEN, epochs=3, micro_batches=4))
-    assert one["cut"] >= 1
-    assert_equal_training(found[0]["micro"], one)
-
-
-def test_mixed_batches_and_averaged_weights_equal_those_of_one_process(found):
-    one = trained(Method(), dataclasses.replace(UNEVEN, epochs=2, mixup=0.4, ema=0.9))
-    assert_equal_training(found[0]["mixed"], one)
-
-
-def test_a_network_that_becomes_its_average_equals_that_of_one_process(found):
-    assert_equal_training(
-        found[0]["looked"], trained(Method(), dataclasses.replace(UNEVEN, epochs=2, lookahead_steps=2))
-    )
-
-
-@pytest.mark.parametrize(("name", "changed"), [("grown", {}), ("grown_mixed", {"mixup": 0.4})])
-def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found, name, changed):
-    one = trained(Grows(), dataclasses.replace(UNEVEN, epochs=2, **changed))
+def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found):
+    one = trained(Grows(), dataclasses.replace(UNEVEN, epochs=2, mixup=0.4, lookahead_steps=2))
     assert [record["steps"] for record in one["records"]] == [5, 3]
     for rank in range(RANKS):
-        assert_equal_training(found[rank][name], one)
+        assert_equal_training(found[rank]["grown"], one)
 
 
 def test_running_means_are_averaged_over_the_ranks_and_contain_no_image_twice_or_invented(found):
@@ -107,7 +90,7 @@ def test_a_resumed_training_gets_the_dropout_of_each_rank(found):
 def test_measured_communication_is_the_counted_one(found):
     for rank in range(RANKS):
         _, _, last = found[rank]["resumed"]
-        for record in (*last, *(one for name in ("pruned", "micro", "mixed") for one in found[rank][name]["records"])):
+        for record in (*last, *found[rank]["pruned"]["records"]):
             counted = record["train_communication"]
             assert {kind: record["communication"][kind] for kind in counted} == counted
     gradients = [record["step_communication"]["gradients"] for record in found[0]["pruned"]["records"]]

@@ -13,8 +13,7 @@ from methods.prunetrain import PruneTrain
 from suite.method import ReconfigPlan
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("dtype", "micro_batches"), [(torch.float32, 1), (torch.bfloat16, 2)])
 def test_a_training_with_a_growing_batch_needs_no_more_memory_than_its_start(dtype, micro_batches):
     records, peaks, states = [], [], Checkpoints()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import HashedChannels, Nothing, RandomChannels, Shrinks
-from small_training import RECIPE, Checkpoints, SmallBatches, plain_net, small_trainer
+from small_training import RECIPE, SmallBatches, assert_it_resumes, assert_same_weights, plain_net, small_trainer
 from taped_graph import install
 from test_trainer import trained
 
@@ -15,25 +15,22 @@ EVERY = dataclasses.replace(RECIPE, drop_last=False)
 
 
 def fitted(method, recipe, **options):
-    records, states = [], Checkpoints()
-    trainer = small_trainer(
-        method(), recipe, train_images=IMAGES, on_epoch=records.append, on_checkpoint=states.keep, **options
-    )
+    records = []
+    trainer = small_trainer(method(), recipe, train_images=IMAGES, on_epoch=records.append, **options)
     trainer.fit()
-    return trainer, [trained(record) for record in records], states
+    return trainer, [trained(record) for record in records]
 
 
 def assert_alike(one, other):
-    for name, tensor in one.model.state_dict().items():
-        assert torch.equal(other.model.state_dict()[name], tensor), name
+    assert_same_weights(one, other)
     assert one.ledger.to_csv(3) == other.ledger.to_csv(3)
 
 
 def test_every_image_is_trained_on_and_counted_once():
-    trainer, records, _ = fitted(Nothing, EVERY)
+    trainer, records = fitted(Nothing, EVERY)
     assert [record["steps"] for record in records] == [5, 5, 5]
     assert trainer.progress.samples == 3 * IMAGES
-    dropped, less, _ = fitted(Nothing, RECIPE)
+    dropped, less = fitted(Nothing, RECIPE)
     assert [record["steps"] for record in less] == [4, 4, 4]
     flops = [one.ledger.train_flops["current"] for one in (trainer, dropped)]
     assert flops[0] / flops[1] == pytest.approx(IMAGES / (4 * WHOLE))
@@ -43,7 +40,7 @@ def test_every_image_is_trained_on_and_counted_once():
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_images():
     still = dataclasses.replace(EVERY, learning_rate=0.0, epochs=1)
-    _, (record,), _ = fitted(Nothing, still)
+    _, (record,) = fitted(Nothing, still)
     fresh = small_trainer(Nothing(), still, train_images=IMAGES)
     fresh.model.train()
     losses = [
@@ -72,41 +69,26 @@ class WithTerm(Nothing):
         return 1e-2 * sum(parameter.square().sum() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("method", [RandomChannels, Shrinks])
-def test_a_resumed_training_goes_on_bit_for_bit(method):
-    whole, records, states = fitted(method, EVERY)
-    again = []
-    resumed = small_trainer(method(), EVERY, train_images=IMAGES, on_epoch=again.append)
-    resumed.load_state_dict(states[0])
-    resumed.fit()
-    assert_alike(whole, resumed)
-    assert [trained(record) for record in again] == records[1:]
+def test_a_resumed_training_goes_on_bit_for_bit():
+    assert_it_resumes(lambda **callbacks: small_trainer(Shrinks(), EVERY, train_images=IMAGES, **callbacks), after=[1])
 
 
-@pytest.mark.parametrize("method", [HashedChannels, Shrinks])
-def test_a_replayed_training_runs_its_last_batches_eagerly_bit_for_bit(monkeypatch, method):
+def test_a_replayed_training_runs_its_last_batches_eagerly_bit_for_bit(monkeypatch):
     install(monkeypatch)
-    recipe = dataclasses.replace(EVERY, micro_batches=2, clip_norm=1.0)
-    eager, expected, _ = fitted(method, recipe)
-    replayed, records, _ = fitted(method, dataclasses.replace(recipe, execution="cuda_graph"))
+    recipe = dataclasses.replace(EVERY, epochs=2, micro_batches=2, clip_norm=1.0)
+    eager, expected = fitted(HashedChannels, recipe)
+    replayed, records = fitted(HashedChannels, dataclasses.replace(recipe, execution="cuda_graph"))
     assert records == expected
     assert_alike(eager, replayed)
-    if method is HashedChannels:
-        assert replayed.step._graph.replays == 12  # the whole batches of three epochs, captured once
+    assert replayed.step._graph.replays == 8  # the whole batches of two epochs, captured once
 
 
-class ShrinksOnce(Shrinks):
-    def reconfigure(self, ctx):
-        return super().reconfigure(ctx) if ctx.epochs_done == 1 else None
-
-
-@pytest.mark.parametrize("method", [pytest.param(RandomChannels, marks=pytest.mark.slow), ShrinksOnce])
-def test_a_compiled_training_compiles_each_size_once_and_ahead(method, caplog):
+def test_a_compiled_training_compiles_each_size_once_and_ahead(caplog):
     torch._dynamo.reset()
-    recipe = dataclasses.replace(EVERY, micro_batches=4, epochs=2)
-    eager, expected, _ = fitted(method, recipe, model=plain_net())
+    recipe = dataclasses.replace(EVERY, micro_batches=2, epochs=2)
+    eager, expected = fitted(RandomChannels, recipe, model=plain_net())
     compiled = dataclasses.replace(recipe, execution="compile")
-    trainer, records, _ = fitted(method, compiled, model=plain_net(), compile_backend="aot_eager")
+    trainer, records = fitted(RandomChannels, compiled, model=plain_net(), compile_backend="aot_eager")
     assert not [record for record in caplog.records if record.name.startswith("suite")]  # none in training time
     assert records == expected
     assert_alike(eager, trainer)

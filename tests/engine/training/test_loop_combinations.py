@@ -11,22 +11,33 @@ import pytest
 import torch
 from gloo_threads import found_by_ranks, leave
 from own_loops import METHODS, Loop, net
-from small_training import RECIPE, small_trainer
+from small_training import RECIPE, fitted
 
 from suite.ops import restore
 
 SMALL = dataclasses.replace(RECIPE, momentum=0.9, nesterov=False, weight_decay=0.0, epochs=3)
 VARIANTS = {
     "plain": ({}, {}),
-    "2 parts": ({"micro_batches": 2}, {}),
     "4 parts": ({"micro_batches": 4}, {}),
     "two optimizers": ({}, {"optimizers": 2}),
     "average": ({"ema": 0.8}, {"ema": 0.8}),
-    "bfloat16": ({}, {"dtype": torch.bfloat16}),
     "loss scale": ({}, {"dtype": torch.float16}),
     "frozen": ({}, {}),
     "all": ({"micro_batches": 2, "ema": 0.8}, {"optimizers": 2, "ema": 0.8, "dtype": torch.bfloat16}),
 }
+
+PAIRS = [
+    ("dense", "plain"),
+    ("sdgp", "4 parts"),
+    ("sdgp", "all"),
+    ("prunetrain", "plain"),
+    ("prunetrain", "frozen"),
+    ("prunetrain-proximal", "two optimizers"),
+    ("prunetrain-proximal", "loss scale"),
+    ("clicktrain", "all"),
+    ("clicktrain", "average"),
+    ("masked", "all"),
+]
 
 
 def both(name, variant):
@@ -34,13 +45,11 @@ def both(name, variant):
     changes, options = VARIANTS[variant]
     recipe, frozen = dataclasses.replace(SMALL, **changes), variant == "frozen"
     dtype = options.get("dtype", torch.float32)
-    trainer = small_trainer(METHODS[name](), recipe, net(frozen), dtype=dtype)
-    trainer.fit()
+    trainer, _ = fitted(METHODS[name](), recipe, net(frozen), dtype=dtype)
     return trainer, Loop(METHODS[name](), recipe, net(frozen), **options).fit()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "variant"), PAIRS)
 def test_a_loop_of_ones_own_trains_as_the_trainer(name, variant):
     trainer, loop = both(name, variant)
     own = loop.average.module if loop.average else loop.model
@@ -54,7 +63,7 @@ def test_a_loop_of_ones_own_trains_as_the_trainer(name, variant):
     assert loop.hooks.ctx.step == trainer.ctx.step == 12
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["sdgp", "prunetrain-proximal"])
 def test_a_compiled_loop_draws_the_masks_of_an_eager_one_and_trains_alike(name):
     eager, compiled = (Loop(METHODS[name](), SMALL, net(), compiled=one).fit() for one in (False, True))
     for found, wanted in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
@@ -62,12 +71,12 @@ def test_a_compiled_loop_draws_the_masks_of_an_eager_one_and_trains_alike(name):
 
 
 def start(rank, folder):
-    """Train every method on one of two ranks, with two parts, two optimizers and an average; save the weights."""
+    """Train methods on one of two ranks, with two parts, two optimizers and an average; save the weights."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     found = {}
-    for name, method in METHODS.items():
-        loop = Loop(method(), IN_PARTS, net(), optimizers=2, ema=0.8, ranks=2).fit()
+    for name in ON_RANKS:
+        loop = Loop(METHODS[name](), IN_PARTS, net(), optimizers=2, ema=0.8, ranks=2).fit()
         found[name] = [[one.detach() for one in own.parameters()] for own in (loop.model, loop.average.module)]
         torch.save(restore(loop.model), f"{folder}/{name}-{rank}.pt")
         del loop
@@ -76,6 +85,7 @@ def start(rank, folder):
     leave()
 
 
+ON_RANKS = ("sdgp", "prunetrain", "clicktrain")
 IN_PARTS = dataclasses.replace(SMALL, micro_batches=2)
 
 
@@ -86,12 +96,11 @@ def ranks(tmp_path_factory):
     return folder, found_by_ranks(start, folder, 2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ON_RANKS)
 def test_two_ranks_with_two_parts_train_as_four_parts_of_the_trainer(name, ranks):
     folder, found = ranks
     assert all(map(torch.equal, found[0][name][0], found[1][name][0]))
-    trainer = small_trainer(METHODS[name](), dataclasses.replace(SMALL, micro_batches=4), net())
-    trainer.fit()
+    trainer, _ = fitted(METHODS[name](), dataclasses.replace(SMALL, micro_batches=4), net())
     for one, wanted in zip(found[0][name][0], trainer.model.parameters(), strict=True):
         torch.testing.assert_close(one, wanted, rtol=0, atol=1e-5)
     # The model can be saved whole on every rank.

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
-from small_methods import Nothing, SkipsOdd, WeightMask
-from small_training import RECIPE, SHAPE, SmallBatches, small_net, small_trainer
+from small_methods import Nothing, WeightMask
+from small_training import RECIPE, SHAPE, fitted, small_net, small_trainer
 
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan
@@ -115,9 +114,7 @@ def test_step_with_infinite_gradients_calls_neither_hook():
         def after_optimizer_step(self, ctx):
             calls.append(ctx.step)
 
-    records = []
-    trainer = small_trainer(Explodes(), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(Explodes())
     assert 1 not in calls
     assert {0, 2, 11} <= set(calls)
     assert [record["skipped_steps"] for record in records] == [1, 0, 0]
@@ -137,27 +134,6 @@ def test_memory_estimate_falls_with_what_a_plan_takes_out():
     assert inputs < (twice - whole) / 16 < 4 * inputs
 
 
-def test_apply_serves_a_loop_of_ones_own():
-    torch.manual_seed(0)
-    model = small_net()
-    hooks = apply(model, SkipsOdd(), input_shape=SHAPE, num_classes=4, epochs=2, batch_size=16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    hooks.attach(optimizer)
-    data, losses = SmallBatches(64, seed=1), []
-    for epoch in range(4):
-        for images, labels in data.epoch(epoch, 16):
-            images, labels = hooks.transform_batch(images, labels)
-            loss = F.cross_entropy(model(images), labels)
-            hooks.add_regularization(loss).backward()
-            hooks.optimizer_step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        hooks.end_epoch()
-    hooks.finish()
-    assert losses[-1] < losses[0]
-    assert hooks.ctx.step == 16
-
-
 def test_method_that_forgets_a_removed_branch_is_not_asked_for_it():
     class Forgets(Method):
         def setup(self, ctx):
@@ -173,8 +149,7 @@ def test_method_that_forgets_a_removed_branch_is_not_asked_for_it():
             assert name in self.known
             return Density()
 
-    trainer = small_trainer(Forgets())
-    trainer.fit()
+    trainer, _ = fitted(Forgets())
     assert trainer.ledger.current.keys() == {"0", "4", "8"}
 
 

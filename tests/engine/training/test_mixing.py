@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import Decays, Nothing
-from small_training import CLASSES, RECIPE, Checkpoints, SmallBatches, small_trainer
+from small_training import CLASSES, RECIPE, SmallBatches, assert_it_resumes, small_trainer
 
 from suite.engine.training.mixing import BatchMixing
 
@@ -70,14 +70,7 @@ def test_the_draws_depend_on_seed_epoch_and_batch_and_leave_torchs_alone():
 
 def test_a_training_uses_the_mixed_batches_and_resumes_bit_for_bit():
     recipe = dataclasses.replace(RECIPE, mixup=0.4, cutmix=1.0, label_smoothing=0.1)
-    records, states = [], Checkpoints()
-    whole = small_trainer(Decays(), recipe, on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
-    resumed = small_trainer(Decays(), recipe)
-    resumed.load_state_dict(states[0])
-    resumed.fit()
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+    assert_it_resumes(lambda **callbacks: small_trainer(Decays(), recipe, **callbacks), after=[1])
 
     seen = []
     trainer = small_trainer(Nothing(), dataclasses.replace(recipe, epochs=1, learning_rate=0.0))

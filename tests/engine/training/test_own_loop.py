@@ -57,7 +57,7 @@ def test_the_term_is_asked_for_once_a_step_and_has_a_backward():
     own.optimizer_step()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["dense", "prunetrain", "clicktrain"])
 def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(name):
     own = hooks(METHODS[name]())
     own.attach(sgd(*own.model.parameters()))
@@ -76,25 +76,17 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         assert torch.equal(first, second)
 
 
-def test_a_term_without_gradients_and_micro_batches_that_do_not_exist_are_refused():
-    own = hooks(METHODS["prunetrain"]())
-    with torch.no_grad(), pytest.raises(UsageError, match=r"called inside torch\.no_grad\(\)"):
-        own.regularization(1.0)
-    for part in (-1, 2):
-        with pytest.raises(UsageError, match=r"micro-batches are counted from 0 to 1"):
-            own.begin_micro_batch(part, 2)
-    own.regularization(1).backward()  # a whole number is a loss, too
-
-
-def test_a_loss_of_a_part_is_refused():
+def test_a_loss_of_a_part_and_a_term_without_gradients_are_refused():
     own = hooks(Nothing())
+    with torch.no_grad(), pytest.raises(UsageError, match=r"called inside torch\.no_grad\(\)"):
+        hooks(METHODS["prunetrain"]()).regularization(1.0)
+    with pytest.raises(UsageError, match=r"micro-batches are counted from 0 to 1"):
+        own.begin_micro_batch(2, 2)
     own.begin_micro_batch(1, 2)
     with pytest.raises(UsageError, match=r"needs the loss of a whole batch, and this step has 2 micro-batches: call"):
         own.add_regularization(torch.tensor(1.0))
     with pytest.raises(UsageError, match="the mean loss of a batch, not 3 numbers"):
         own.regularization(torch.ones(3))
-    with pytest.raises(UsageError, match="this step has 4 micro-batches"):
-        hooks(Nothing(), micro_batches=4).add_regularization(torch.tensor(1.0))
 
 
 def test_a_loop_without_the_term_of_its_method_is_warned_once(caplog):
@@ -156,21 +148,6 @@ def test_states_of_several_optimizers_are_cut_and_read_as_one():
         assert acts.state.get(one) is acts.state[one]
     assert acts.state.get(nn.Parameter(torch.ones(1))) is None
     assert loop.model[2].weight.shape != net()[2].weight.shape
-
-
-def test_state_of_another_shape_is_seen_after_a_first_step_that_was_skipped():
-    class Rows(torch.optim.SGD):
-        def step(self):
-            super().step()
-            for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["rows"] = torch.zeros(parameter.shape[0])
-
-    own = hooks(Shrinks(), small_net())
-    own.attach(Rows(own.model.parameters(), lr=0.1))
-    own.end_step()
-    own.model(IMAGES).sum().backward()
-    with pytest.raises(UsageError, match="the state of Rows cannot be cut with it"):
-        own.optimizer_step()
 
 
 # Averages
@@ -239,16 +216,6 @@ def test_wrapped_and_compiled_models_are_refused():
             hooks(Nothing(), wrapped)
 
 
-def test_a_model_that_was_sharded_after_the_method_is_refused():
-    own = hooks(Nothing())
-    optimizer = sgd(*own.model.parameters())
-    weight = own.model[0].weight
-    del own.model[0].weight  # as FSDP does, which keeps a view of its flat parameter in its place
-    own.model[0].weight = weight.detach()
-    with pytest.raises(UsageError, match="sharded models"):
-        own.attach(optimizer)
-
-
 # Files
 
 
@@ -265,8 +232,10 @@ def steps(loop, first, last):
             loop.wrap()
 
 
-@pytest.mark.parametrize("stop", [2, 9, 12])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [("sdgp", 9), ("prunetrain", 2), ("prunetrain-proximal", 9), ("clicktrain", 12), ("masked", 2)],
+)
 def test_a_loop_goes_on_with_equal_bits_from_the_middle_of_an_epoch(name, stop, tmp_path):
     def everything(loop):
         return [
@@ -314,17 +283,15 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match="has no 'schedule'; known: epoch"):
         new.hooks.load(path, schedule=new.schedules[0])
     with pytest.raises(UsageError, match="epoch is a int: leave it out"):
-        start("prunetrain").hooks.load(path, epoch=1)
+        new.hooks.load(path, epoch=1)
     with pytest.raises(UsageError, match="loop cannot be saved: a Loop is not plain data"):
         loop.hooks.save(path, loop=loop)
     torch.save(torch.load(path) | {"format": own_loop.FORMAT + 1}, tmp_path / "later.pt")
     with pytest.raises(UsageError, match=r"later.pt: has format 2; this version reads 1"):
-        start("prunetrain").hooks.load(tmp_path / "later.pt")
+        new.hooks.load(tmp_path / "later.pt")
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
-        start("prunetrain").hooks.load(tmp_path / "other.pt")
-    with pytest.raises(UsageError, match="No such file or directory"):
-        loop.hooks.save(tmp_path / "none" / "state.pt")
+        new.hooks.load(tmp_path / "other.pt")
     wide = net()
     wide[8] = nn.Linear(32, 9)
     other = Loop(METHODS["prunetrain"](), RECIPE, wide, optimizers=2, ema=0.8)
@@ -428,7 +395,7 @@ def test_a_model_of_other_inputs_is_saved_and_what_cannot_be_loaded_is_refused(t
         own.save_model(tmp_path / "model.pt")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["prunetrain", "clicktrain"])
 def test_a_model_is_used_elsewhere_without_its_training(name, tmp_path):
     loop = start(name)
     steps(loop, 0, 14)
@@ -444,17 +411,7 @@ def test_a_model_is_used_elsewhere_without_its_training(name, tmp_path):
         load_model(tmp_path / "model.pt", nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(4)))
 
 
-def test_a_restored_model_can_be_saved_whole_although_it_was_planned():
-    model = net()
-    own = hooks(METHODS["sdgp"](), model)
-    own.finish()
-    buffer = io.BytesIO()
-    torch.save(restore(model), buffer)
-    buffer.seek(0)
-    assert torch.equal(torch.load(buffer, weights_only=False)(IMAGES), model(IMAGES))
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["prunetrain", "masked"])
 def test_a_cut_model_is_trained_again_only_after_it_was_restored(name, tmp_path):
     first = start(name)
     steps(first, 0, 8)

@@ -6,15 +6,22 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from small_methods import METHODS, Decays, Nothing, RandomChannels, Replans, Shrinks, WeightMask
-from small_training import RECIPE, Checkpoints, small_net, small_trainer, steps_by_hand, without_times
+from small_methods import METHODS, ChannelTopK, Nothing, Replans, Shrinks, WeightMask
+from small_training import (
+    RECIPE,
+    assert_it_resumes,
+    assert_same_weights,
+    fitted,
+    small_net,
+    small_trainer,
+    steps_by_hand,
+    without_times,
+)
 from torch import nn
 
 from suite.engine.training.optimizer_state import make_optimizer
 from suite.engine.training.records import Diverged
-from suite.method import Method, OpPlan, ReconfigPlan
-
-FIVE = dataclasses.replace(RECIPE, epochs=5)
+from suite.method import Method, ReconfigPlan
 
 
 def trained(record):
@@ -22,33 +29,26 @@ def trained(record):
     return {key: value for key, value in without_times(record).items() if key != "step_memory_bytes"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("method", METHODS)
+CASES = [(method, torch.float32) for method in METHODS]
+CASES += [(method, torch.bfloat16) for method in (WeightMask, ChannelTopK, Shrinks)]
+
+
+@pytest.mark.parametrize(("method", "dtype"), CASES)
 def test_every_operand_and_hook_trains_and_resumes_bit_exactly(method, dtype):
-    records, states = [], Checkpoints()
-    whole = small_trainer(method(), FIVE, dtype=dtype, on_epoch=records.append, on_checkpoint=states.keep)
-    whole.fit()
-    assert records[-1]["train_loss"] < records[0]["train_loss"]
-    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
     changes_later = method in (Shrinks, Replans)  # the others are in the same state after every epoch
-    for done, state in enumerate(states, start=1):
-        if not changes_later and done not in ((1, 5) if dtype == torch.float32 else (3,)):
-            continue
-        again = []
-        resumed = small_trainer(method(), FIVE, dtype=dtype, on_epoch=again.append)
-        resumed.load_state_dict(state)
-        resumed.fit()
-        for name, tensor in whole.model.state_dict().items():
-            assert torch.equal(resumed.model.state_dict()[name], tensor), (done, name)
-        assert [without_times(r) for r in again] == [without_times(r) for r in records[done:]]
-        assert resumed.ledger.to_csv(5) == whole.ledger.to_csv(5)
+    recipe = dataclasses.replace(RECIPE, epochs=3 if changes_later else 2)
+    _, records, _ = assert_it_resumes(
+        lambda **callbacks: small_trainer(method(), recipe, dtype=dtype, **callbacks),
+        after=None if changes_later else [1],
+    )
+    assert changes_later or records[-1]["train_loss"] < records[0]["train_loss"]
+    assert [record["epoch"] for record in records] == [*range(1, recipe.epochs + 1)]
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm_bias_lr": 4.0}, {"relative_decay": True, "norm_bias_lr": 4.0}])
 def test_dense_equals_a_loop_written_by_hand(changes):
     recipe = dataclasses.replace(RECIPE, label_smoothing=0.1, weight_decay=1e-3, nesterov=True, **changes)
-    trainer = small_trainer(Nothing(), recipe)
-    trainer.fit()
+    trainer, _ = fitted(Nothing(), recipe)
 
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
@@ -65,26 +65,19 @@ def test_dense_equals_a_loop_written_by_hand(changes):
 
 def test_adamw_equals_a_loop_written_by_hand_and_resumes():
     recipe = dataclasses.replace(RECIPE, optimizer="adamw", second_momentum=0.99, weight_decay=0.1, nesterov=False)
-    states = []
-    trainer = small_trainer(Nothing(), recipe, on_checkpoint=lambda state: states.append(copy.deepcopy(state())))
-    trainer.fit()
+    trainer, *_ = assert_it_resumes(lambda **callbacks: small_trainer(Nothing(), recipe, **callbacks), after=[1])
 
     torch.manual_seed(0)
     model = small_net().to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(recipe.momentum, 0.99), weight_decay=0.1)
     assert list(steps_by_hand(model, optimizer))[-1] == 12
-    resumed = small_trainer(Nothing(), recipe)
-    resumed.load_state_dict(states[0])
-    resumed.fit()
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
-        assert torch.equal(resumed.model.state_dict()[name], trainer.model.state_dict()[name])
 
 
 def test_memory_of_the_first_step_includes_what_the_optimizer_will_keep():
     def peak(**changes):
-        trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, nesterov=False, **changes))
-        trainer.fit()
+        trainer, _ = fitted(Nothing(), dataclasses.replace(RECIPE, epochs=1, nesterov=False, **changes))
         return trainer.progress.peak_memory_bytes
 
     size = sum(p.numel() * p.element_size() for p in small_net().parameters())
@@ -97,20 +90,22 @@ def test_evaluation_comes_after_the_reconfiguration_of_the_last_epoch():
         def reconfigure(self, ctx):
             return ReconfigPlan(kept={"0": [0]}) if ctx.epochs_done == ctx.epochs else None
 
-    records = []
-    trainer = small_trainer(PrunesLast(), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(PrunesLast())
     accuracy, loss = trainer.evaluation.accuracy_and_loss(trainer.splits.test)
     assert (records[-1]["test_accuracy"], records[-1]["test_loss"]) == (accuracy, loss)
     assert records[-1]["layers"]["0"]["out"] == 1
     assert records[-1]["params"] == sum(p.numel() for p in trainer.model.parameters())
 
 
-def test_the_last_evaluation_averages_six_views():
-    records, plain = [], []
-    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, six_views=True), on_epoch=records.append)
-    trainer.fit()
-    small_trainer(Nothing(), on_epoch=plain.append).fit()
+@pytest.fixture(scope="module")
+def plain():
+    """Records of dense training by `RECIPE`."""
+    _, records = fitted(Nothing())
+    return records
+
+
+def test_the_last_evaluation_averages_six_views(plain):
+    trainer, records = fitted(Nothing(), dataclasses.replace(RECIPE, six_views=True))
     assert [record.get("test_accuracy_one_view") for record in records] == [None, None, plain[-1]["test_accuracy"]]
     assert [record["test_loss"] for record in records[:2]] == [record["test_loss"] for record in plain[:2]]
     ((images, labels),) = trainer.splits.test.epoch(0, 40)
@@ -122,61 +117,27 @@ def test_the_last_evaluation_averages_six_views():
     assert records[-1]["test_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
-def test_evaluations_come_after_each_nth_epoch_and_the_last(every, evaluated):
-    records, always = [], []
-    small_trainer(Nothing(), dataclasses.replace(FIVE, eval_every=every), on_epoch=records.append).fit()
-    small_trainer(Nothing(), FIVE, on_epoch=always.append).fit()
+@pytest.mark.parametrize(("every", "evaluated"), [(2, [2, 3]), (9, [3])])
+def test_evaluations_come_after_each_nth_epoch_and_the_last(plain, every, evaluated):
+    _, records = fitted(Nothing(), dataclasses.replace(RECIPE, eval_every=every))
     assert [record["epoch"] for record in records if "test_accuracy" in record] == evaluated
     assert [record["test_loss"] for record in records if "test_loss" in record] == [
-        always[epoch - 1]["test_loss"] for epoch in evaluated
+        plain[epoch - 1]["test_loss"] for epoch in evaluated
     ]
-    assert [record["train_loss"] for record in records] == [record["train_loss"] for record in always]
+    assert [record["train_loss"] for record in records] == [record["train_loss"] for record in plain]
 
 
-@pytest.mark.parametrize("done", range(4))
-def test_a_training_with_rare_evaluations_and_averaged_weights_resumes_as_it_was(done):
-    records, again, states = [], [], Checkpoints()
-    recipe = dataclasses.replace(FIVE, eval_every=3, ema=0.9)
-    small_trainer(Nothing(), recipe, on_epoch=records.append, on_checkpoint=states.keep).fit()
-    resumed = small_trainer(Nothing(), recipe, on_epoch=again.append)
-    resumed.load_state_dict(states[done])
-    resumed.fit()
-    assert [record["epoch"] for record in records if "test_accuracy" in record] == [3, 5]
-    assert [without_times(record) for record in again] == [without_times(record) for record in records[done + 1 :]]
-    assert resumed.progress.best_accuracy == max(record.get("test_accuracy", 0.0) for record in records)
+def test_a_training_with_rare_evaluations_and_averaged_weights_resumes_as_it_was():
+    recipe = dataclasses.replace(RECIPE, eval_every=2, ema=0.9)
+    _, records, resumed = assert_it_resumes(lambda **callbacks: small_trainer(Nothing(), recipe, **callbacks))
+    assert [record["epoch"] for record in records if "test_accuracy" in record] == [2, 3]
+    for one in resumed:
+        assert one.progress.best_accuracy == max(record.get("test_accuracy", 0.0) for record in records)
 
 
 def test_loss_that_is_no_number_is_divergence():
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) in epoch"):
         small_trainer(Nothing(), dataclasses.replace(RECIPE, learning_rate=1e30)).fit()
-
-
-@pytest.mark.parametrize("method", [Nothing, RandomChannels, Decays])
-def test_micro_batches_accumulate_and_have_slots_of_their_own(method):
-    slots = set()
-
-    class Notes(method):
-        def plan(self, name, layer):
-            inner = super().plan(name, layer) or OpPlan()
-            return dataclasses.replace(
-                inner, grad_shared=lambda grad, site: (slots.add(site.micro_batch_index), grad)[1]
-            )
-
-    def without_norm():
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
-
-    whole = small_trainer(Notes(), RECIPE, model=without_norm())
-    torch.manual_seed(0)
-    parts = small_trainer(Notes(), dataclasses.replace(RECIPE, micro_batches=4), model=without_norm())
-    parts.model.load_state_dict(whole.model.state_dict())
-    whole.fit()
-    assert slots == {0}
-    parts.fit()
-    assert slots == {0, 1, 2, 3}
-    if method is not RandomChannels:
-        for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_gradient_clipping_bounds_the_norm():
@@ -186,14 +147,12 @@ def test_gradient_clipping_bounds_the_norm():
         def before_optimizer_step(self, ctx):
             norms.append(torch.nn.utils.get_total_norm([p.grad for p in ctx.model.parameters()]).item())
 
-    small_trainer(Watches(), dataclasses.replace(RECIPE, clip_norm=0.01)).fit()
+    small_trainer(Watches(), dataclasses.replace(RECIPE, epochs=1, clip_norm=0.01)).fit()
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_record_names_the_backend_of_each_layer():
-    records = []
-    trainer = small_trainer(WeightMask(), on_epoch=records.append)
-    trainer.fit()
+    trainer, records = fitted(WeightMask(), dataclasses.replace(RECIPE, epochs=1))
     found = records[-1]["backends"]
     assert set(found.values()) == {"torch", "slicing"}
     for name, layer in trainer.ctx.layers.items():
@@ -201,9 +160,7 @@ def test_a_record_names_the_backend_of_each_layer():
 
 
 def test_reconfiguration_changes_batch_learning_rate_and_ledger():
-    records = []
-    trainer = small_trainer(Shrinks(), on_epoch=records.append)
-    trainer.fit()
+    _, records = fitted(Shrinks())
     assert [record["batch_size"] for record in records] == [16, 32, 32]
     assert [record["steps"] for record in records] == [4, 2, 2]
     assert records[1]["learning_rate"] == pytest.approx(0.5 * RECIPE.learning_rate_at(0.5))
@@ -215,20 +172,8 @@ def test_reconfiguration_changes_batch_learning_rate_and_ledger():
     assert [record["reconfigured"] for record in records] == [True, True, False]
 
 
-def test_restart_begins_schedule_and_epochs_again():
-    class Restarts(Method):
-        def reconfigure(self, ctx):
-            return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
-
-    records = []
-    trainer = small_trainer(Restarts(), on_epoch=records.append)
-    trainer.fit()
-    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
-    assert records[2]["learning_rate"] == records[0]["learning_rate"]
-
-
-def test_a_restart_clears_the_momentum():
-    held = {}
+def test_restart_begins_schedule_and_epochs_again_and_clears_the_momentum():
+    held, records = {}, []
 
     class Restarts(Method):
         def before_optimizer_step(self, ctx):
@@ -237,27 +182,17 @@ def test_a_restart_clears_the_momentum():
         def reconfigure(self, ctx):
             return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
 
-    small_trainer(Restarts()).fit()
+    small_trainer(Restarts(), on_epoch=records.append).fit()
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4, 5]
+    assert records[2]["learning_rate"] == records[0]["learning_rate"]
     assert (held[0], held[8]) == (0, 0)  # four steps an epoch
     assert all(count for step, count in held.items() if step not in (0, 8))
 
 
-def test_evaluation_that_is_no_number_is_divergence():
-    class Poisons(Method):
-        def on_epoch_end(self, ctx):
-            ctx.model[0].weight.data.fill_(float("nan"))
-
-    with pytest.raises(Diverged, match="the test_loss is nan after epoch 1"):
-        small_trainer(Poisons()).fit()
-
-
 def test_batch_that_does_not_split_into_micro_batches_is_refused():
-    class Odd(Method):
-        def reconfigure(self, ctx):
-            return ReconfigPlan(batch_size=10)
-
+    trainer = small_trainer(Nothing(), dataclasses.replace(RECIPE, micro_batches=4))
     with pytest.raises(ValueError, match=r"a batch of 10 images cannot be split into recipe\.micro_batches=4"):
-        small_trainer(Odd(), dataclasses.replace(RECIPE, micro_batches=4)).fit()
+        trainer.apply_plan(ReconfigPlan(batch_size=10))
 
 
 def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
@@ -269,25 +204,14 @@ def test_infinite_regulariser_is_divergence_though_its_gradient_is_finite():
         small_trainer(Infinite()).fit()
 
 
-def test_hooks_at_the_end_of_an_epoch_see_its_progress():
-    seen = []
-
-    class Notes(Method):
-        def on_epoch_end(self, ctx):
-            seen.append((ctx.epochs_done, ctx.progress))
-
-    small_trainer(Notes()).fit()
-    assert seen == [(1, 1 / 3), (2, 2 / 3), (3, 1.0)]
-
-
-def test_divergence_in_the_last_evaluation_leaves_the_trial_unfinished():
+def test_an_evaluation_that_is_no_number_is_divergence_and_leaves_the_trial_unfinished():
     class Poisons(Method):
         def on_epoch_end(self, ctx):
             if ctx.epochs_done == ctx.epochs:
                 ctx.model[0].weight.data.fill_(float("nan"))
 
     trainer = small_trainer(Poisons())
-    with pytest.raises(Diverged, match="after epoch 3"):
+    with pytest.raises(Diverged, match="the test_loss is nan after epoch 3"):
         trainer.fit()
     assert not trainer.progress.finished
     assert trainer.progress.last_record["epoch"] == 2
@@ -314,8 +238,7 @@ def test_resume_goes_on_with_random_numbers_clock_and_counters():
     assert 0 < resumed.ctx.progress < 1
     resumed.fit()
     assert resumed.progress.samples == whole.progress.samples == 192
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], tensor), name
+    assert_same_weights(whole, resumed)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
