@@ -9,6 +9,7 @@ import torch
 from toy_suite import starts
 from trials_here import run_here
 
+import reports
 from methods.dense import Dense
 from methods.prunetrain.scratch import Scratch
 from suite.checkpoint import load_model
@@ -123,13 +124,13 @@ def test_a_trial_whose_other_failed_is_skipped(suite, folder, capsys):
 
 def test_scratch_and_matched_dense_train_what_prunetrain_left(folder, monkeypatch):
     monkeypatch.setattr(LocalEngine, "run", run_here)
+    monkeypatch.setattr(reports, "write_report", lambda *given, **more: reports.Written([], ()))
     arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
-    arguments += ["--set", "recipe.train_images=640", "--epochs", "4"]
-    assert cli.main(["--methods", "scratch,dense[match=prunetrain]", *arguments]) == 0
-    table = pd.read_csv(folder / "out" / "results.csv").fillna({"variant": ""}).set_index(["method", "variant"])
-    pruned, scratch, dense = (
-        table.loc[key] for key in [("prunetrain", ""), ("scratch", ""), ("dense", "match=prunetrain")]
-    )
+    arguments += ["--set", "recipe.train_images=96", "--batch-size", "32", "--epochs", "3"]
+    other = "prunetrain[ratio=0.8]"
+    assert cli.main(["--methods", f"scratch[of={other}],dense[match={other}]", *arguments]) == 0
+    table = pd.read_csv(folder / "out" / "results.csv").set_index("method")
+    pruned, scratch, dense = (table.loc[method] for method in ("prunetrain", "scratch", "dense"))
     assert pruned["params"] < pruned["params_dense"]
     for column in ("params", "inference_flops"):
         assert scratch[column] == pruned[column]
@@ -170,7 +171,7 @@ def test_scratch_has_all_that_was_cut_in_several_reconfigurations():
     assert not begun(Scratch(), {"prunetrain": OtherTrial((), 1.0)}).reconfigurations
 
 
-@pytest.mark.parametrize("share", [0.9, 0.5, 0.1, 1e-9])
+@pytest.mark.parametrize("share", [0.5, 1e-9])
 def test_matched_dense_is_the_widest_that_costs_no_more(share):
     whole = count_model(resnet9(width=1 / 16), SHAPE)["inference_flops"]
     hooks = begun(Dense(match="prunetrain"), {"prunetrain": OtherTrial((), share * whole)})

@@ -27,6 +27,7 @@ def calls(monkeypatch):
 
 
 def test_a_new_trial_is_initialised_and_a_resumed_one_is_not(calls, tmp_path, monkeypatch):
+    trial = spec("dense", model="resnet9[width=0.0625]", train_images=32, batch_size=16, epochs=2)
     save = TrialRun._save_checkpoint
 
     def interrupt(self, state, epochs_done):
@@ -36,11 +37,11 @@ def test_a_new_trial_is_initialised_and_a_resumed_one_is_not(calls, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(TrialRun, "_save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "resumed", spec("prunetrain"))
+            train(tmp_path / "resumed", trial)
     (images,) = calls
     assert images.ndim == 4
     assert images.dtype == torch.float32
-    train(tmp_path / "resumed", spec("prunetrain"))
+    train(tmp_path / "resumed", trial)
     assert len(calls) == 1
 
 
@@ -49,7 +50,7 @@ def test_a_training_begins_with_the_weights_that_it_sets(tmp_path, monkeypatch):
         self.classifier.weight.zero_()
 
     monkeypatch.setattr(ResNet9, "initialize_from_images", empty, raising=False)
-    (record,) = train(tmp_path, spec("dense", epochs=1, learning_rate=0.0))
+    (record,) = train(tmp_path, spec("dense", train_images=32, batch_size=16, epochs=1, learning_rate=0.0))
     assert record["train_loss"] == pytest.approx(math.log(10), rel=1e-6)  # all logits are 0
 
 

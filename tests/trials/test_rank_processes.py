@@ -11,8 +11,9 @@ from random import Random
 
 import psutil
 import pytest
-from toy_suite import pdt
+from toy_suite import assert_one_line
 
+from suite.cli import main as cli
 from suite.cli.options import read_run_options
 from suite.cli.run import _of_allocation
 from suite.errors import UsageError
@@ -265,13 +266,15 @@ def test_the_cause_is_what_the_other_failures_follow_from():
     assert Failure(1, "error", "rank 1 was killed by signal 9").in_words() == "rank 1 was killed by signal 9"
 
 
-def test_what_cannot_work_is_one_line():
-    for arguments, words in (
-        (["--nproc-per-trial", "two"], "nproc-per-trial"),
-        (["--nproc-per-trial", "2", "--set", "recipe.execution=compile"], "take eager, or one process per trial"),
-        (["--nproc-per-trial", "4", "--batch-size", "2"], "a batch of 2 is too small for 4 processes"),
-    ):
-        answer = pdt("--task", "digits", "--preset", "smoke", "--methods", "dense", *arguments)
-        assert answer.returncode == 2
-        assert words in answer.stderr
-        assert len(answer.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["two"], "nproc-per-trial"),
+        (["2", "--set", "recipe.execution=compile"], "take eager, or one process per trial"),
+        (["4", "--batch-size", "2"], "a batch of 2 is too small for 4 processes"),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--task", "digits", "--preset", "smoke", "--nproc-per-trial", *arguments]) == 2
+    assert_one_line(capsys.readouterr().err, words)
