@@ -8,10 +8,10 @@ import textwrap
 import time
 from pathlib import Path
 
-from suite.recipe import Recipe
+from small_trials import untrained
+
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.store import read_record
-from suite.trials.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,20 +95,8 @@ DRIVER = textwrap.dedent(
 )
 
 
-def spec(method, seed=0, **recipe_changes):
-    recipe = vars(Recipe(**{"epochs": 3, "batch_size": 4, "learning_rate": 0.1, **recipe_changes}))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(
-        method=method,
-        task="digits",
-        model="resnet9",
-        preset="smoke",
-        recipe=recipe,
-        seed=seed,
-        device="cpu",
-        dtype="float32",
-        data_copy=copy,
-    )
+def spec(method, seed=0, **recipe):
+    return untrained(seed, method=method, recipe=untrained().recipe | recipe)
 
 
 class Recorder:

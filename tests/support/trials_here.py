@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+import reports
 from suite import files
 from suite.trials import trial
+from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.records import RUNNING, read_record, write_record
 
 
@@ -21,3 +23,9 @@ def run_here(engine, trials, progress):
             patch.setattr(sys, "argv", ["trial", str(folder)])
             trial.main()
         progress.ended(spec, read_record(folder), time.monotonic() - began)
+
+
+def let_run_here(patch):
+    """Let commands run trials with `run_here`, and write no report, which takes longer than a small trial."""
+    patch.setattr(LocalEngine, "run", run_here)
+    patch.setattr(reports, "write_report", lambda *given, **more: reports.Written([], ()))

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 from small_training import RECIPE, small_trainer
-from small_trials import spec
+from small_trials import planned, spec
 
 from methods.dense import Dense
 from methods.sdgp import SDGP
@@ -21,17 +21,11 @@ from suite.task import PaperRecipe
 from suite.trials.controls import control_methods, random_twin
 from suite.trials.engines.local import why_skipped
 from suite.trials.folder.records import FILES, write_record
-from suite.trials.planning import plan
 from suite.trials.spec import PRESETS, SuiteSpec
 from tasks.digits import RECIPES, Digits
 from tasks.paper_recipes import PRUNETRAIN
 
 EPOCHS = RECIPES["smoke"].epochs
-
-
-def planned(methods, **changes):
-    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
-    return plan(SuiteSpec(methods=methods, **(fields | changes)))
 
 
 def shown(trials):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -93,19 +92,6 @@ def test_a_child_has_the_cores_of_its_place(jobs, tmp_path):
         assert cpus[1]
         assert not cpus[0] & cpus[1]
         assert all(not set(core) & one or set(core) <= one for core in physical for one in cpus)
-
-
-def test_the_place_is_taken_before_torch_is_imported():
-    script = (
-        "import sys, suite.trials.trial as trial\n"
-        "assert 'torch' not in sys.modules\n"
-        "trial.watch_parent = lambda: None\n"
-        "def take(): print('torch' in sys.modules); raise SystemExit\n"
-        "trial.take_place = take\n"
-        "trial.main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
 
 
 def test_the_hardware_does_not_depend_on_the_place(monkeypatch):

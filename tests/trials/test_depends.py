@@ -6,10 +6,10 @@ import json
 import pandas as pd
 import pytest
 import torch
+from small_trials import planned
 from toy_suite import starts
-from trials_here import run_here
+from trials_here import let_run_here
 
-import reports
 from methods.dense import Dense
 from methods.prunetrain.scratch import Scratch
 from suite.checkpoint import load_model
@@ -18,9 +18,7 @@ from suite.engine.cost.flops import count_model
 from suite.errors import UsageError
 from suite.method import Method, OtherTrial, ReconfigPlan
 from suite.ops import apply
-from suite.trials.engines.local import LocalEngine
-from suite.trials.planning import plan
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import TrialSpec
 from tasks.models.resnet9 import resnet9
 
 AFTER = """
@@ -38,11 +36,6 @@ class After(Method):
         return (self.of,)
 """
 SHAPE = (3, 16, 16)
-
-
-def planned(methods, **changes):
-    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
-    return plan(SuiteSpec(methods=methods, **(fields | changes)))
 
 
 def test_a_dependency_is_planned_first_and_once():
@@ -123,8 +116,7 @@ def test_a_trial_whose_other_failed_is_skipped(suite, folder, capsys):
 
 
 def test_scratch_and_matched_dense_train_what_prunetrain_left(folder, monkeypatch):
-    monkeypatch.setattr(LocalEngine, "run", run_here)
-    monkeypatch.setattr(reports, "write_report", lambda *given, **more: reports.Written([], ()))
+    let_run_here(monkeypatch)
     arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
     arguments += ["--set", "recipe.train_images=96", "--batch-size", "32", "--epochs", "3"]
     other = "prunetrain[ratio=0.8]"

@@ -1,6 +1,5 @@
 """A trial's hash depends on the plugin files that define what it uses, and on no other plugin files."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -8,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
+from small_trials import planned, untrained
 from toy_suite import ROOT, TOY, forget_plugins, starts
 
 from reports.content import provenance
 from suite import registry
 from suite.errors import UsageError
 from suite.trials import plugin_files
-from suite.trials.planning import plan
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import TrialSpec
 
 METHOD = """
 from suite.method import Method
@@ -25,22 +24,6 @@ from suite.registry import register
 class {name}(Method):
     "A method for tests."
 """
-
-SPEC = TrialSpec(
-    method="sdgp",
-    parameters={"n": 2, "m": 4, "mode": "rescaled"},
-    method_version=2,
-    task="digits",
-    model="resnet9[width=0.125]",
-    model_parameters={"width": 0.125},
-    preset="smoke",
-    recipe={"epochs": 4, "batch_size": 64, "learning_rate": 0.1},
-    seed=0,
-    device="cpu",
-    dtype="float32",
-    data_copy={"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""},
-)
-
 
 pytestmark = pytest.mark.usefixtures("forget_toys")
 
@@ -52,13 +35,8 @@ def loaded(*paths):
         registry.load_plugin(path)
 
 
-def planned(methods, **changes):
-    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
-    return plan(SuiteSpec(methods=methods, **(fields | changes)))
-
-
 def test_trials_without_plugins_have_no_defining_files():
-    assert dataclasses.replace(SPEC, defined_by={}, plugins=("/x.py",)).hash == SPEC.hash
+    assert untrained(defined_by={}, plugins=("/x.py",)).hash == untrained().hash
     assert all(not trial.defined_by for trial in planned("dense,sdgp,scratch"))
 
 

@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 import torch
 from engine_children import alive, wait_until
-from trials_here import run_here
+from trials_here import let_run_here
 
-import reports
 from kernels.prune import cpu as prune_on_cpu
 from suite import checkpoint, registry
 from suite.cli import main as cli
@@ -24,7 +23,6 @@ from suite.engine.network import model_files
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
 from suite.task import DataCopy
-from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.records import read_record
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
@@ -69,8 +67,7 @@ def arguments(out, methods=METHODS, kills=None):
 def run(out, methods=METHODS, kills=None):
     """Run a command and its trials in this process, which changes no result, and return the command's exit status."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalEngine, "run", run_here)
-        patch.setattr(reports, "write_report", lambda folder, *options, **more: reports.Written([], ()))
+        let_run_here(patch)
         return cli.main(arguments(out, methods, kills))
 
 
