@@ -118,7 +118,8 @@ def test_a_trial_whose_other_failed_is_skipped(suite, folder, capsys):
 def test_scratch_and_matched_dense_train_what_prunetrain_left(folder, monkeypatch):
     let_run_here(monkeypatch)
     arguments = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--out", "out"]
-    arguments += ["--set", "recipe.train_images=96", "--batch-size", "32", "--epochs", "3"]
+    arguments += ["--set", "recipe.train_images=96", "--set", "recipe.test_images=32"]
+    arguments += ["--batch-size", "32", "--epochs", "3", "--model", "resnet9[width=0.0625]"]
     other = "prunetrain[ratio=0.8]"
     assert cli.main(["--methods", f"scratch[of={other}],dense[match={other}]", *arguments]) == 0
     table = pd.read_csv(folder / "out" / "results.csv").set_index("method")

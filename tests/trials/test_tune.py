@@ -12,6 +12,7 @@ from small_trials import spec, train
 from suite import files
 from suite.choices import MethodChoice
 from suite.cli import main as cli
+from suite.cli import preparation
 from suite.cli.options import read_run_options
 from suite.cli.preparation import resolve
 from suite.cli.tune import _setting
@@ -153,6 +154,11 @@ def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, se
     found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
     assert found.val_accuracy == (None if expected is None else pytest.approx(expected))
     assert found.train_flops_effective is None  # only one of the seeds has it
+
+
+@pytest.fixture(autouse=True)
+def without_rehearsal(monkeypatch):
+    monkeypatch.setattr(preparation, "rehearse", lambda *given: {})
 
 
 @pytest.fixture
