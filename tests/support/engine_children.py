@@ -1,5 +1,6 @@
 """Processes for the tests of the local engine: a child that ends in a given way, and a command that can be killed."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 from small_trials import untrained
 
 from suite.trials.engines.local import LocalEngine
@@ -134,11 +136,14 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=20, process=None):
+    """Wait until a function returns something true, and return it; fail if `process` ends before."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
+        assert process is None or process.poll() is None, "the command has ended"
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
+    return found
 
 
 def pids_of(folder):
@@ -149,13 +154,10 @@ def pids_of(folder):
 def group_members(group):
     """Return the processes of a process group, to which the guardian of a dead leader would belong."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[2]) == group and fields[0] not in ("Z", "X"):
-            found.append(int(path.parent.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and alive(pid):
+                found.append(pid)
     return found
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 import textwrap
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from small_trials import spec
@@ -262,16 +263,6 @@ def test_what_a_callback_changes_in_a_record_stays_with_it(tmp_path):
     assert record == {"epoch": 1, "layers": {"first": 1}}
 
 
-class Shown:
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.told.append((name, *arguments))
-
-
 def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
     first, second = spec("dense"), spec("dense", seed=1)
     seen = []
@@ -284,7 +275,7 @@ def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
     def on_trial(trial, record):
         seen.append((trial.trial_id, record["status"]))
 
-    shown = Shown()
+    shown = Mock()
     listener = CallingListener(shown, tmp_path, {"on_epoch": on_epoch, "on_trial": on_trial})
     for trial in (first, second):
         listener.started(trial)
@@ -299,7 +290,7 @@ def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
         (names[1], 2),
         (names[1], "error"),
     ]
-    assert [call[0] for call in shown.told] == ["started", "epoch", "epoch", "ended"] * 2
+    assert [call[0] for call in shown.method_calls] == ["started", "epoch", "epoch", "ended"] * 2
     assert "callback on_epoch failed at epoch 1: ValueError: not this one" in caplog.text
 
 

@@ -1,6 +1,7 @@
 """Trials of several processes: started by the command, ended together, resumed."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from random import Random
 
 import psutil
 import pytest
+from engine_children import wait_until
 from toy_suite import assert_one_line
 
 from suite.cli import main as cli
@@ -20,22 +22,6 @@ from suite.trials.ranks.failures import Failure, cause
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = ("--task", "digits", "--preset", "smoke", "--dtype", "float32", "--nproc-per-trial", "2")
-
-
-def ranks_of(folder):
-    """Return the processes of the ranks of the trials in a folder, by their number."""
-    found = {}
-    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda one: int(one.name)):
-        try:
-            command = (place / "cmdline").read_bytes().split(b"\0")
-            variables = dict(
-                line.split(b"=", 1) for line in (place / "environ").read_bytes().split(b"\0") if b"=" in line
-            )
-        except (OSError, ValueError):
-            continue
-        if b"suite.trials.trial" in command and str(folder).encode() in b" ".join(command) and b"PDT_RANK" in variables:
-            found.setdefault(int(variables[b"PDT_RANK"]), int(place.name))  # not the guardian that it has forked
-    return found
 
 
 @pytest.mark.slow
@@ -62,7 +48,8 @@ def test_methods_of_each_kind_train_with_two_processes(tmp_path):
 def with_torchrun(*arguments, **options):
     """Start a command twice, as the two ranks of this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run_suite.py"]
-    return subprocess.Popen([*command, *arguments], cwd=ROOT, text=True, **options)
+    variables = {**os.environ, "PYTHONHASHSEED": "0"}  # lets forks.py start Python, with command lines of their own
+    return subprocess.Popen([*command, *arguments], cwd=ROOT, text=True, env=variables, **options)
 
 
 def epochs_in(folder):
@@ -74,40 +61,41 @@ def processes_of(folder):
     return [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or ())]
 
 
+def rank_of(folder, number):
+    """Return the process of a rank of the trial in a folder."""
+    for one in sorted(processes_of(folder), key=lambda one: one.pid):  # the guardian that a rank has forked is later
+        if "suite.trials.trial" in one.info["cmdline"] and one.environ().get("PDT_RANK") == str(number):
+            return one
+    raise AssertionError(f"rank {number} does not run")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="processes end with torchrun on Linux only")
 def test_no_process_survives_a_kill_and_the_same_command_resumes_to_equal_weights(tmp_path):
     """Killed in turn: a rank, the command of rank 0, and torchrun itself; each at a random time of the training."""
-    kills = 3
-    arguments = ("--methods", "prunetrain", *ARGUMENTS[:-2], "--epochs", str(4 * kills))
+    arguments = ("--methods", "prunetrain", *ARGUMENTS[:-2], "--epochs", "12")
     out, whole, random = tmp_path / "out", tmp_path / "whole", Random(0)
-    for number in range(kills):
+    for number in range(3):
         ended = epochs_in(out)
         running = with_torchrun(*arguments, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 240
-        while epochs_in(out) <= ended + 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda ended=ended: epochs_in(out) > ended + 1, 240, running)
         time.sleep(random.uniform(0, 2))
         agent = psutil.Process(running.pid)
         victim = (
-            psutil.Process(ranks_of(out)[number % 2]),
+            rank_of(out, 1),
             next(one for one in agent.children() if one.environ().get("RANK") == "0"),
             agent,
-        )[number % 3]
+        )[number]
         victim.kill()
         assert running.wait(60) != 0
-        deadline = time.monotonic() + 45  # torchrun waits 30 seconds for what it has asked to end
-        while left := processes_of(out):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
+        wait_until(lambda: not processes_of(out), 45)  # torchrun waits 30 seconds for what it has asked to end
     for folder in (out, whole):
         assert with_torchrun(*arguments, "--out", str(folder), stdout=subprocess.DEVNULL).wait(900) == 0
     (resumed,), (undisturbed,) = (list(folder.glob("trials/*/model.pt")) for folder in (out, whole))
     assert resumed.read_bytes() == undisturbed.read_bytes()
     epochs = [json.loads(line)["epoch"] for line in resumed.with_name("epochs.jsonl").open()]
-    assert epochs == list(range(1, 4 * kills + 1))
+    assert epochs == list(range(1, 13))
 
 
 PLUGIN = """

@@ -4,6 +4,7 @@ Each starts processes of Ray on this machine, and ends them.
 """
 
 import pytest
+from engine_children import wait_until
 from ray_runs import (
     descendants,
     end,
@@ -15,7 +16,6 @@ from ray_runs import (
     start,
     starts,
     two_nodes,
-    wait_for,
     workers,
 )
 
@@ -51,7 +51,7 @@ def test_a_killed_worker_loses_no_trial_and_repeats_none(tmp_path):
     process = start(log, arguments)
     started = []
     try:
-        wait_for(lambda: in_training(out) and len(workers(process.pid)) == 2, process)
+        wait_until(lambda: in_training(out) and len(workers(process.pid)) == 2, 240, process)
         started = descendants(process.pid)
         workers(process.pid)[0].kill()
         check_ended(process, log)
@@ -74,14 +74,14 @@ def test_a_killed_command_continues_without_what_is_done(tmp_path):
     process = start(log, arguments)
     started = []
     try:
-        wait_for(lambda: any((read_record(one) or {}).get("status") == "done" for one in folders(out)), process)
-        wait_for(lambda: in_training(out), process)
+        wait_until(lambda: any((read_record(one) or {}).get("status") == "done" for one in folders(out)), 240, process)
+        wait_until(lambda: in_training(out), 240, process)
         started = descendants(process.pid)
         assert any(map(in_use, started))
     finally:
         kill(process)
     try:
-        wait_for(lambda: not any(map(in_use, started)), seconds=60)
+        wait_until(lambda: not any(map(in_use, started)), seconds=60)
     finally:
         end(started)
     done = {one: (one / "trial.json").read_bytes() for one in folders(out) if read_record(one)["status"] == "done"}
@@ -98,7 +98,7 @@ def test_two_nodes_without_a_common_folder_of_which_one_loses_its_worker(tmp_pat
     with two_nodes() as (address, pid):
         process = start(log, options(out, address, SEEDS, EPOCHS, jobs=1), shared=False)
         try:
-            wait_for(lambda: len(workers(pid)) == 2, process)
+            wait_until(lambda: len(workers(pid)) == 2, 240, process)
             workers(pid)[0].kill()
             check_ended(process, log)
         finally:

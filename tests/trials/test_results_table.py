@@ -161,13 +161,6 @@ def test_a_table_that_cannot_be_read_is_left_as_it_is(store, content, complaint,
     assert (store.folder / "results.csv").read_bytes() == content
 
 
-@pytest.mark.parametrize("header", ["trial_id,remark,method,variant,status", "trial_id,method,variant,status,remark"])
-def test_columns_next_to_known_ones_are_read(tmp_path, header):
-    """In a table of an earlier version, the column after `status` is missing."""
-    (tmp_path / "results.csv").write_text(f"{header}\na,b,c,d,e\n")
-    assert read_table(tmp_path)["a"] == dict(zip(header.split(","), "abcde", strict=True))
-
-
 @pytest.mark.parametrize("provenance", [{"hardware": []}, {"hardware": {"threads": "two"}}, {"hardware_id": 3}])
 def test_a_provenance_of_other_types_stops_nothing(store, provenance):
     put(store, spec(0), "done", result=RESULT, provenance=provenance)
