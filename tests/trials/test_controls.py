@@ -21,7 +21,7 @@ from suite.task import PaperRecipe
 from suite.trials.controls import control_methods, random_twin
 from suite.trials.engines.local import why_skipped
 from suite.trials.folder.records import FILES, write_record
-from suite.trials.spec import PRESETS, SuiteSpec
+from suite.trials.spec import SuiteSpec
 from tasks.digits import RECIPES, Digits
 from tasks.paper_recipes import PRUNETRAIN
 
@@ -61,24 +61,6 @@ def test_a_repetition_of_dense_is_the_same_training():
 )
 def test_smaller_budgets_are_whole_epochs_and_fewer_than_all(epochs, expected):
     assert control_epochs(epochs) == expected
-
-
-def recipes():
-    """Yield every recipe of every task of the project."""
-    for name in ("cifar10", "cifar100", "digits"):
-        task = registry.get("task", name)()
-        yield from (task.recipe(preset) for preset in PRESETS)
-        yield from (paper.recipe for paper in task.paper_recipes.values())
-
-
-def test_every_recipe_decays_fully_in_fewer_epochs():
-    assert {recipe.schedule for recipe in recipes()} == {"linear", "step"}
-    for recipe in recipes():
-        for epochs in control_epochs(recipe.epochs):
-            shorter = dataclasses.replace(recipe, epochs=epochs)
-            for progress in (0, 0.1, 0.3, 0.5, 0.74, 0.99, 1):
-                assert shorter.learning_rate_at(progress) == recipe.learning_rate_at(progress)
-            assert recipe.learning_rate_at(1) < 0.071 * recipe.learning_rate
 
 
 def test_the_trainer_follows_the_schedule_of_a_shorter_recipe():

@@ -61,12 +61,3 @@ def test_every_process_that_trains_or_measures_flushes(ask, tmp_path):
         ("plan", *METHODS),
     ):
         assert {*ask(*words).values()} == {FLUSH}, words
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.slow
-def test_ranks_and_workers_of_ray_flush(ask, tmp_path):
-    assert list(ask(*METHODS, "--nproc-per-trial", "2", "--out", tmp_path / "ranks").values()) == [FLUSH, FLUSH]
-    pytest.importorskip("ray", reason="needs the extra [ray]")
-    ray = ("--engine", "ray", "--ray-address", "local", "--out", tmp_path / "ray")
-    assert list(ask(*METHODS, *ray).values()) == [FLUSH]

@@ -45,29 +45,6 @@ def check_ended(process, log):
     assert process.wait(timeout=1800) == 0, log.read_text()
 
 
-def test_a_killed_worker_loses_no_trial_and_repeats_none(tmp_path):
-    out, log = tmp_path / "out", tmp_path / "log.txt"
-    arguments = options(out, "local", SEEDS, EPOCHS)
-    process = start(log, arguments)
-    started = []
-    try:
-        wait_until(lambda: in_training(out) and len(workers(process.pid)) == 2, 240, process)
-        started = descendants(process.pid)
-        workers(process.pid)[0].kill()
-        check_ended(process, log)
-    finally:
-        kill(process)
-        end(started)
-    check_done(out)
-    assert sorted(starts(folder) for folder in folders(out)) == [1] * (SEEDS - 1) + [2]
-    records = [(folder / "trial.json").read_bytes() for folder in folders(out)]
-    assert [read_record(folder)["provenance"]["place"]["shared_with"] for folder in folders(out)] == [1] * SEEDS
-    again = start(log, arguments)
-    check_ended(again, log)
-    assert f"nothing to run: all {SEEDS} trials are done" in log.read_text()
-    assert records == [(folder / "trial.json").read_bytes() for folder in folders(out)]
-
-
 def test_a_killed_command_continues_without_what_is_done(tmp_path):
     out, log = tmp_path / "out", tmp_path / "log.txt"
     arguments = options(out, "local", SEEDS, EPOCHS)
