@@ -206,18 +206,3 @@ def test_a_method_begins_with_another_network_and_nothing_else():
 def test_a_loop_of_ones_own_has_to_name_the_other_trial():
     with pytest.raises(UsageError, match="Scratch depends on a trial of 'prunetrain'; pass its result in others="):
         begun(Scratch(), {})
-
-
-def test_a_damaged_parent_is_run_again(suite, folder, capsys, caplog):
-    (folder / "after.py").write_text(AFTER)
-    arguments = ["--plugin", "after.py", "--methods", "after_toy", "--out", "out"]
-    assert suite(*arguments) == 0
-    (parent,) = (folder / "out" / "trials").glob("toy_method-*")
-    (parent / "model.pt").write_bytes(b"x")
-    with caplog.at_level("WARNING"):
-        assert suite(*arguments) == 0
-    assert f"{parent.name} is run again: model.pt has 1 bytes, not 0" in caplog.text
-    assert {path.parent.name.split("-")[0]: path.read_text() for path in (folder / "out").rglob("starts")} == {
-        "toy_method": "xx",
-        "after_toy": "x",
-    }

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from small_trials import planned, untrained
-from toy_suite import ROOT, TOY, forget_plugins, starts
+from toy_suite import ROOT, TOY, forget_plugins
 
 from reports.content import provenance
 from suite import registry
@@ -111,17 +111,6 @@ def test_the_table_of_facts_names_the_file_without_the_home_folder(tmp_path, mon
     assert facts["defined_by.method.path"] == "~/toys.py"
     assert facts["defined_by.method.sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert str(tmp_path) not in json.dumps(facts)
-
-
-def test_an_edited_plugin_is_run_again_and_an_unrelated_edit_is_not(suite, folder):
-    (folder / "unrelated.py").write_text(METHOD.format(name="toy_two"))
-    options = ("--plugin", "unrelated.py", "--out", "out")
-    assert suite(*options) == 0
-    for name, runs in (("unrelated.py", [1]), ("toy.py", [1, 1])):
-        (folder / name).write_text((folder / name).read_text() + "\n# edited\n")
-        loaded()
-        assert suite(*options) == 0
-        assert starts(folder / "out") == runs
 
 
 def test_a_plugin_that_is_edited_while_trials_wait_does_not_run_under_the_old_name(tmp_path):

@@ -55,25 +55,6 @@ def holder(folder):
     return process
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path, stop = tmp_path / "x.json", threading.Event()
-    write_json(path, {"n": 0})
-    seen = []
-
-    def read():
-        while not stop.is_set():
-            seen.append(json.loads(path.read_text())["n"])
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for n in range(100):
-        write_json(path, {"n": n, "padding": "x" * 20_000})
-    stop.set()
-    reader.join()
-    assert seen == sorted(seen)
-    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
-
-
 def test_what_json_does_not_have_becomes_null(tmp_path):
     write_json(tmp_path / "x.json", {"loss": float("nan"), "list": [float("inf"), 1.5], 3: (1, 2)})
     assert json.loads((tmp_path / "x.json").read_text()) == {"loss": None, "list": [None, 1.5], "3": [1, 2]}
