@@ -1,7 +1,6 @@
 """Processes for the tests of the local engine: a child that ends in a given way, and a command that can be killed."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -75,26 +74,17 @@ CHILD = textwrap.dedent(
 
 
 # Program that runs trials and can be killed.
-DRIVER = textwrap.dedent(
-    """
-    import sys
-    from pathlib import Path
-    from suite.trials.engines.local import LocalEngine
-    from suite.trials.listeners import Lines
-    from suite.trials.spec import TrialSpec
-    from suite.trials.folder.store import read_record
-    from rich.console import Console
-    import json
+DRIVER = """
+import sys
+from pathlib import Path
+from engine_children import run
 
-    child, folders = sys.argv[1], [Path(folder) for folder in sys.argv[2:]]
-    trials = [(TrialSpec.from_json(json.loads((folder / "spec.json").read_text())), folder) for folder in folders]
-    engine = LocalEngine(jobs=len(trials), command=lambda folder: [sys.executable, child, str(folder)])
-    try:
-        engine.run(trials, Lines([trial for trial, _ in trials], Console()))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    """
-)
+child, folder, *methods = sys.argv[1:]
+try:
+    run(child, Path(folder), *methods, jobs=len(methods))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
 def spec(method, seed=0, **recipe):
@@ -162,13 +152,8 @@ def group_members(group):
 
 
 def drive(tmp_path, child, *methods):
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER)
-    folders = []
-    for seed, method in enumerate(methods):
-        folders.append(tmp_path / spec(method, seed).trial_id)
-        folders[-1].mkdir()
-        (folders[-1] / "spec.json").write_text(json.dumps(spec(method, seed).to_json()))
-    command = [sys.executable, str(driver), str(child), *map(str, folders)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    return process, folders
+    """Start `run` as a process, and return it and the folders of its trials."""
+    folders = [tmp_path / spec(method, seed).trial_id for seed, method in enumerate(methods)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    command = [sys.executable, "-c", DRIVER, str(child), str(tmp_path), *methods]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL), folders
