@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 from annotated_types import Ge, Interval
-from small_trials import spec, train
+from small_trials import spec
+from trials_here import run_here
 
 from suite import files
 from suite.choices import MethodChoice
@@ -162,20 +163,6 @@ def without_rehearsal(monkeypatch):
 
 
 @pytest.fixture
-def in_process(folder, monkeypatch):
-    """Run trials in this process; return the ids of those that were trained."""
-    trained = []
-
-    def run(self, trials, progress):
-        for trial, place in trials:
-            trained.append(trial.trial_id)
-            train(place, trial)
-
-    monkeypatch.setattr(LocalEngine, "run", run)
-    return trained
-
-
-@pytest.fixture
 def invented(folder, monkeypatch):
     """End each trial at once with an accuracy that depends on its learning rate; return the trials."""
     trials = []
@@ -199,7 +186,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys):
+def test_tuning_never_sees_a_test_image(folder, monkeypatch, capsys):
+    monkeypatch.setattr(LocalEngine, "run", run_here)
     seen = []
     load = Digits.load
 
@@ -213,13 +201,13 @@ def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys)
     output = capsys.readouterr().out
     assert "settings, chosen on 6 images" in output
     assert not re.search("test.(accuracy|loss)", output)
-    assert len(in_process) == 2
+    places = [*(folder / "out" / "trials").iterdir()]
+    assert len(places) == 2
     for recipe, splits in seen[-2:]:
         assert (recipe.evaluate_test, recipe.validation_images, recipe.split_seed) == (False, 6, 0)
         assert splits.test is None
         assert splits.validation.num_samples == 6
-    for trial_id in in_process:
-        place = folder / "out" / "trials" / trial_id
+    for place in places:
         record = read_record(place)
         assert record["status"] == "done"
         assert "val_accuracy" in record["result"]
@@ -241,7 +229,7 @@ def test_tuning_never_sees_a_test_image(folder, in_process, monkeypatch, capsys)
     assert cli.main(["export", "out", "exported"]) == 0
     assert "report: none, since its trials were not evaluated on test images" in capsys.readouterr().out
     assert cli.main(["tune", "dense", "--budget", "2", *SMALL, "--out", "exported"]) == 0
-    assert len(in_process) == 2  # none is trained again
+    assert not list((folder / "exported").rglob("model.pt"))  # none is trained again
     assert read_tuned(folder / "exported").methods == tuned.methods
 
 
