@@ -1,6 +1,6 @@
 """Processes for the tests of the local engine: a child that ends in a given way, and a command that can be killed."""
 
-import json
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,10 +8,11 @@ import textwrap
 import time
 from pathlib import Path
 
-from suite.recipe import Recipe
+import psutil
+from small_trials import untrained
+
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.store import read_record
-from suite.trials.spec import TrialSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,42 +74,21 @@ CHILD = textwrap.dedent(
 
 
 # Program that runs trials and can be killed.
-DRIVER = textwrap.dedent(
-    """
-    import sys
-    from pathlib import Path
-    from suite.trials.engines.local import LocalEngine
-    from suite.trials.listeners import Lines
-    from suite.trials.spec import TrialSpec
-    from suite.trials.folder.store import read_record
-    from rich.console import Console
-    import json
+DRIVER = """
+import sys
+from pathlib import Path
+from engine_children import run
 
-    child, folders = sys.argv[1], [Path(folder) for folder in sys.argv[2:]]
-    trials = [(TrialSpec.from_json(json.loads((folder / "spec.json").read_text())), folder) for folder in folders]
-    engine = LocalEngine(jobs=len(trials), command=lambda folder: [sys.executable, child, str(folder)])
-    try:
-        engine.run(trials, Lines([trial for trial, _ in trials], Console()))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    """
-)
+child, folder, *methods = sys.argv[1:]
+try:
+    run(child, Path(folder), *methods, jobs=len(methods))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
-def spec(method, seed=0, **recipe_changes):
-    recipe = vars(Recipe(**{"epochs": 3, "batch_size": 4, "learning_rate": 0.1, **recipe_changes}))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(
-        method=method,
-        task="digits",
-        model="resnet9",
-        preset="smoke",
-        recipe=recipe,
-        seed=seed,
-        device="cpu",
-        dtype="float32",
-        data_copy=copy,
-    )
+def spec(method, seed=0, **recipe):
+    return untrained(seed, method=method, recipe=untrained().recipe | recipe)
 
 
 class Recorder:
@@ -146,11 +126,14 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=20, process=None):
+    """Wait until a function returns something true, and return it; fail if `process` ends before."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
+        assert process is None or process.poll() is None, "the command has ended"
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
+    return found
 
 
 def pids_of(folder):
@@ -161,24 +144,16 @@ def pids_of(folder):
 def group_members(group):
     """Return the processes of a process group, to which the guardian of a dead leader would belong."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[2]) == group and fields[0] not in ("Z", "X"):
-            found.append(int(path.parent.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and alive(pid):
+                found.append(pid)
     return found
 
 
 def drive(tmp_path, child, *methods):
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER)
-    folders = []
-    for seed, method in enumerate(methods):
-        folders.append(tmp_path / spec(method, seed).trial_id)
-        folders[-1].mkdir()
-        (folders[-1] / "spec.json").write_text(json.dumps(spec(method, seed).to_json()))
-    command = [sys.executable, str(driver), str(child), *map(str, folders)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    return process, folders
+    """Start `run` as a process, and return it and the folders of its trials."""
+    folders = [tmp_path / spec(method, seed).trial_id for seed, method in enumerate(methods)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
+    command = [sys.executable, "-c", DRIVER, str(child), str(tmp_path), *methods]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL), folders

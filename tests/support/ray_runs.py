@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -42,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def options(out, address, seeds, epochs=30, jobs=2):
+def options(out, address, seeds, epochs, jobs=2):
     """Return the options of a command with a trial per seed."""
     return [
         *("--methods", "dense", "--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]"),
@@ -56,6 +55,7 @@ def start(log, arguments, shared=True):
     program = [str(ROOT / "run_suite.py")] if shared else ["-c", NOT_SHARED]
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     variables["OMP_NUM_THREADS"] = "1"  # two nodes of this machine would not know of each other's threads
+    variables["PYTHONHASHSEED"] = "0"  # lets forks.py start Python: workers are found by their command lines
     with open(log, "ab") as file:
         return subprocess.Popen(
             [sys.executable, *program, *arguments],
@@ -72,7 +72,12 @@ def start(log, arguments, shared=True):
 def two_nodes():
     """Start a cluster of two nodes in processes of their own; yield its address, and the process that holds it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", NODES],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
 
     def answer(word):
@@ -127,16 +132,6 @@ def workers(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if "suite.trials.trial" in process.cmdline() and process.parent().name().startswith("ray::"):
                 found.append(process.parent())
-    return found
-
-
-def wait_for(condition, process=None, seconds=240):
-    """Wait until a function returns something true, and return it; fail if `process` ends before."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert process is None or process.poll() is None, "the command has ended"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
     return found
 
 

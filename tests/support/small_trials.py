@@ -10,7 +10,8 @@ from suite.recipe import Recipe
 from suite.subnormals import FLUSH, IEEE
 from suite.trials.folder.packed import COMPRESSED, pack
 from suite.trials.folder.records import write_record
-from suite.trials.spec import TrialSpec
+from suite.trials.planning import plan
+from suite.trials.spec import SuiteSpec, TrialSpec
 from suite.trials.trial_run import TrialRun
 
 
@@ -33,6 +34,20 @@ def spec(method, seed=0, task="digits", model="", **changes):
         arithmetic=IEEE,
         data_copy=vars(task.prepare(Path("unused"), "smoke")),
     )
+
+
+def untrained(seed=0, **fields):
+    """Return the spec of a trial whose result is made up."""
+    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
+    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
+    return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
+
+
+def planned(methods, **changes):
+    """Return the trials that a command plans; `changes` are fields of its `SuiteSpec`."""
+    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
+    return plan(SuiteSpec(methods=methods, **(fields | changes)))
 
 
 def flushed(method, **changes):

@@ -5,8 +5,11 @@ import time
 
 import pytest
 
+import reports
 from suite import files
+from suite.cli import preparation
 from suite.trials import trial
+from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.records import RUNNING, read_record, write_record
 
 
@@ -21,3 +24,10 @@ def run_here(engine, trials, progress):
             patch.setattr(sys, "argv", ["trial", str(folder)])
             trial.main()
         progress.ended(spec, read_record(folder), time.monotonic() - began)
+
+
+def let_run_here(patch):
+    """Let commands run trials with `run_here`, without rehearsal and report, which take longer than a small trial."""
+    patch.setattr(LocalEngine, "run", run_here)
+    patch.setattr(preparation, "rehearse", lambda *given: {})
+    patch.setattr(reports, "write_report", lambda *given, **more: reports.Written([], ()))

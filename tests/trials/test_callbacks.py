@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import sys
-import textwrap
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-from small_trials import spec, train
+from small_trials import spec
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy_suite import forget_plugins
+from trials_here import let_run_here
 
 import suite
 from suite import registry
@@ -24,7 +24,7 @@ from suite.trials.folder.records import RUNNING, read_record, write_record
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
 
-SMALL = {"train_images": 32, "test_images": 20, "batch_size": 16, "epochs": 3}
+SMALL = {"model": "resnet9[width=0.0625]", "train_images": 32, "test_images": 20, "batch_size": 16, "epochs": 3}
 CALLED = []
 
 
@@ -57,11 +57,6 @@ class FailsAtTheEnd:
         raise ZeroDivisionError("division by zero")
 
 
-@register("callback", "has_no_hook")
-class HasNoHook:
-    """Is called by nothing."""
-
-
 @pytest.fixture(autouse=True)
 def forget_calls():
     CALLED.clear()
@@ -80,13 +75,36 @@ def run_process(folder, trial, monkeypatch):
 
 
 def test_callbacks_are_called_after_each_epoch_and_at_the_end(tmp_path, monkeypatch):
-    trial = trial_with("keeps_calls")
+    """Among them TensorBoard, whose event files have every number of the records; none of it is training time."""
+    spans, append_record = [], TrialRun._append_record
+
+    def append(self, record, clock):
+        before = dict(clock.seconds)
+        append_record(self, record, clock)
+        spans.append({name for name, seconds in clock.seconds.items() if seconds != before[name]})
+
+    monkeypatch.setattr(TrialRun, "_append_record", append)
+    trial = trial_with("keeps_calls", "tensorboard")
     folder = tmp_path / trial.trial_id
     assert run_process(folder, trial, monkeypatch) == 0
     record = read_record(folder)
     ended = (trial.trial_id, "done", record["result"]["test_accuracy"])
     assert [*((trial.trial_id, epoch) for epoch in (1, 2, 3)), ended] == CALLED
     assert "callbacks_failed" not in record["provenance"]
+    assert spans == [{"io"}] * 3
+
+    records = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    found = points(folder)
+    assert found.keys() == {tag for tag, _ in scalars(records[0])}
+    for tag in ("loss/train_loss", "accuracy/test_accuracy", "time/train_time_s", "flops_train/executed"):
+        assert [step for step, _ in found[tag]] == [1, 2, 3]
+    rates = [record["learning_rate"] for record in records]
+    assert [value for _, value in found["training/learning_rate"]] == pytest.approx(rates)
+    layer = next(iter(records[-1]["layers"]))
+    facts = records[-1]["layers"][layer]
+    assert found[f"channels_out/{layer}"][-1] == (3, facts["out"])
+    assert found[f"weight_density/{layer}"][-1] == (3, pytest.approx(facts["weight_density"]))
+    assert found[f"density_wgrad/{layer}"][-1] == (3, pytest.approx(facts["density"][2]))
 
 
 def test_a_callback_that_fails_does_not_end_the_trial_and_is_named(tmp_path, monkeypatch, capsys):
@@ -121,16 +139,10 @@ def test_callbacks_are_no_part_of_a_trials_identity():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("tensorbord", "did you mean 'tensorboard'"),
-        ("keeps_calls,keeps_calls", "occurs twice"),
-        ("has_no_hook", "has neither on_epoch nor on_trial"),
-    ],
+    ("text", "words"), [("keeps_calls,keeps_calls", "occurs twice"), ("tensorbord", "did you mean 'tensorboard'")]
 )
 def test_wrong_callbacks_are_refused(text, words, monkeypatch):
-    names = ["keeps_calls", "has_no_hook", "tensorboard"]
-    monkeypatch.setattr(registry, "names", lambda kind: names)
+    monkeypatch.setattr(registry, "names", lambda kind: ["keeps_calls", "tensorboard"])
     with pytest.raises(UsageError, match=words):
         read_callbacks(text)
 
@@ -151,6 +163,7 @@ class Takes:
         ({"on_trial": Takes.long}, r"on_trial\(self, trial, record, more\) has to be"),
         ({"on_trial": staticmethod(lambda trial: None)}, r"on_trial\(trial\) has to be on_trial\(trial, record\)"),
         ({"on_trial": Takes.fine, "__init__": Takes.short}, "is made without arguments"),
+        ({}, "has neither on_epoch nor on_trial"),
     ],
 )
 def test_hooks_with_other_arguments_are_refused_before_any_trial(members, words, monkeypatch):
@@ -178,60 +191,33 @@ def test_a_missing_library_is_one_line_before_any_trial(monkeypatch, capsys, tmp
     assert not out.exists()
 
 
+PLUGIN = """
+from suite.registry import register
+
+@register("callback", "loses")
+class Loses:
+    "Loses something."
+
+    def on_epoch(self, trial, record):
+        raise KeyError("lost")
+"""
+
+
+@pytest.mark.usefixtures("forget_toys")
 def test_a_plugin_registers_a_callback(tmp_path):
-    plugin = tmp_path / "notes.py"
-    plugin.write_text(
-        textwrap.dedent(
-            """
-            from suite.registry import register
-
-            @register("callback", "notes")
-            class Notes:
-                "Writes a line per epoch."
-
-                def on_epoch(self, trial, record):
-                    with open(trial.folder / "notes.txt", "a") as file:
-                        file.write(f"{trial.label} {record['epoch']}\\n")
-                    if record["epoch"] == 3:
-                        raise KeyError("lost")
-            """
-        )
-    )
-    try:
-        registry.load_plugin(plugin)
-        assert read_callbacks("notes") == ("notes",)
-        folder = tmp_path / "trial"
-        folder.mkdir()
-        calls = Calls(["notes"], CallbackTrial.of(spec("dense"), folder))
-        for epoch in (1, 2, 3, 4):
-            calls.epoch({"epoch": epoch})
-        assert (folder / "notes.txt").read_text() == "dense 1\ndense 2\ndense 3\n"
-        assert f"{plugin}, line 12, in on_epoch" in calls.failures[0]
-    finally:
-        forget_plugins()
+    plugin = tmp_path / "loses.py"
+    plugin.write_text(PLUGIN)
+    registry.load_plugin(plugin)
+    assert read_callbacks("loses") == ("loses",)
+    calls = Calls(["loses"], CallbackTrial.of(spec("dense"), tmp_path))
+    calls.epoch({"epoch": 1})
+    assert f"{plugin}, line 9, in on_epoch" in calls.failures[0]
 
 
 def points(folder):
     """Return the steps and values of each tag in the event files of a trial, as TensorBoard reads them."""
     found = EventAccumulator(str(folder / FOLDER)).Reload()
     return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-
-
-def test_event_files_have_every_number_of_the_records(tmp_path):
-    trial = trial_with("tensorboard")
-    records = train(tmp_path / trial.trial_id, trial)
-    found = points(tmp_path / trial.trial_id)
-    assert found.keys() == {tag for tag, _ in scalars(records[0])}
-    for tag in ("loss/train_loss", "accuracy/test_accuracy", "time/train_time_s", "flops_train/executed"):
-        assert [step for step, _ in found[tag]] == [1, 2, 3]
-    assert [value for _, value in found["training/learning_rate"]] == pytest.approx(
-        [record["learning_rate"] for record in records]
-    )
-    layer = next(iter(records[-1]["layers"]))
-    facts = records[-1]["layers"][layer]
-    assert found[f"channels_out/{layer}"][-1] == (3, facts["out"])
-    assert found[f"weight_density/{layer}"][-1] == (3, pytest.approx(facts["weight_density"]))
-    assert found[f"density_wgrad/{layer}"][-1] == (3, pytest.approx(facts["density"][2]))
 
 
 def test_a_resumed_trial_has_one_point_per_epoch(tmp_path):
@@ -265,31 +251,6 @@ def test_what_a_callback_changes_in_a_record_stays_with_it(tmp_path):
     assert record == {"epoch": 1, "layers": {"first": 1}}
 
 
-def test_writing_is_not_training_time(tmp_path, monkeypatch):
-    spans = []
-    real = TrialRun._append_record
-
-    def append(self, record, clock):
-        before = dict(clock.seconds)
-        real(self, record, clock)
-        spans.append({name for name, seconds in clock.seconds.items() if seconds != before[name]})
-
-    monkeypatch.setattr(TrialRun, "_append_record", append)
-    trial = trial_with("keeps_calls")
-    train(tmp_path / trial.trial_id, trial)
-    assert spans == [{"io"}] * 3
-
-
-class Shown:
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.told.append((name, *arguments))
-
-
 def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
     first, second = spec("dense"), spec("dense", seed=1)
     seen = []
@@ -302,7 +263,7 @@ def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
     def on_trial(trial, record):
         seen.append((trial.trial_id, record["status"]))
 
-    shown = Shown()
+    shown = Mock()
     listener = CallingListener(shown, tmp_path, {"on_epoch": on_epoch, "on_trial": on_trial})
     for trial in (first, second):
         listener.started(trial)
@@ -317,28 +278,14 @@ def test_functions_are_called_in_the_process_of_the_command(tmp_path, caplog):
         (names[1], 2),
         (names[1], "error"),
     ]
-    assert [call[0] for call in shown.told] == ["started", "epoch", "epoch", "ended"] * 2
+    assert [call[0] for call in shown.method_calls] == ["started", "epoch", "epoch", "ended"] * 2
     assert "callback on_epoch failed at epoch 1: ValueError: not this one" in caplog.text
 
 
-def test_run_from_python_passes_options_and_functions(monkeypatch):
-    def on_trial(trial, record):
-        pass
-
-    given = []
-    monkeypatch.setattr("suite.cli.run.run", lambda *arguments: given.append(arguments) or 0)
-    assert suite.run(["--task", "digits"], on_trial=on_trial) == 0
-    assert given == [(["--task", "digits"], {"on_trial": on_trial})]
-
-
-@pytest.mark.slow
-def test_a_suite_runs_from_python(tmp_path):
+def test_a_suite_that_runs_from_python_calls_functions(tmp_path, monkeypatch):
+    let_run_here(monkeypatch)
     seen = []
-    options = ["--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--epochs", "2"]
-    functions = {
-        name: lambda trial, record, name=name: seen.append((name, record)) for name in ("on_epoch", "on_trial")
-    }
-    assert suite.run([*options, "--out", str(tmp_path / "out")], **functions) == 0
-    assert [name for name, _ in seen] == ["on_epoch", "on_epoch", "on_trial"]
-    assert seen[-1][1]["status"] == "done"
-    assert seen[-1][1]["result"]["test_accuracy"] == seen[1][1]["test_accuracy"]
+    options = ["--methods", "dense", "--task", "digits", "--preset", "smoke", "--device", "cpu", "--epochs", "1"]
+    options += ["--set", "recipe.train_images=32", "--batch-size", "16", "--out", str(tmp_path / "out")]
+    assert suite.run(options, on_trial=lambda trial, record: seen.append((trial.label, record["status"]))) == 0
+    assert seen == [("dense", "done")]

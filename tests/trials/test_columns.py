@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.trials.folder.columns import COLUMNS, KINDS, SCHEMA, markdown, minor_version
+from suite.trials.folder.columns import COLUMNS, KINDS, SCHEMA, markdown
 
 DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 
@@ -40,8 +40,3 @@ def test_a_cell_is_read_with_the_type_of_its_column(name, cell, value):
     parsed = COLUMNS[name].parse(cell)
     assert parsed == value
     assert type(parsed) is type(value)
-
-
-def test_a_minor_version_has_no_patch_and_no_build():
-    assert minor_version("2.15.0+cu132") == "2.15"
-    assert minor_version("") == ""

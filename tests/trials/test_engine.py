@@ -140,7 +140,6 @@ def test_the_environment_of_a_trial(monkeypatch):
 
 
 def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
-    (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
     (tmp_path / "suite.py").write_text("raise SystemExit('the wrong suite')")
     command = trial_command(tmp_path)
     assert command[1:4] == ["-P", "-m", "suite.trials.trial"]

@@ -28,29 +28,20 @@ SMALL = ("--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.06
 METHODS = ("--methods", "dense,asking", *SMALL)
 
 
-@pytest.fixture
-def ask(tmp_path):
-    """Return a function that runs a command, and returns the arithmetic of each process that trained a step."""
-    plugin, asked = tmp_path / "asking.py", tmp_path / "asked"
-    plugin.write_text(METHOD)
-
-    def run(*words):
-        asked.write_text("")
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "run_suite.py"), *map(str, words), "--plugin", str(plugin)],
-            cwd=tmp_path, env={**os.environ, "ASKED": str(asked), "OMP_NUM_THREADS": "2"},
-            capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return dict(line.split() for line in asked.read_text().splitlines())
-
-    return run
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_every_process_that_trains_or_measures_flushes(ask, tmp_path):
-    out = tmp_path / "out"
+def test_every_process_that_trains_or_measures_flushes(tmp_path):
+    plugin, asked, out = tmp_path / "asking.py", tmp_path / "asked", tmp_path / "out"
+    plugin.write_text(METHOD)
+
+    def ask(*words):
+        """Run a command, and return the arithmetic of each process that trained a step."""
+        asked.write_text("")
+        command = [sys.executable, str(ROOT / "run_suite.py"), *map(str, words), "--plugin", str(plugin)]
+        variables = {**os.environ, "ASKED": str(asked), "OMP_NUM_THREADS": "2"}
+        subprocess.run(command, cwd=tmp_path, env=variables, check=True, timeout=500)
+        return dict(line.split() for line in asked.read_text().splitlines())
+
     assert list(ask(*METHODS, "--out", out).values()) == [FLUSH]
     (record,) = (json.loads(path.read_text()) for path in out.glob("trials/asking-*/trial.json"))
     assert record["spec"]["arithmetic"] == record["provenance"]["settings"]["arithmetic"] == FLUSH
@@ -61,12 +52,3 @@ def test_every_process_that_trains_or_measures_flushes(ask, tmp_path):
         ("plan", *METHODS),
     ):
         assert {*ask(*words).values()} == {FLUSH}, words
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.slow
-def test_ranks_and_workers_of_ray_flush(ask, tmp_path):
-    assert list(ask(*METHODS, "--nproc-per-trial", "2", "--out", tmp_path / "ranks").values()) == [FLUSH, FLUSH]
-    pytest.importorskip("ray", reason="needs the extra [ray]")
-    ray = ("--engine", "ray", "--ray-address", "local", "--out", tmp_path / "ray")
-    assert list(ask(*METHODS, *ray).values()) == [FLUSH]

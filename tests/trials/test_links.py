@@ -99,12 +99,10 @@ def test_special_files_in_place_of_files_and_folders_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"results\.csv must be a file"):
         Store(tmp_path).check()
     (tmp_path / "results.csv").rmdir()
-    (tmp_path / "figures").write_text("")
-    with pytest.raises(UsageError, match="figures must be a folder"):
-        Store(tmp_path).check()
-
-
-def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     with pytest.raises(UsageError, match=r"\.lock must be a file"):
         Store(tmp_path).lock().__enter__()
+    (tmp_path / ".lock").unlink()
+    (tmp_path / "figures").write_text("")
+    with pytest.raises(UsageError, match="figures must be a folder"):
+        Store(tmp_path).check()

@@ -1,6 +1,5 @@
 """A trial's hash depends on the plugin files that define what it uses, and on no other plugin files."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -8,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from toy_suite import ROOT, TOY, forget_plugins, starts
+from small_trials import planned, untrained
+from toy_suite import ROOT, TOY, forget_plugins
 
 from reports.content import provenance
 from suite import registry
 from suite.errors import UsageError
 from suite.trials import plugin_files
-from suite.trials.planning import plan
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import TrialSpec
 
 METHOD = """
 from suite.method import Method
@@ -25,22 +24,6 @@ from suite.registry import register
 class {name}(Method):
     "A method for tests."
 """
-
-SPEC = TrialSpec(
-    method="sdgp",
-    parameters={"n": 2, "m": 4, "mode": "rescaled"},
-    method_version=2,
-    task="digits",
-    model="resnet9[width=0.125]",
-    model_parameters={"width": 0.125},
-    preset="smoke",
-    recipe={"epochs": 4, "batch_size": 64, "learning_rate": 0.1},
-    seed=0,
-    device="cpu",
-    dtype="float32",
-    data_copy={"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""},
-)
-
 
 pytestmark = pytest.mark.usefixtures("forget_toys")
 
@@ -52,13 +35,8 @@ def loaded(*paths):
         registry.load_plugin(path)
 
 
-def planned(methods, **changes):
-    fields = {"tasks": "digits", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32", "data_root": ""}
-    return plan(SuiteSpec(methods=methods, **(fields | changes)))
-
-
 def test_trials_without_plugins_have_no_defining_files():
-    assert dataclasses.replace(SPEC, defined_by={}, plugins=("/x.py",)).hash == SPEC.hash
+    assert untrained(defined_by={}, plugins=("/x.py",)).hash == untrained().hash
     assert all(not trial.defined_by for trial in planned("dense,sdgp,scratch"))
 
 
@@ -133,17 +111,6 @@ def test_the_table_of_facts_names_the_file_without_the_home_folder(tmp_path, mon
     assert facts["defined_by.method.path"] == "~/toys.py"
     assert facts["defined_by.method.sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert str(tmp_path) not in json.dumps(facts)
-
-
-def test_an_edited_plugin_is_run_again_and_an_unrelated_edit_is_not(suite, folder):
-    (folder / "unrelated.py").write_text(METHOD.format(name="toy_two"))
-    options = ("--plugin", "unrelated.py", "--out", "out")
-    assert suite(*options) == 0
-    for name, runs in (("unrelated.py", [1]), ("toy.py", [1, 1])):
-        (folder / name).write_text((folder / name).read_text() + "\n# edited\n")
-        loaded()
-        assert suite(*options) == 0
-        assert starts(folder / "out") == runs
 
 
 def test_a_plugin_that_is_edited_while_trials_wait_does_not_run_under_the_old_name(tmp_path):

@@ -36,6 +36,10 @@ def test_epochs_are_read_once_and_only_when_complete(tmp_path):
     assert reader.read() == []
     path.write_text('{"epoch": 1}\n')
     assert reader.read() == [{"epoch": 1}]
+    path.unlink()  # a trial begins again
+    assert reader.read() == []
+    path.write_text('{"epoch": 1}\n')
+    assert reader.read() == [{"epoch": 1}]
 
 
 def test_the_remaining_evaluations_are_counted():
@@ -120,16 +124,6 @@ def test_lines_and_bars(capsys):
 def test_progress_that_cannot_be_written_ends_no_trial(tmp_path):
     ProgressFile(tmp_path / "absent").write(1, 3, 0.4)
     assert ProgressFile(tmp_path / "absent").read() is None
-
-
-def test_records_of_a_restarted_trial_are_read_from_the_first(tmp_path):
-    path = tmp_path / "epochs.jsonl"
-    path.write_text('{"epoch": 1}\n{"epoch": 2}\n')
-    reader = EpochReader(tmp_path)
-    path.unlink()
-    assert reader.read() == []
-    path.write_text('{"epoch": 1}\n')
-    assert reader.read() == [{"epoch": 1}]
 
 
 def test_a_resumed_trial_says_once_where_it_continues(capsys):

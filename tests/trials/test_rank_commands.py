@@ -186,6 +186,8 @@ def test_ranks_that_hang_are_not_waited_for_when_rank_0_is_done_or_one_has_faile
     own = Failure(1, "error", "rank 1 ended with exit status 3")
     assert processes.wait_for({0: Scripted(0), 1: Scripted()}) == []
     assert processes.wait_for({0: Scripted(), 1: Scripted(3)}) == [own]
+    (killed,) = processes.wait_for({0: Scripted(), 1: Scripted(-9)})
+    assert (killed.status, killed.message) == ("error", "rank 1 was killed by signal 9")
     assert processes.wait_for({0: Scripted(0), 1: Scripted(3, after=2)}) == [own]
 
 

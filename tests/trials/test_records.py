@@ -7,24 +7,16 @@ import shutil
 
 import pytest
 import torch
-from torch import nn
+from small_trials import untrained as spec
 
 from suite.errors import UsageError
-from suite.recipe import Recipe
 from suite.trials.folder import packed
-from suite.trials.folder.records import FILES, damage, model_damage, read_record, write_record
+from suite.trials.folder.records import damage, model_damage, read_record, write_record
 from suite.trials.folder.store import Store
 from suite.trials.folder.tuning import read_tuned
 from suite.trials.spec import TrialSpec
 
 RESULT = {"test_accuracy": 0.75, "test_loss": 0.5, "train_time_s": 2.0, "params": 10}
-
-
-def spec(seed=0, **fields):
-    recipe = vars(Recipe(epochs=2, batch_size=4, learning_rate=0.1))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
-    return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
 
 
 def finished(out, trial):
@@ -51,41 +43,33 @@ def rewritten(folder, change):
     (folder / "trial.json").write_text(json.dumps(record))
 
 
-def without_hash(folder):
-    rewritten(folder, lambda record: record["spec"].pop("hash"))
-
-
 def of_another_trial(folder):
     other = next(path for path in folder.parent.iterdir() if path != folder)
     shutil.copyfile(other / "trial.json", folder / "trial.json")
 
 
-def all_of_another_trial(folder):
-    other = next(path for path in folder.parent.iterdir() if path != folder)
-    shutil.copytree(other, folder, dirs_exist_ok=True)
-
-
-def accuracy_of_7(folder):
-    rewritten(folder, lambda record: record["result"].update(test_accuracy=7.0))
-
-
-def another_accuracy(folder):
+def edited_by_hand(folder):
     rewritten(folder, lambda record: record["result"].update(test_accuracy=0.76))
 
 
-def damages():
-    found = [without_hash, of_another_trial, all_of_another_trial, accuracy_of_7, another_accuracy]
-    for name in FILES:
-        for kind, content in (("missing", None), ("empty", b""), ("random", b"\x93" * 300)):
-
-            def change(folder, name=name, content=content):
-                (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
-
-            found.append(pytest.param(change, id=f"{name}-{kind}"))
-    return found
+def without_model(folder):
+    (folder / "model.pt").unlink()
 
 
-@pytest.mark.parametrize("change", damages())
+def with_a_flipped_bit(folder):
+    content = bytearray((folder / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "model.pt").write_bytes(content)
+
+
+def with_empty_layers(folder):
+    (folder / "layers.csv").write_bytes(b"")
+
+
+DAMAGES = [of_another_trial, edited_by_hand, without_model, with_a_flipped_bit, with_empty_layers]
+
+
+@pytest.mark.parametrize("change", DAMAGES)
 def test_a_damaged_trial_is_run_again_and_the_line_says_why(two, tmp_path, caplog, change):
     store, trials = Store(tmp_path), [spec(0), spec(1)]
     assert store.choose(trials, "missing") == []
@@ -95,14 +79,6 @@ def test_a_damaged_trial_is_run_again_and_the_line_says_why(two, tmp_path, caplo
     (line, _) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"{two[0].name} is run again: ")
     assert line.count("\n") == 0
-
-
-def test_a_flipped_bit_in_a_model_is_damage(two):
-    assert damage(two[0], read_record(two[0])) == ""
-    content = bytearray((two[0] / "model.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (two[0] / "model.pt").write_bytes(content)
-    assert damage(two[0], read_record(two[0])).startswith("model.pt ")
 
 
 @pytest.mark.parametrize(
@@ -126,12 +102,6 @@ def test_values_that_cannot_be(two, field, value):
     assert record["message"].startswith("damaged record: ")
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"spec": ' + b"9" * 5000 + b"}", b'{"spec": {"hash": 1}}'])
-def test_contents_that_readers_trip_over(two, content):
-    (two[0] / "trial.json").write_bytes(content)
-    assert read_record(two[0])["message"].startswith("damaged record: ")
-
-
 def test_text_that_utf8_or_a_terminal_does_not_take_is_replaced_where_a_record_is_read(tmp_path):
     trial = spec(0, plugins=("/home/\udcff/x.py",))
     folder = finished(tmp_path, trial)
@@ -144,13 +114,6 @@ def test_text_that_utf8_or_a_terminal_does_not_take_is_replaced_where_a_record_i
     assert damage(folder, record) == ""
     # The process of the trial, which opens the path, reads it as it was written.
     assert json.loads((folder / "trial.json").read_bytes())["spec"]["plugins"] == ["/home/\udcff/x.py"]
-
-
-def test_an_intact_model_of_any_size_is_accepted(tmp_path):
-    folder = finished(tmp_path, spec(0))
-    torch.save({"tensors": nn.Linear(300, 300).state_dict()}, folder / "model.pt")
-    write_record(folder, spec(0), "done", result=RESULT)
-    assert damage(folder, read_record(folder)) == ""
 
 
 def test_a_checkpoint_that_a_killed_process_left_in_a_finished_trial_is_removed(two, tmp_path):
@@ -178,6 +141,9 @@ def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_d
 @pytest.mark.parametrize(("change", "reason"), [
     (lambda record: record["result"].update(test_accuracy=10**400), "its test_accuracy is 10000000000000000000, which"),
     (lambda record: record["files"].update({"layers.csv": [0.5]}), "its files do not have size and checksum of layers"),
+    (lambda record: record["spec"].pop("hash"), "it has no spec with a hash"),
+    (lambda record: record.update(result=[1]), "its result is not an object"),
+    (lambda record: record.update(message=0.5), "its message is not a string"),
     (lambda record: record["spec"].update(device_index="0.5"), "its device_index is 0.5"),
     (lambda record: record["spec"].update(callbacks="x"), "its callbacks are not a list of strings"),
     (lambda record: record["spec"].update(replaced=3), "not a trial's spec"),
@@ -212,10 +178,6 @@ def test_a_tuning_whose_choice_does_not_exist_is_one_line(tmp_path):
     }  # fmt: skip
     (tmp_path / "tune.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"tune.json is damaged: dense has no setting 3$"):
-        read_tuned(tmp_path)
-    content["methods"][0]["metod"] = content["methods"][0].pop("method")
-    (tmp_path / "tune.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"tune.json is damaged: methods.0.method: Field required; methods.0.metod: "):
         read_tuned(tmp_path)
 
 

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import gzip
-import json
 import shutil
 
 import pandas as pd
@@ -146,14 +145,10 @@ def test_columns_of_earlier_tables_and_of_users_between_them_are_read(store):
     ("content", "complaint"),
     [
         (b"", "has no column 'trial_id'"),
-        (b"trial_id,method\nx,y\n", "has no column 'status'"),
         (b"trial_id,method,status\nx,y\n", "row 2 does not have 3 fields"),
-        (b"trial_id,method,status\nx,y,done,1\n", "row 2 does not have 3 fields"),
         (b"trial_id,method,status\nx,y,done\nx,y,done\n", "two rows"),
         (b"trial_id,method,status\nx,\xff,done\n", "cannot be read as CSV"),
-        (b'trial_id,method,status\nx,"y,done\n', "cannot be read as CSV"),
         (b"trial_id,method,vrint,task,status\nx,y,,z,done\n", "'vrint' where 'variant' is expected"),
-        (b"trial_id,method,,task,status\nx,y,,z,done\n", "'' where 'variant' is expected"),
         (b"trial_id,method,status,mesage\nx,y,done,z\n", "'mesage' where 'message' is expected"),
     ],
 )
@@ -166,52 +161,10 @@ def test_a_table_that_cannot_be_read_is_left_as_it_is(store, content, complaint,
     assert (store.folder / "results.csv").read_bytes() == content
 
 
-@pytest.mark.parametrize("header", ["trial_id,remark,method,variant,status", "trial_id,method,variant,status,remark"])
-def test_columns_next_to_known_ones_are_read(tmp_path, header):
-    """In a table of an earlier version, the column after `status` is missing."""
-    (tmp_path / "results.csv").write_text(f"{header}\na,b,c,d,e\n")
-    assert read_table(tmp_path)["a"] == dict(zip(header.split(","), "abcde", strict=True))
-
-
-@pytest.mark.parametrize(
-    "value", ["high", True, [1], {}, float("inf"), 10**400, "1" * 20], ids=lambda value: str(value)[:12]
-)
-@pytest.mark.parametrize("column", ["test_accuracy", "params"])
-def test_a_value_that_its_column_cannot_have_is_one_damaged_trial(store, column, value):
-    path = store.trial_folder(spec(0).trial_id) / "trial.json"
-    record = json.loads(path.read_bytes())
-    record["result"][column] = value
-    path.write_text(json.dumps(record))
-    rows = {row["trial_id"]: row for row in write_results(store)}
-    assert rows[spec(0).trial_id]["status"] == "error"
-    assert rows[spec(0).trial_id]["message"].startswith("damaged record")
-    assert rows[spec(1).trial_id]["status"] == "done"
-    assert len(table(store)) == 3
-
-
 @pytest.mark.parametrize("provenance", [{"hardware": []}, {"hardware": {"threads": "two"}}, {"hardware_id": 3}])
 def test_a_provenance_of_other_types_stops_nothing(store, provenance):
     put(store, spec(0), "done", result=RESULT, provenance=provenance)
     assert len(write_results(store)) == 3
-
-
-def test_a_record_that_is_nested_too_deeply_and_a_folder_that_is_no_utf8_stop_nothing(store):
-    (store.trial_folder(spec(0).trial_id) / "trial.json").write_text("[" * 100_000 + "]" * 100_000)
-    other = store.folder / "trials" / b"dense-\xff".decode("utf-8", "surrogateescape")
-    other.mkdir()
-    (other / "trial.json").write_text("{}")
-    assert [row["status"] for row in write_results(store)] == ["error", "done", "done", "error"]
-    assert len(table(store)) == 4
-
-
-def test_a_message_that_is_no_text_and_a_folder_in_the_table_s_place(store, capsys):
-    path = store.trial_folder(spec(0).trial_id) / "trial.json"
-    path.write_text(path.read_text().replace('"message": ""', '"message": 0.5'))
-    assert len(write_results(store)) == 3
-    (store.folder / "results.csv").unlink()
-    (store.folder / "results.csv").mkdir()
-    assert cli.main(["report", str(store.folder)]) == 2
-    assert "results.csv must be a file" in capsys.readouterr().err
 
 
 def test_report_needs_something_to_report(tmp_path, capsys):

@@ -1,23 +1,21 @@
 """Killed trials and commands, with real processes: the others finish, and the same command continues bit for bit."""
 
+import dataclasses
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 import torch
-from trials_here import run_here
+from engine_children import alive, wait_until
+from trials_here import let_run_here
 
-import reports
 from kernels.prune import cpu as prune_on_cpu
 from suite import checkpoint, registry
 from suite.cli import main as cli
@@ -25,61 +23,66 @@ from suite.engine.network import model_files
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
 from suite.task import DataCopy
-from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.records import read_record
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")
 SDGP = "sdgp[backend=masked]"  # what it would choose by measurement need not be the same in two commands
-PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start]"  # everything that a reconfiguration may change
+PRUNETRAIN = "prunetrain[gating=true,dynamic_batch=start,ratio=0.8]"  # everything that a reconfiguration may change
 METHODS = f"dense,{SDGP},{PRUNETRAIN}"
 TIMES = ("train_time_s", "eval_time_s", "reconfigure_time_s")
-EPOCHS = 6  # long enough to be killed during training; PruneTrain reconfigures from the second epoch
-IMAGES = 320
+EPOCHS = 4  # PruneTrain reconfigures from the second epoch
+IMAGES = 96
+
+# A callback that kills, between the record of an epoch and its checkpoint, the trial or the command that runs it.
+KILLS = """
+import os, signal, time
+from suite.registry import register
+
+@register("callback", "kills")
+class Kills:
+    def on_epoch(self, trial, record):
+        for one in os.environ["KILLS"].split(","):
+            method, epoch, victim = one.split()
+            if trial.trial_id.startswith(method) and record["epoch"] == int(epoch):
+                (trial.folder / "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid() if victim == "trial" else os.getppid(), signal.SIGKILL)
+                time.sleep(60)
+"""
 
 
-def arguments(out, methods=METHODS, images=IMAGES):
-    recipe = ("--epochs", str(EPOCHS), "--set", f"recipe.train_images={images}", "--set", "recipe.test_images=64")
-    return ["--methods", methods, "--task", "digits", "--preset", "smoke", *recipe, "--out", str(out)]
+def arguments(out, methods=METHODS, kills=None):
+    """Return a command line; `kills` is a path for the file of the callback that kills."""
+    more = []
+    if kills:
+        kills.write_text(KILLS)
+        more = ["--plugin", str(kills), "--log", "kills"]
+    small = ("--preset", "smoke", "--model", "resnet9[width=0.0625]", "--batch-size", "32", "--epochs", str(EPOCHS))
+    images = ("--set", f"recipe.train_images={IMAGES}", "--set", "recipe.test_images=64")
+    return ["--methods", methods, "--task", "digits", *small, *images, *more, "--out", str(out)]
 
 
-def run(out, methods=METHODS, images=IMAGES, report=False):
+def run(out, methods=METHODS, kills=None):
     """Run a command and its trials in this process, which changes no result, and return the command's exit status."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalEngine, "run", run_here)
-        if not report:  # its figures take longer than a trial
-            patch.setattr(reports, "write_report", lambda folder, *options, **more: reports.Written([], ()))
-        return cli.main(arguments(out, methods, images))
+        let_run_here(patch)
+        return cli.main(arguments(out, methods, kills))
 
 
-def start(out, methods=METHODS):
-    """Start a command as a process that can be killed, and whose trials are processes."""
-    command = [sys.executable, str(ROOT / "run_suite.py"), *arguments(out, methods)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-
-
-def fork(*what, **variables):
-    """Let a fork of this process, which has imported torch already, `run` a command, and return the fork's id."""
+def fork(out, methods, kills=None, when="", **variables):
+    """Let a fork of this process, which has imported torch already, `run` a command, and return its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 70
         try:
-            os.environ.update(variables)
-            if variables.get("PDT_CPU_KERNEL") == "0":
-                prune_on_cpu.load.cache_clear()  # this process may have loaded the kernel
-            status = run(*what)
+            os.environ.update({"KILLS": when, **variables})
+            prune_on_cpu.load.cache_clear()  # this process may have loaded the kernel
+            status = run(out, methods, kills)
         finally:
             os._exit(status)
-    return pid
-
-
-def kill_fork(pid, out, method, after):
-    """Kill a fork while a method trains in it."""
-    wait_for(lambda: epochs_done(out, method) >= after)
-    os.kill(pid, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def trial(out, method):
@@ -91,50 +94,7 @@ def provenance(out, method):
 
 
 def records(folder):
-    """Return the records of a trial's epochs without their times."""
-    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-
-def train_times(folder):
-    lines = (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["train_time_s"] for line in lines]
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
-def epochs_done(out, method):
-    found = list((out / "trials").glob(f"{method}-*/epochs.jsonl"))
-    return len(found[0].read_text(encoding="utf-8").splitlines()) if found else 0
-
-
-def trial_process(folder):
-    """Return the process that trains in a folder, without its guardian and compilers."""
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] and str(folder) in process.info["cmdline"] and process.children():
-            return process
-    return None
-
-
-def kill_trial(out, method, after):
-    wait_for(lambda: epochs_done(out, method) >= after)
-    os.kill(trial_process(trial(out, method)).pid, signal.SIGKILL)
-
-
-def kill_command(running, out, method, after):
-    """Kill a command while a method trains, and check that none of its processes survives."""
-    wait_for(lambda: epochs_done(out, method) >= after)
-    family = [*psutil.Process(running.pid).children(recursive=True)]
-    assert family
-    running.kill()
-    running.wait()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
+    return [json.loads(line) for line in (folder / "epochs.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -147,70 +107,60 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """Folder whose command was killed while SDGP trained: dense is done, and SDGP has a checkpoint."""
-    out = tmp_path_factory.mktemp("killed") / "out"
-    assert run(out, "dense") == 0
-    kill_command(start(out), out, "sdgp", 3)
-    return out
+    """Folder of a command whose first trial was killed, and that was itself killed while its second trial ran."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, str(ROOT / "run_suite.py"), *arguments(folder / "out", kills=folder / "kills.py")]
+    variables = os.environ | {"KILLS": "dense 3 trial,sdgp 3 command"}
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return folder / "out"
 
 
 @pytest.fixture
 def copy(killed, tmp_path):
-    shutil.copytree(killed, tmp_path / "out")
-    return tmp_path / "out"
+    return Path(shutil.copytree(killed, tmp_path / "out"))
 
 
-def assert_same_results(out, undisturbed, methods=NAMES):
-    for method in methods:
-        ours, theirs = trial(out, method), trial(undisturbed, method)
+def test_a_killed_trial_is_named_and_no_trial_survives_its_command(killed):
+    assert not list((killed / "trials").glob("prunetrain-*"))
+    (dense, sdgp) = (read_record(trial(killed, method)) for method in NAMES[:2])
+    assert (dense["status"], dense["message"], sdgp["status"]) == ("error", "killed by signal 9", "running")
+    wait_until(lambda: not alive(int((trial(killed, "sdgp") / "pid").read_text())))
+
+
+def test_a_command_that_is_killed_twice_continues_where_it_was(copy, undisturbed, tmp_path, caplog):
+    assert fork(copy, METHODS, tmp_path / "kills.py", "prunetrain 4 trial") == -signal.SIGKILL
+    assert any(record["reconfigured"] for record in records(trial(copy, "prunetrain"))[:3])
+    dense = trial(copy, "dense") / "trial.json"
+    before = dense.stat().st_mtime_ns
+    (trial(copy, "sdgp") / "model.pt").unlink()  # a trial without its model is not done
+    with caplog.at_level("INFO"):
+        assert run(copy) == 0
+    assert caplog.text.count("resumed after epoch 3") == 1
+    assert dense.stat().st_mtime_ns == before, "a finished trial ran again"
+    assert [len(provenance(copy, method).get("attempts", [])) for method in NAMES] == [1, 0, 1]
+    (weights,) = {provenance(copy, method)["initial_weights"] for method in NAMES}
+    assert len(weights) == 64
+    for method in NAMES:
+        ours, theirs = trial(copy, method), trial(undisturbed, method)
         assert ours.name == theirs.name
-        assert records(ours) == records(theirs)
+        without_times = [
+            [{name: value for name, value in record.items() if name not in TIMES} for record in records(folder)]
+            for folder in (ours, theirs)
+        ]
+        assert without_times[0] == without_times[1]
         assert [record["epoch"] for record in records(ours)] == list(range(1, EPOCHS + 1))
-        assert all(before < after for before, after in itertools.pairwise(train_times(ours)))  # sum over all attempts
+        times = [record["train_time_s"] for record in records(ours)]
+        assert all(earlier < later for earlier, later in itertools.pairwise(times))  # sum over all attempts
         one, other = (model_files.load(folder / "model.pt") for folder in (ours, theirs))
         assert one["architecture"] == other["architecture"]
         for name, tensor in other["tensors"].items():
             assert torch.equal(one["tensors"][name], tensor), (method, name)
         assert (ours / "layers.csv").read_text() == (theirs / "layers.csv").read_text()
         assert not (ours / "checkpoint.pt").exists()
-    tables = (pd.read_csv(folder / "results.csv") for folder in (out, undisturbed))
-    left, right = (table[table["method"].isin(methods)].reset_index(drop=True) for table in tables)
-    assert len(left) == len(methods)
+    left, right = (pd.read_csv(folder / "results.csv") for folder in (copy, undisturbed))
     exact = [c for c in left if c.startswith(("test_", "best_", "train_flops", "inference_flops", "params", "nonzero"))]
     pd.testing.assert_frame_equal(left[["trial_id", "status", *exact]], right[["trial_id", "status", *exact]])
-
-
-def test_killed_trials_are_named_and_the_rest_finish(undisturbed, tmp_path, caplog):
-    out = tmp_path / "out"
-    methods = f"dense,{PRUNETRAIN}"
-    running = start(out, methods)
-    kill_trial(out, "dense", 2)
-    assert running.wait(timeout=200) == 1
-    table = pd.read_csv(out / "results.csv").set_index("method")
-    assert table.loc["dense", ["status", "message"]].tolist() == ["error", "killed by signal 9"]
-    assert table.loc["prunetrain", "status"] == "done"
-    assert "killed by signal 9" in (out / "report.md").read_text(encoding="utf-8")
-    assert any(record["reconfigured"] for record in records(trial(out, "prunetrain")))
-    (trial(out, "prunetrain") / "model.pt").unlink()  # a trial without its model is not done
-    with caplog.at_level(logging.INFO):
-        assert run(out, methods) == 0
-    assert caplog.text.count("resumed after epoch") == 1
-    assert [len(provenance(out, method).get("attempts", [])) for method in ("dense", "prunetrain")] == [1, 0]
-    (weights,) = {provenance(out, method)["initial_weights"] for method in ("dense", "prunetrain")}
-    assert len(weights) == 64
-    assert_same_results(out, undisturbed, ("dense", "prunetrain"))
-
-
-def test_a_command_that_is_killed_twice_continues_where_it_was(copy, undisturbed):
-    dense = trial(copy, "dense") / "trial.json"
-    before = dense.stat().st_mtime_ns
-    kill_fork(fork(copy), copy, "prunetrain", 3)
-    # A kill between the record of an epoch and its checkpoint leaves one line too many.
-    path = trial(copy, "prunetrain") / "epochs.jsonl"
-    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
-    assert run(copy) == 0
-    assert dense.stat().st_mtime_ns == before, "a finished trial ran again"
-    assert_same_results(copy, undisturbed)
 
 
 def test_times_and_rates_of_a_trial_belong_together(undisturbed):
@@ -256,10 +206,6 @@ def truncate(folder):
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def empty(folder):
-    (folder / "checkpoint.pt").write_bytes(b"")
-
-
 def replace_by_another(folder):
     torch.save({"weights": torch.zeros(2)}, folder / "checkpoint.pt")
 
@@ -268,9 +214,9 @@ def lose_records(folder):
     (folder / "epochs.jsonl").unlink()
 
 
-def damage_records(folder):
+def repeat_a_record(folder):
     path = folder / "epochs.jsonl"
-    path.write_text("garbage\n" + path.read_text().split("\n", 1)[1])
+    path.write_text(path.read_text().splitlines()[0] + "\n" + path.read_text())
 
 
 def change_records(folder):
@@ -283,61 +229,35 @@ def take_that_of_another_trial(folder):
     torch.save(state | {"trial": "ab" * 32}, folder / "checkpoint.pt")
 
 
-def flip_a_bit(folder):
-    path = folder / "checkpoint.pt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+DAMAGES = [truncate, replace_by_another, lose_records, repeat_a_record, change_records, take_that_of_another_trial]
 
 
-DAMAGES = [truncate, empty, replace_by_another, lose_records, damage_records, change_records, flip_a_bit]
-
-
-@pytest.mark.parametrize("damage", [*DAMAGES, take_that_of_another_trial])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, killed, tmp_path):
     folder = tmp_path / "trial"
-    shutil.copytree(trial(killed, "sdgp"), folder)
+    shutil.copytree(trial(killed, "dense"), folder)
     damage(folder)
-    spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text())["spec"])
+    spec = dataclasses.replace(
+        TrialSpec.from_json(read_record(trial(killed, "dense"))["spec"]), callbacks=(), plugins=()
+    )
     with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to start from the beginning"):
         TrialRun(spec, folder).run({}, {})
 
 
 def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path):
-    out = tmp_path / "out"
-    what = (out, SDGP, 64)  # plain torch prunes slowly
-    kill_fork(fork(*what, OMP_NUM_THREADS="1", PDT_CPU_KERNEL="0"), out, "sdgp", EPOCHS - 3)
-    assert os.waitpid(fork(*what, True, OMP_NUM_THREADS="2"), 0)[1] == 0
+    out, kills = tmp_path / "out", tmp_path / "kills.py"
+    assert fork(out, SDGP, kills, "sdgp 2 trial", PDT_CPU_KERNEL="0") == -signal.SIGKILL
+    checkpoint_file = trial(out, "sdgp") / "checkpoint.pt"
+    state = torch.load(checkpoint_file, weights_only=True)
+    state["provenance"]["hardware"]["threads"] = 7
+    torch.save(state, checkpoint_file)
+    assert fork(out, SDGP) == 0
     found = provenance(out, "sdgp")
     (attempt,) = found["attempts"]
-    assert attempt["until_epoch"] >= EPOCHS - 4
+    assert attempt["until_epoch"] == 1
     assert found["pruning"] == {"cpu": "reference"}
     assert found["kernels"].startswith("prune_nm: plain torch, as ")
-    (note,) = found["resumed_elsewhere"]
-    assert "number of threads was 1 until" in note
-    report = (out / "report.md").read_text(encoding="utf-8")
-    assert "One trial was interrupted" in report
-    assert "number of threads was 1 until" in report.partition("## Can I trust these numbers?")[0]
-
-
-def test_flipped_bit_in_a_model_is_noticed(undisturbed, tmp_path):
-    content = bytearray((trial(undisturbed, "dense") / "model.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(UsageError, match="damaged"):
-        checkpoint.load_model(tmp_path / "model.pt")
-
-
-def test_files_that_are_no_models_are_refused_in_one_line(undisturbed, tmp_path):
-    for content in (b"", b"text"):
-        (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(UsageError, match="damaged, or not a file of tensors"):
-            checkpoint.load_model(tmp_path / "model.pt")
-    torch.save({"x": 1}, tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="is not a model of this suite"):
-        checkpoint.load_model(tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="no such file"):
-        checkpoint.load_model(tmp_path / "nothing.pt")
+    assert found["resumed_elsewhere"] == [f"number of threads was 7 until epoch 1, then {torch.get_num_threads()}"]
 
 
 def test_a_trial_left_by_a_killed_command_is_named_by_the_next(copy):

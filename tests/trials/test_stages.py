@@ -6,13 +6,15 @@ import os
 import pytest
 from small_trials import spec, train, write_export
 
-from suite import files, registry
-from suite.choices import build_model
+from suite import files
 from suite.engine.network import model_files
 from suite.errors import UsageError
 from suite.trials import stages as stages_module
 from suite.trials.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
 from suite.trials.trial_run import TrialRun
+
+SMALL = {"model": "resnet9[width=0.0625]", "train_images": 72, "batch_size": 32, "epochs": 1}
+SHRINKING = spec("prunetrain[ratio=0.8]", **(SMALL | {"train_images": 96, "epochs": 4}))
 
 
 def record(epoch, executed=100.0, **changes):
@@ -160,37 +162,35 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path):
     assert (tmp_path / "elsewhere" / "7.pt").exists()
 
 
-def test_a_trial_keeps_the_state_before_each_change(tmp_path):
-    records = train(tmp_path, spec("prunetrain"))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Folder and records of a trial whose network shrinks."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder, SHRINKING)
+
+
+def test_a_trial_keeps_the_state_before_each_change(whole):
+    folder, records = whole
     assert any(line["reconfigured"] for line in records[:-1]), "the test needs a network that shrinks"
     stages = StageList(records).stages()
     assert len(stages) > 1
     expected = {f"{stage.epoch}.pt" for stage in stages[1:]} | {f"{stage.last}-end.pt" for stage in stages}
-    assert {path.name for path in (tmp_path / "stages").iterdir()} == expected
+    assert {path.name for path in (folder / "stages").iterdir()} == expected
     for before, stage in itertools.pairwise(stages):
         assert before.last == stage.epoch - 1
-        ended = model_files.load(end_file(tmp_path, before.last))["trainer"]
+        ended = model_files.load(end_file(folder, before.last))["trainer"]
         assert ended["hooks"]["epochs_done"] == before.last - 1  # the epoch is not closed
         sizes = [sum(value.numel() for value in state["model"].values())
-                 for state in (ended, model_files.load(stage_file(tmp_path, stage.epoch))["trainer"])]  # fmt: skip
+                 for state in (ended, model_files.load(stage_file(folder, stage.epoch))["trainer"])]  # fmt: skip
         assert sizes[0] > sizes[1]
-        state = model_files.load(stage_file(tmp_path, stage.epoch))
-        assert state["trial"] == spec("prunetrain").hash
+        state = model_files.load(stage_file(folder, stage.epoch))
+        assert state["trial"] == SHRINKING.hash
         assert state["trainer"]["hooks"]["epochs_done"] == stage.epoch - 1
-        weights = sum(value.numel() for name, value in state["trainer"]["model"].items() if "running" not in name)
-        assert weights < sum(value.numel() for value in build().state_dict().values())
 
 
-def test_a_trial_that_begins_anew_has_no_file_of_an_export(tmp_path):
-    trial = spec("dense", epochs=1)
-    write_export(tmp_path / "trial", trial)
-    train(tmp_path / "trial", trial)
-    assert not [*(tmp_path / "trial").glob("*.gz")]
-
-
-def test_a_resumed_trial_ends_with_the_same_stages(tmp_path, monkeypatch):
+def test_a_resumed_trial_ends_with_the_same_stages(whole, tmp_path, monkeypatch):
     """It is interrupted after the record of an epoch that begins a stage, before the epoch's checkpoint."""
-    records = train(tmp_path / "whole", spec("prunetrain"))
+    folder, records = whole
     stages = [stage.epoch for stage in StageList(records).stages()]
     save = TrialRun._save_checkpoint
 
@@ -202,30 +202,27 @@ def test_a_resumed_trial_ends_with_the_same_stages(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TrialRun, "_save_checkpoint", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "resumed", spec("prunetrain"))
-    assert stage_file(tmp_path / "resumed", stages[1]).is_file()
-    train(tmp_path / "resumed", spec("prunetrain"))
+            train(tmp_path, SHRINKING)
+    assert stage_file(tmp_path, stages[1]).is_file()
+    train(tmp_path, SHRINKING)
     for epoch in stages[1:]:
-        one, other = (model_files.load(stage_file(tmp_path / name, epoch)) for name in ("whole", "resumed"))
+        one, other = (model_files.load(stage_file(place, epoch)) for place in (folder, tmp_path))
         assert one["epochs_sha256"] != other["epochs_sha256"], "times differ between two trainings"
         for name, weight in one["trainer"]["model"].items():
             assert weight.equal(other["trainer"]["model"][name])
 
 
-def build():
-    task = registry.get("task", "digits")()
-    return build_model(task.default_model("smoke"), task.input_shape, task.num_classes)
-
-
-@pytest.mark.parametrize("method", ["dense", "sdgp[backend=masked]"])
-def test_a_trial_whose_steps_never_change_keeps_its_end(method, tmp_path):
-    records = train(tmp_path, spec(method, epochs=2))
+def test_a_trial_whose_steps_never_change_keeps_its_end_and_nothing_of_an_export(tmp_path):
+    trial = spec("sdgp[backend=masked]", **(SMALL | {"epochs": 2}))
+    write_export(tmp_path / "trial", trial)
+    records = train(tmp_path / "trial", trial)
     assert len(StageList(records).stages()) == 1
-    assert [path.name for path in (tmp_path / "stages").iterdir()] == ["2-end.pt"]
+    assert [path.name for path in (tmp_path / "trial" / "stages").iterdir()] == ["2-end.pt"]
+    assert not [*(tmp_path / "trial").glob("*.gz")]
 
 
 def test_an_overhead_is_recorded_for_a_full_batch(tmp_path):
-    dense = train(tmp_path / "dense", spec("dense", epochs=1, drop_last=False))
-    lasso = train(tmp_path / "lasso", spec("ssl", epochs=1, drop_last=False))
+    dense = train(tmp_path / "dense", spec("dense", **SMALL, drop_last=False))
+    lasso = train(tmp_path / "lasso", spec("ssl", **SMALL, drop_last=False))
     assert dense[0]["step_overhead"] == 0 < lasso[0]["step_overhead"]
     assert Cost.of(lasso[0]).overhead == lasso[0]["step_overhead"]

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -11,37 +12,19 @@ import threading
 from pathlib import Path
 
 import pytest
+from small_trials import untrained as spec
 from small_trials import write_export
 
 from suite.errors import UsageError
-from suite.recipe import Recipe
 from suite.trials.folder import packed
 from suite.trials.folder.columns import COLUMNS
 from suite.trials.folder.records import FILES, without_home
 from suite.trials.folder.results import write_results
 from suite.trials.folder.store import Store, read_record, write_json, write_record
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import SuiteSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
-LISTED = """trial_id, method, variant, task, model, preset, seed, status, message, device, hardware_id, dtype,
-arithmetic, data_copy, parameters, batch_size, epochs, test_accuracy, test_accuracy_one_view, test_loss,
-val_accuracy, best_epoch_accuracy,
-train_time_s, eval_time_s, reconfigure_time_s, wall_time_s, samples_per_s, inference_images_per_s,
-train_flops_dense, train_flops_current, train_flops_effective, train_flops_executed,
-inference_flops_dense, inference_flops, inference_flops_effective, params_dense, params, nonzero_params,
-peak_memory_bytes, peak_rss_bytes, allreduce_bytes, execution, compile_time_s, threads, torch,
-energy_j, target_accuracy, time_to_target_s, flops_to_target, energy_to_target_j,
-optimizer, learning_rate, schedule, weight_decay"""
-
-
-def spec(seed=0, **fields):
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
-    copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
-    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
-    return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
-
-
 SUITE = SuiteSpec(
     methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/d"
 )
@@ -70,25 +53,6 @@ def holder(folder):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path, stop = tmp_path / "x.json", threading.Event()
-    write_json(path, {"n": 0})
-    seen = []
-
-    def read():
-        while not stop.is_set():
-            seen.append(json.loads(path.read_text())["n"])
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for n in range(100):
-        write_json(path, {"n": n, "padding": "x" * 20_000})
-    stop.set()
-    reader.join()
-    assert seen == sorted(seen)
-    assert [item.name for item in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_what_json_does_not_have_becomes_null(tmp_path):
@@ -214,9 +178,9 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
     assert store.status(first.trial_id) == "error"
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null", b'{"status": "done"}', b'{"spec": 3, "status": "done"}']
-)
+@pytest.mark.parametrize("content", [
+    b"", b"[]", b"\xff\xfe", b'{"status": "done"}', b"[" * 100_000, b'{"x": ' + b"9" * 5000 + b"}",
+])  # fmt: skip
 def test_a_damaged_record_is_a_trial_with_an_error(store, content):
     folder = put(store, spec(0), "done")
     put(store, spec(1), "done")
@@ -232,7 +196,6 @@ def test_a_damaged_record_is_a_trial_with_an_error(store, content):
 
 
 def test_the_table_has_the_columns_of_the_interface(store):
-    assert list(COLUMNS) == [name.strip() for name in LISTED.replace("\n", " ").split(",")]
     result = {
         "test_accuracy": 0.5,
         "train_time_s": 1.25,
@@ -251,14 +214,8 @@ def test_the_table_has_the_columns_of_the_interface(store):
     assert list(row) == list(COLUMNS)
     expected = {"method": "sdgp", "variant": "n=2,m=4", "parameters": '{"m":4,"n":2}', "seed": "0", "status": "done"}
     expected |= {"data_copy": "original-abababab", "hardware_id": "h1234567", "epochs": "3", "batch_size": "4"}
-    expected |= {
-        "test_accuracy": "0.5",
-        "params": "10",
-        "train_flops_dense": str(3 * 10**18),
-        "val_accuracy": "",
-        "threads": "2",
-    }
-    expected |= {"torch": "2.15"}
+    expected |= {"test_accuracy": "0.5", "params": "10", "train_flops_dense": str(3 * 10**18), "val_accuracy": ""}
+    expected |= {"threads": "2", "torch": "2.15"}
     assert {key: row[key] for key in expected} == expected
     assert row["test_loss"] == ""
     assert rows[spec(1).trial_id]["message"] == 'a "quoted", line'
@@ -269,19 +226,6 @@ def test_a_trial_that_runs_now_has_no_row(store):
     put(store, spec(0), "running")
     with store.lock():
         assert write_results(store) == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{"result": {"test_acuracy": 0.5}}, {"result": {"test_accuracy": "high"}}, {"result": [1]}, {"provenance": ["x"]}],
-)
-def test_a_damaged_record_hides_no_other(store, content):
-    put(store, spec(0), "done", **content)
-    put(store, spec(1), "done", result={"test_accuracy": 0.5})
-    rows = {row["seed"]: row for row in write_results(store)}
-    assert rows[1]["status"] == "done"
-    (damaged,) = [row for row in rows.values() if row["status"] == "error"]
-    assert damaged["message"].startswith("damaged record")
 
 
 def part(name):
@@ -326,15 +270,11 @@ def test_a_folder_of_suites_names_one_of_them(tmp_path):
 
 def test_a_lock_that_is_held_for_a_moment_is_waited_for(store):
     store.folder.mkdir(parents=True)
-    script = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_SH); print(flush=True); "
-        "time.sleep(0.4)"
-    )
-    reader = subprocess.Popen([sys.executable, "-c", script, str(store.folder / ".lock")], stdout=subprocess.PIPE)
-    reader.stdout.readline()
+    reader = open(store.folder / ".lock", "a")  # noqa: SIM115
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    threading.Timer(0.3, reader.close).start()
     with store.lock():
-        pass
-    reader.wait()
+        assert reader.closed
 
 
 def test_the_table_says_how_steps_were_executed(store):
