@@ -6,7 +6,6 @@ import importlib
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from invented_numbers import NUMBERS, by_label
 from report_fixtures import drawn, suite
@@ -51,20 +50,6 @@ def reproduce():
             if not processes:
                 patch.setattr("reports.papers.timed.call_in_subprocess", call_here)
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
-
-    return run
-
-
-@pytest.fixture
-def quick(tmp_path, real_data):
-    """Function that trains methods in preset `quick` on CIFAR-10, and returns the folder and its table."""
-
-    def run(methods: str, model: str, seeds: str) -> tuple[Path, pd.DataFrame]:
-        out = tmp_path / "out"
-        setting = {"methods": methods, "model": model, "seeds": seeds, "task": "cifar10", "preset": "quick"}
-        others = {"recipe": "resnet9", "device": "cpu", "jobs": 2, "data-root": real_data, "out": out}
-        assert cli.main([f"--{name}={value}" for name, value in (setting | others).items()]) == 0
-        return out, pd.read_csv(out / "results.csv")
 
     return run
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from reproduced_files import page, parts_of
 
-from methods.clicktrain.settings import hard_prune_of_the_paper
 from reports.papers import paper
 from reports.papers.contract import ReproductionData, named
 from suite import registry
@@ -132,24 +131,6 @@ def test_table_2_of_prunetrain_finds_the_rows_of_each_ratio():
             expected.append(groups["dense"].values[f"batch {batch}"])
             expected += [groups[what].values[f"{part.name}, batch {batch}"] for what in ("pruned", "speedup")]
         assert [line.published for line in lines if line.part == part.name] == expected
-
-
-def test_what_clicktrain_saves_in_training_is_what_inference_saves_after_hard_pruning():
-    """The table's own two columns, by its rule; it prints the epoch of hard pruning, which `methods` has."""
-    rows = [
-        (part.task, key)
-        for part, one, _, key in compared_lines("clicktrain-fig11")
-        if one.quantity.endswith(": compression")
-    ]
-    assert len(rows) == 13
-    for task, row in rows:
-        inference, training = (
-            page("clicktrain-fig11").paper.find(f"clicktrain-fig11-{task}-{what}-flops/{row}").value
-            for what in ("inference", "train")
-        )
-        network, _, compression = row.partition(", ")
-        share = hard_prune_of_the_paper(task, network, float(compression.removesuffix("x")))
-        assert inference * (1 - share) == pytest.approx(training, abs=1.0)
 
 
 def test_each_network_of_clicktrain_trains_by_the_recipe_of_its_configuration():

@@ -124,17 +124,6 @@ def test_figure_8_of_sdgp_shows_what_was_not_run(folder):
     assert (folder / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
 
 
-def test_figures_of_sdgps_courses_have_the_epochs_of_the_trials(folder, trials):
-    means = [
-        statistics.mean(100 * record["test_accuracy"] for record in trials[label][1])
-        for label in ("sdgp[n=2,m=4,mode=rescaled]", "dense")
-    ]
-    gap = ours(folder, "sdgp-fig7", "mean accuracy of all epochs, rescaled minus dense")
-    assert gap == pytest.approx(means[0] - means[1])
-    target = 100 * float(trials["dense"][0]["test_accuracy"]) - 0.8
-    assert ours(folder, "sdgp-fig10", "target accuracy") == pytest.approx(target)
-
-
 def test_figures_of_sdgps_gradient_are_of_the_dense_trial(folder):
     found = {name: float(row["ours"]) for name, row in rows(folder, "sdgp-fig5").items()}
     for mode in ("random", "magnitude", "rescaled"):
