@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from suite import registry
 from suite.errors import MissingData, UsageError
 from tasks.cifar import TEST_IMAGES, TRAIN_IMAGES
 from tasks.cifar10 import CIFAR10, CLASSES
@@ -20,10 +19,6 @@ from tasks.cifar100 import CIFAR100
 from tasks.images.decoded import load_decoded
 
 CPU = torch.device("cpu")
-
-
-def test_cifar10_is_registered_as_a_task() -> None:
-    assert registry.get("task", "cifar10") is CIFAR10
 
 
 def test_unpacked_archive_is_read_as_the_original(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
@@ -38,15 +33,10 @@ def test_unpacked_archive_is_read_as_the_original(task: CIFAR10, small_archive: 
     np.testing.assert_array_equal(data.train_images, np.concatenate([small_archive.images[name] for name in batches]))
     assert data.train_labels.tolist() == [label for name in batches for label in small_archive.labels[name]]
     np.testing.assert_array_equal(data.test_images, small_archive.images["test_batch"])
-
-
-def test_packed_and_unpacked_archive_hold_the_same_images(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
-    packed, unpacked = tmp_path / "packed", tmp_path / "unpacked"
+    packed = tmp_path / "packed"
     packed.mkdir()
-    unpacked.mkdir()
     small_archive.packed.rename(packed / small_archive.packed.name)
-    small_archive.unpacked.rename(unpacked / small_archive.unpacked.name)
-    assert task.prepare(packed, "paper").checksum == task.prepare(unpacked, "paper").checksum
+    assert task.prepare(packed, "paper").checksum == copy.checksum
 
 
 def test_archive_comes_before_image_folder(
@@ -78,12 +68,6 @@ def test_archive_cut_short_is_one_line(task: CIFAR10, small_archive: Any, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-def test_missing_batch_is_refused(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
-    (small_archive.unpacked / "test_batch").unlink()
-    with pytest.raises(UsageError, match="is not as published, or incomplete"):
-        task.prepare(tmp_path / "made", "quick")
-
-
 def test_png_folder_is_read_exactly_in_order_of_class_and_name(
     task: CIFAR10, image_folder: Any, tmp_path: Path
 ) -> None:
@@ -97,31 +81,15 @@ def test_png_folder_is_read_exactly_in_order_of_class_and_name(
     assert "30 training and 20 test images" in copy.note
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "JPG"])
 def test_jpeg_folder_says_that_its_numbers_are_not_the_published_ones(
-    task: CIFAR10, image_folder: Any, tmp_path: Path, suffix: str
+    task: CIFAR10, image_folder: Any, tmp_path: Path
 ) -> None:
-    image_folder(tmp_path / "cifar10", suffix)
+    image_folder(tmp_path / "cifar10", "JPG")
     copy = task.prepare(tmp_path, "quick")
     assert copy.kind == "jpeg"
     assert copy.label == f"jpeg-{copy.checksum[:8]}"
     assert "re-encoded as JPEG" in copy.note
     assert "\n" not in copy.note
-
-
-def test_missing_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "png")
-    (tmp_path / "cifar10" / "test" / "frog").rename(tmp_path / "frog")
-    with pytest.raises(UsageError, match="test/frog: no such folder"):
-        task.prepare(tmp_path, "quick")
-
-
-def test_empty_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "png")
-    for path in (tmp_path / "cifar10" / "train" / "ship").iterdir():
-        path.unlink()
-    with pytest.raises(UsageError, match="ship: contains no image"):
-        task.prepare(tmp_path, "quick")
 
 
 def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
@@ -132,19 +100,11 @@ def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path
         task.prepare(tmp_path, "quick")
 
 
-def test_folder_without_test_images_is_one_line(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "png")
-    (tmp_path / "cifar10" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="cifar10: contains only the folder train/"):
-        task.prepare(tmp_path, "quick")
-
-
-@pytest.mark.parametrize("content", [b"", b"no image at all", "half"])
-def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path, content: bytes | str) -> None:
+def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
     image_folder(tmp_path / "cifar10", "jpg")
     path = tmp_path / "cifar10" / "train" / "deer" / "0001.jpg"
-    path.write_bytes(path.read_bytes()[:700] if isinstance(content, str) else content)
-    with pytest.raises(UsageError, match=r"deer/0001\.jpg: (cannot be read as an image|is empty)") as raised:
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(UsageError, match=r"deer/0001\.jpg: cannot be read as an image") as raised:
         task.prepare(tmp_path, "quick")
     assert "\n" not in str(raised.value)
 
