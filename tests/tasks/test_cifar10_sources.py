@@ -116,12 +116,6 @@ def test_image_of_another_size_is_named(task: CIFAR10, image_folder: Any, tmp_pa
         task.prepare(tmp_path, "quick")
 
 
-def test_data_root_that_is_a_file_is_one_line(task: CIFAR10, tmp_path: Path) -> None:
-    (tmp_path / "root").write_text("")
-    with pytest.raises(UsageError, match="is not a folder"):
-        task.prepare(tmp_path / "root", "quick")
-
-
 def test_unknown_preset_names_the_nearest(task: CIFAR10) -> None:
     for ask in (task.recipe, task.default_model):
         with pytest.raises(UsageError, match="did you mean 'quick'"):
@@ -183,12 +177,6 @@ def test_paper_recipe_is_that_of_the_sdgp_repository(task: CIFAR10) -> None:
     assert recipe.learning_rate_at(1.0) == 0.0
     assert task.default_model("paper") == "resnet9"
     assert task.default_model("smoke") == task.paper_recipes["resnet9"].model == "resnet9[width=0.25]"
-
-
-def test_quick_is_the_record_recipe_whose_network_is_wider_on_cuda(task: CIFAR10) -> None:
-    assert [task.model_on(device, "quick") for device in ("cpu", "cuda")] == ["airbench[width=0.5]", "airbench"]
-    assert [task.model_on(device, "paper") for device in ("cpu", "cuda")] == ["resnet9", "resnet9"]
-    assert task.paper_recipes["airbench"].recipe == task.recipe("quick")
 
 
 def test_recipes_of_other_papers_pad_with_black_and_keep_the_last_batch(task: CIFAR10) -> None:

@@ -215,9 +215,3 @@ def test_giant_files_and_images_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(decoding, "MAX_BYTES", file.stat().st_size - 1)
     with pytest.raises(BadImage, match="is larger than"):
         decode(file, 40)
-
-
-def test_detected_images_have_at_most_224_pixels(folder: Path) -> None:
-    for file in folder.rglob("*.png"):
-        Image.new("RGB", (300, 300)).save(file)
-    assert prepare(folder).image_size == 224
