@@ -1,6 +1,7 @@
 """torchvision's classification networks: their names are known without importing torchvision, and they can be cut."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -111,7 +112,8 @@ def test_a_trial_has_a_folder_a_report_and_a_model_that_loads(tmp_path, monkeypa
 
 def test_listing_does_not_import_torchvision():
     code = "import sys; from suite import registry; registry.names('model'); assert 'torchvision' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # a process that is started, and has imported nothing
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.mark.parametrize("prefix", ["", "torchvision/"])
