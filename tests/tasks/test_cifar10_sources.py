@@ -15,7 +15,6 @@ from PIL import Image
 from suite.errors import MissingData, UsageError
 from tasks.cifar import TEST_IMAGES, TRAIN_IMAGES
 from tasks.cifar10 import CIFAR10, CLASSES
-from tasks.cifar100 import CIFAR100
 from tasks.images.decoded import load_decoded
 
 CPU = torch.device("cpu")
@@ -177,22 +176,6 @@ def test_paper_recipe_is_that_of_the_sdgp_repository(task: CIFAR10) -> None:
     assert recipe.learning_rate_at(1.0) == 0.0
     assert task.default_model("paper") == "resnet9"
     assert task.default_model("smoke") == task.paper_recipes["resnet9"].model == "resnet9[width=0.25]"
-
-
-def test_recipes_of_other_papers_pad_with_black_and_keep_the_last_batch(task: CIFAR10) -> None:
-    assert [*task.paper_recipes] == ["sdgp", "airbench", "resnet9", "prunetrain", "clicktrain", "clicktrain_resnet"]
-    assert task.paper_recipes["sdgp"][:2] == (task.paper_recipe, task.recipe("paper"))
-    assert CIFAR100().recipe("paper") == task.paper_recipes["prunetrain"].recipe
-    for name, epochs, falls in (
-        ("prunetrain", 182, (90, 135)),
-        ("clicktrain", 190, (55, 131)),
-        ("clicktrain_resnet", 190, (55, 130)),
-    ):
-        recipe = task.paper_recipes[name].recipe
-        assert (recipe.epochs, recipe.batch_size, recipe.translate) == (epochs, 128, 4)
-        assert (recipe.crop_padding, recipe.drop_last) == ("black", False)
-        rates = [recipe.learning_rate_at(epoch / epochs) for epoch in range(epochs)]
-        assert [epoch for epoch in range(1, epochs) if rates[epoch] < rates[epoch - 1]] == [*falls]
 
 
 @pytest.mark.slow  # the other tests read small folders of images

@@ -24,16 +24,6 @@ TASK = image_folder()
 QUICK = replace(TASK.recipe("quick"), batch_size=4)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder of two classes with three images in each of two splits."""
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / place / f"{number}.png")
-    return tmp_path
-
-
 def prepare(folder: Path, **parameters: Any) -> DataCopy:
     return image_folder(**parameters).prepare(folder, "quick", QUICK)
 
