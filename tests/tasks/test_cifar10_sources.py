@@ -115,12 +115,6 @@ def test_image_of_another_size_is_named(task: CIFAR10, image_folder: Any, tmp_pa
         task.prepare(tmp_path, "quick")
 
 
-def test_unknown_preset_names_the_nearest(task: CIFAR10) -> None:
-    for ask in (task.recipe, task.default_model):
-        with pytest.raises(UsageError, match="did you mean 'quick'"):
-            ask("quik")
-
-
 def test_splits_hold_the_recipes_images_and_only_training_is_augmented(
     task: CIFAR10, image_folder: Any, tmp_path: Path
 ) -> None:

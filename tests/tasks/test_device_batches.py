@@ -188,13 +188,6 @@ def test_draws_cover_their_whole_range_evenly() -> None:
         assert (torch.bincount(draws.corner[:, axis]) / 20_000 - 1 / 29).abs().max() < 0.01
 
 
-def test_training_sees_every_image_once_and_drops_the_last_smaller_batch() -> None:
-    batches, _, _ = make(11)
-    assert batches.steps_per_epoch(4) == 2
-    _, labels = gathered(batches, 0, 4)
-    assert len(labels) == len(set(labels.tolist())) == 8
-
-
 def test_training_sees_every_image_once_with_the_last_smaller_batch() -> None:
     augmentation = Augmentation(True, 2, 3)
     batches, images, _ = make(11, drop_last=False, augmentation=augmentation)

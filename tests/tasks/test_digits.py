@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from suite.errors import MissingData
 from tasks.digits import FILE, Digits, load_digits
 
 CPU = torch.device("cpu")
@@ -45,9 +42,3 @@ def test_the_split_is_the_same_every_time_and_for_every_preset_and_seed(tmp_path
     ]
     assert torch.equal(tests[0], tests[1])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_images_than_planned_are_one_line(tmp_path: Path) -> None:
-    copy = dataclasses.replace(DIGITS.prepare(tmp_path, "quick"), checksum="0" * 64)
-    with pytest.raises(MissingData, match="have changed"):
-        DIGITS.load(copy, DIGITS.recipe("quick"), 0, CPU)
