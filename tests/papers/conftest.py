@@ -6,7 +6,6 @@ import importlib
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from invented_numbers import NUMBERS, by_label
 from report_fixtures import drawn, suite
@@ -33,14 +32,13 @@ def call_here(function, arguments, device, plugins=(), threads=None):
 
 @pytest.fixture(scope="session")
 def reproduce():
-    """Function that runs the verb `reproduce` in this process, without the report of the suite.
+    """Function that runs the verb `reproduce` and what it times in this process, without the report of the suite.
 
-    With `processes`, what has to be timed in a process of its own is; without, it is timed here. The setup of each
-    method runs in its trial, so that it is not rehearsed; the speed of inference is that of a single pass, and what is
-    timed here is timed a few times.
+    The setup of each method runs in its trial, so that it is not rehearsed; the speed of inference is that of a single
+    pass, and what is timed apart is timed a few times.
     """
 
-    def run(folder: Path, *arguments: str, status: int = 0, engine=run_here, processes: bool = False) -> None:
+    def run(folder: Path, *arguments: str, status: int = 0, engine=run_here) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalEngine, "run", engine)
             patch.setattr(reports, "write_report", lambda folder: [])
@@ -48,23 +46,8 @@ def reproduce():
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
                 patch.setattr(clock, name, 1)
             patch.setattr(timed_calls, "PASSES", 3)
-            if not processes:
-                patch.setattr("reports.papers.timed.call_in_subprocess", call_here)
+            patch.setattr("reports.papers.timed.call_in_subprocess", call_here)
             assert cli.main(["reproduce", *arguments, "--out", str(folder)]) == status
-
-    return run
-
-
-@pytest.fixture
-def quick(tmp_path, real_data):
-    """Function that trains methods in preset `quick` on CIFAR-10, and returns the folder and its table."""
-
-    def run(methods: str, model: str, seeds: str) -> tuple[Path, pd.DataFrame]:
-        out = tmp_path / "out"
-        setting = {"methods": methods, "model": model, "seeds": seeds, "task": "cifar10", "preset": "quick"}
-        others = {"recipe": "resnet9", "device": "cpu", "jobs": 2, "data-root": real_data, "out": out}
-        assert cli.main([f"--{name}={value}" for name, value in (setting | others).items()]) == 0
-        return out, pd.read_csv(out / "results.csv")
 
     return run
 

@@ -1,90 +1,22 @@
-"""ClickTrain's figures and its ImageNet table, from the command to their files; they share their trials."""
+"""ClickTrain's figures, computed by hand and from made-up records."""
 
 from __future__ import annotations
 
-import statistics
 import warnings
-import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
 import torch
-from reproduced_files import ours, parts_of, rows, trials_of
 
-from kernels.sparse_conv.cpu import library
 from reports.papers import stages, timed_calls
 from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData
-from reports.papers.networks import COUNTS, NETWORKS, network_shares
-from reports.papers.stages import STAGES, step_times, time_by_stage
+from reports.papers.networks import network_shares
+from reports.papers.stages import step_times, time_by_stage
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
-
-# In this order: each finds most of its trials done by those before it.
-NAMES = tuple(f"clicktrain-fig{number}" for number in (13, 14, 12, 9, 1))
-pytestmark = pytest.mark.timeout(600)  # the first waits for ten trials
-MODEL = "resnet9[width=0.125]"
-SHORT = (
-    *("--preset", "smoke", "--epochs", "4", "--set", "recipe.train_images=100", "--set", "recipe.test_images=100"),
-    *("--batch-size", "32", "--seeds", "1", "--model", MODEL, "--device", "cpu", "--dtype", "float32", "--jobs", "2"),
-)
-needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, reproduce):
-    """A folder in which all of them ran."""
-    folder = tmp_path_factory.mktemp("figures") / "out"
-    for name in NAMES:
-        without = (
-            ["--parts", "backends"] if library() is None and name in ("clicktrain-fig13", "clicktrain-fig14") else []
-        )
-        reproduce(folder, name, *SHORT, *without, processes=name == "clicktrain-fig9")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trials(folder):
-    return trials_of(folder, "cifar10")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_leaves_a_page_that_names_its_setting_and_a_figure(folder, name):
-    page = (folder / "reproduce" / f"{name}.md").read_text(encoding="utf-8")
-    assert "Not the paper's setting" in page
-    assert "preset smoke" in page
-    assert "the network resnet9[width=0.125] in place of" in page.replace("\\", "")
-    assert "network" not in page.partition("set by the command:")[2].partition("\n")[0]
-    assert "Nothing was pruned" not in page or name == "clicktrain-fig1"
-    assert ("Timed on " in page) == (name == "clicktrain-fig9")
-    text = " ".join(ElementTree.parse(folder / "reproduce" / f"{name}.svg").getroot().itertext())
-    assert "nan" not in text.casefold().split()
-    assert "mathdefault" not in text
-    measured = [row for row in rows(folder, name).values() if row["part"] and row["ours"]]
-    assert measured
-    assert {row["kind"] for row in measured} <= {"measured", "counted"}
-
-
-def test_the_trials_were_shared(folder, trials):
-    """Dense and three backends; dense and one compression on Imagenette."""
-    assert len(trials) == (4 if library() is not None else 3)
-    assert len(trials_of(folder, "imagenette")) == 2
-
-
-def test_figure_1_counts_two_thirds_and_prunetrains_count_more(folder):
-    found = rows(folder, "clicktrain-fig1")
-    for network, (shape, _) in NETWORKS.items():
-        suites, theirs = (
-            float(found[f"backward, {network}, {shape[1]}x{shape[2]}, {count}"]["ours"]) for count in COUNTS
-        )
-        assert 65 < suites < 200 / 3
-        assert 70 < theirs < 76 or (network == "vgg16" and round(theirs, 1) == 67.8)
-    most = found[f"backward, most of all networks, {COUNTS[1]}"]
-    assert (most["published"], float(most["ours"])) == ("70", pytest.approx(network_shares("vgg11_click")[1]))
-    pair = [row for quantity, row in found.items() if "the trial's network" in quantity]
-    assert float(pair[0]["ours"]) == pytest.approx(float(pair[1]["ours"]))  # counted, and by the ledger of its steps
 
 
 def test_figure_1_by_hand():
@@ -109,14 +41,6 @@ def test_figure_9_makes_forms_of_the_same_weights():
     assert csr.values().tolist() == known.tolist() == anew.tolist() == [2.0, -1.0]
 
 
-def test_figure_9_times_the_pruned_layers_of_the_trial(folder, trials):
-    _, records, path = trials["clicktrain[schedule=paper,backend=masked]"]
-    pruned = [name for name, layer in records[-1]["layers"].items() if layer["weight_density"] < 0.9]
-    assert [layer.name for layer in timed_calls.pruned_layers(str(path), (3, 32, 32))] == pruned
-    by_layer = [quantity for quantity in rows(folder, "clicktrain-fig9") if "% left)" in quantity]
-    assert [quantity.split(", ")[1].split(" ")[0] for quantity in by_layer] == pruned
-
-
 def trial_of(*epochs):
     """Each epoch: its stage, steps, seconds of training until then, of which for reconfigurations."""
     records = tuple(
@@ -136,61 +60,6 @@ def test_figure_13_has_the_time_of_a_step_by_stage():
     assert time_by_stage(trial) == {
         "dense steps": 7.0, "under the lasso": 3.0, "after hard pruning": 1.0, "measuring the backends": 4.0,
     }  # fmt: skip
-
-
-def test_figure_13_sets_stages_over_the_same_trials_own_steps(folder, trials):
-    _, records, _ = trials["clicktrain[schedule=paper]"]
-    times = step_times(Trial({}, {}, epochs=tuple(records)))
-    assert set(times) == set(STAGES)
-    expected = 100 * statistics.median(times["masked"]) / times["warm-up"][0]
-    name = f"auto, {STAGES['masked']}: time of a step, of the same trial's before patterns are chosen"
-    assert ours(folder, "clicktrain-fig13", name) == pytest.approx(expected)
-    assert rows(folder, "clicktrain-fig13")[name]["kind"] == "measured"
-    columns = stages.median_step_times(Trial({}, {}, epochs=tuple(records)))
-    assert all(column.endswith("_time_s") for column in columns)  # so that times of other machines are not compared
-
-
-def test_figure_14_has_the_trials_times(folder, trials):
-    for way in ("masked", "auto"):
-        seconds = [float(trials[label][0]["train_time_s"]) for label in (stages.WAYS[way][1], "dense")]
-        assert ours(folder, "clicktrain-fig14", f"{way}: training time, of dense's") == pytest.approx(
-            100 * seconds[0] / seconds[1]
-        )
-    assert ours(folder, "clicktrain-fig14", "masked: training FLOPs executed, of dense's") == pytest.approx(100)
-    assert rows(folder, "clicktrain-fig14")["masked: training FLOPs effective, of dense's"]["kind"] == "counted"
-
-
-@needs_kernels
-def test_figure_14_executes_what_is_effective_where_every_layer_skips(folder):
-    effective, executed = (
-        ours(folder, "clicktrain-fig14", f"skipping: training FLOPs {which}, of dense's")
-        for which in ("effective", "executed")
-    )
-    assert executed == pytest.approx(effective)
-    assert executed < 90
-
-
-def test_figure_12_says_what_stands_in_for_imagenet(folder):
-    page = (folder / "reproduce" / "clicktrain-fig12.md").read_text(encoding="utf-8")
-    assert "task imagenette instead of imagenet" in page
-    assert "says nothing about" in page
-    row = rows(folder, "clicktrain-fig12")["resnet18 on imagenette minus dense"]
-    assert (row["published"], row["seeds"]) == ("-0.9", "1")
-    assert "ours for ten of them" in row["note"]
-    compression = ours(folder, "clicktrain-fig12", "resnet18 on imagenette: compression")
-    _, records, _ = trials_of(folder, "imagenette")["clicktrain[ratios=solved,compression=4.1,schedule=paper]"]
-    assert compression == pytest.approx(records[-1]["method"]["compression"])
-
-
-def test_figure_12_declares_imagenets_rows_beside_their_own_numbers():
-    parts = [part for part in parts_of("clicktrain-fig12") if part.task == "imagenet"]
-    assert [part.model for part in parts] == ["resnet18", "resnet50", "resnet101", "vgg16"]
-    for part in parts:
-        assert part.name == f"{part.model}-imagenet"
-        for one in part.compared:
-            assert one.method in part.methods
-            if one.published:
-                assert f"/{part.model}" in one.published
 
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):

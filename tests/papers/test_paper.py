@@ -97,32 +97,21 @@ def test_a_projection_is_not_called_published_alone(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("place =", "palce =", "palce: Extra inputs are not permitted"),
         ('place = "Table I"\n', "", "groups.table1.place: Field required"),
         ('source = "paper"', 'source = "papre"', "no source is called 'papre'; did you mean 'paper'?"),
-        ('where = "arXiv 1"\n', "", "sources.paper.where: Field required"),
-        ('title = "A paper"', 'title = " "', "sources.paper.title"),
         ("dense = 95.3", "dense = nan", "values.dense: Input should be a finite number"),
-        ("dense = 95.3", 'dense = "x"', "values.dense: Input should be a valid number"),
         ("dense = 95.3", "dense = 1, dense = 2", "dense"),
-        ('values = { dense = 95.3, "2:4" = 95 }', "values = {}", "values: Dictionary should have at least 1 item"),
         ('of = "measured"', 'of = "modeled"', "of: Input should be 'measured', 'counted' or 'modelled'"),
-        ('unit = "%"', 'unit = "percent"', "unit: Input should be '%', 'points'"),
         ("epochs = 150", "epoch = 150", "conditions.epoch"),
         ("[sources.paper]", "[source.paper]", "source: Extra inputs are not permitted"),
-        ("[groups.table1]", "[[groups]]", "groups: Input should be a valid dictionary"),
-        ('quantity = "accuracy"', 'quantity = "accuracy"\nnotes = "one"', "notes: Input should be a valid"),
         ("values =", "values", "Expected"),
         ('reference = "table1"', 'reference = "table2"', "page: no group is called 'table2'; did you mean 'table1'?"),
         ('reference = "table1"', "", "page: no source is called ''"),
         ('key = "dense"', 'key = "dens"', "table1: no value is called 'dens'; did you mean 'dense'?"),
         ('task = "digits"', 'task = "digits"\nbaseline = "b"', "page: no part is called 'b'"),
         ('task = "digits"', 'task = "digits"\npresets = ["quik"]', "presets.0: String should match"),
-        ('task = "digits"', 'task = "digits"\noverrides = { lr = 3 }', "overrides.lr.[key]: String should"),
-        ('task = "digits"', 'task = "digits"\nseeds = { quick = 0 }', "seeds.quick: Input should be greater"),
         (', name = "{key}" }', " }", "names 'name', which has no value"),
         ('template = "accuracy"', 'template = "acuracy"', "names 'acuracy', which has no value"),
-        ("scale = 1", "scalee = 1", "scalee: Extra inputs are not permitted"),
         ('[groups.table1]', '[groups.table1]\ndoubt = "a slip"', "table1 must not be compared with: a slip"),
     ],
 )  # fmt: skip
@@ -153,113 +142,19 @@ def test_a_table_stands_for_several(tmp_path):
     ]
 
 
-# Every number of the files, typed from the papers a second time.
-A100 = {"hardware": "Nvidia A100"}
-IMAGENET = {"task": "imagenet", "data_copy": "original", "epochs": 88, "dtype": "float16", **A100}
-CIFAR = {"task": "cifar10", "data_copy": "original", "model": "resnet9", "epochs": 150, "batch_size": 512,
-         "dtype": "float16", "execution": "eager", **A100}  # fmt: skip
-LAST = {"selection": "final epoch"}
-EXPECTED = {
-    "sdgp-table1-cifar10-resnet9": (
-        {"dense": 95.3, "random": 94.5, "magnitude": 95.2, "rescaled": 95.2}, {**CIFAR, **LAST}),
-    "sdgp-table1-imagenet-resnet18": (
-        {"dense": 71.4, "random": 67.8, "magnitude": 70.9, "rescaled": 71.2},
-        {**IMAGENET, "model": "resnet18", **LAST}),
-    "sdgp-table1-imagenet-regnetx400mf": (
-        {"dense": 73.3, "random": 64.3, "magnitude": 72.1, "rescaled": 72.4},
-        {**IMAGENET, "model": "regnet_x_400mf", **LAST}),
-    "sdgp-table1-imagenet-resnet50": (
-        {"dense": 78.1, "random": 70.3, "magnitude": 77.7, "rescaled": 77.6},
-        {**IMAGENET, "model": "resnet50", **LAST}),
-    "sdgp-repository-cifar10-resnet9": (
-        {"1:4": 95.1, "2:4": 95.2, "1:8": 94.7, "2:8": 95.1, "4:8": 95.2, "2:16": 95.1, "4:16": 95.2, "8:16": 95.2,
-         "4:32": 94.9, "8:32": 95.3, "16:32": 95.3}, CIFAR),
-    "sdgp-repository-imagenet-resnet18": (
-        {"random": 64.3, "magnitude": 72.1, "rescaled": 72.4}, {**IMAGENET, "model": "resnet18"}),
-    "sdgp-data-gradient-share-resnet18": (
-        {"share": 33.17}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
-    "sdgp-data-gradient-share-resnet9": ({"share": 33.31}, {"task": "cifar10", "model": "resnet9", **A100}),
-    "sdgp-data-gradient-share-left-resnet9": ({"4:32": 4.16}, {"task": "cifar10", "model": "resnet9", **A100}),
-    "sdgp-time-saved-resnet18": (
-        {"2:4": 16.6, "1:4": 24.9}, {"task": "imagenet", "model": "resnet18", "batch_size": 256, **A100}),
-    "sdgp-time-saved-abstract": ({"least": 15, "most": 25}, A100),
-    "sdgp-time-to-accuracy": (
-        {"4:32": 27}, {"task": "cifar10", "model": "resnet9", "epochs": 150, "batch_size": 512, **A100}),
-    "sdgp-fig4-example": ({"first": 0.0, "second": 7.0, "third": -3.0, "fourth": 0.0}, {}),
-    "sdgp-fig5-zeros": (
-        {"dense": 25}, {"task": "imagenet", "model": "resnet18", "dtype": "float16", **A100}),
-}  # fmt: skip
-
-
-def test_the_file_has_what_the_papers_print():
-    found = {name: group for name, group in groups().items() if name.startswith("sdgp")}
-    assert {name: (dict(group.values), dict(group.conditions)) for name, group in found.items()} == EXPECTED
-    whole = {"sdgp-time-saved-abstract", "sdgp-time-to-accuracy", "sdgp-fig4-example", "sdgp-fig5-zeros"}
-    shares = {name for name in EXPECTED if "share" in name}
-    for name, group in found.items():
-        assert set(group.decimals.values()) == {0 if name in whole else 2 if name in shares else 1}, name
-
-
-# PruneTrain: change of accuracy, training FLOPs, training time and inference FLOPs that are left.
-PRUNETRAIN = {
-    ("table1-cifar10", "resnet32"): (-1.8, 47, 81, 34),
-    ("table1-cifar10", "resnet50_cifar"): (-1.1, 50, 81, 30),
-    ("table1-cifar10", "vgg11"): (-0.7, 43, 57, 35),
-    ("table1-cifar10", "vgg13"): (-0.6, 44, 57, 37),
-    ("table1-cifar100", "resnet32"): (-1.4, 68, 88, 54),
-    ("table1-cifar100", "resnet50_cifar"): (-0.7, 47, 66, 31),
-    ("table1-cifar100", "vgg11"): (-1.3, 53, 74, 43),
-    ("table1-cifar100", "vgg13"): (-1.1, 58, 67, 48),
-    ("table1-imagenet", "ratio 0.25"): (-1.87, 60, 71, 47),
-    ("table1-imagenet", "ratio 0.2"): (-1.47, 70, 76, 56),
-    ("table1-imagenet", "ratio 0.1"): (-0.24, 97, 98, 88),
+# Tables of two papers, typed a second time. What else is printed twice is compared with itself below.
+TABLES = {
+    "sdgp-table1-cifar10-resnet9": {"dense": 95.3, "random": 94.5, "magnitude": 95.2, "rescaled": 95.2},
+    "prunetrain-table1-cifar10-accuracy": {"resnet32": -1.8, "resnet50_cifar": -1.1, "vgg11": -0.7, "vgg13": -0.6},
 }
-QUANTITIES = ("accuracy", "train-flops", "train-time", "inference-flops")
 
 
-def test_the_file_has_what_prunetrain_prints():
-    found = {
-        (table, key): tuple(value(f"prunetrain-{table}-{what}/{key}") for what in QUANTITIES)
-        for table, key in PRUNETRAIN
+def test_the_files_have_what_the_papers_print():
+    assert {name: dict(groups()[name].values) for name in TABLES} == TABLES
+    assert dict(groups()["sdgp-table1-cifar10-resnet9"].conditions) == {
+        **{"task": "cifar10", "data_copy": "original", "model": "resnet9", "epochs": 150, "batch_size": 512},
+        **{"dtype": "float16", "execution": "eager", "hardware": "Nvidia A100", "selection": "final epoch"},
     }
-    assert found == PRUNETRAIN
-    tables = {table for table, _ in PRUNETRAIN}
-    for table in tables:
-        for what in QUANTITIES:
-            group = groups()[f"prunetrain-{table}-{what}"]
-            assert set(group.values) == {key for one, key in PRUNETRAIN if one == table}
-            assert group.of == ("measured" if what in ("accuracy", "train-time") else "counted")
-    assert groups()["prunetrain-table3-accuracy-change"].values == {"prunetrain": -0.5, "amc": -0.9}
-    assert groups()["prunetrain-table4-cifar100-time-saved"].values == {"naive": 34, "adjusted": 43}
-
-
-# Typed from the papers a second time: the numbers in parentheses, in tables of ImageNet, and in text.
-MORE = {
-    "prunetrain-table1-imagenet-accuracy-fine-tuned": {"ratio 0.25": -1.58, "ratio 0.2": -1.16, "ratio 0.1": 0.20},
-    "prunetrain-table1-imagenet-train-time-v100": {"ratio 0.25": 66, "ratio 0.2": 72, "ratio 0.1": 98},
-    "prunetrain-table2-imagenet-dense": {"batch 10": 610, "batch 100": 772},
-    "prunetrain-table3-removed-layers": {"prunetrain": 18},
-    "prunetrain-table4-imagenet-accuracy": {"naive": -1.87, "adjusted": -1.91},
-    "prunetrain-table4-imagenet-time-saved": {"naive": 29, "adjusted": 34},
-    "prunetrain-table4-imagenet-time-saved-v100": {"naive": 34, "adjusted": 39},
-    "prunetrain-table4-imagenet-inference-flops": {"naive": 47.4, "adjusted": 46.4},
-    "prunetrain-fig8-most-accurate": {"most accurate": 150, "dense": 230},
-    "prunetrain-fig9a-batch": {"start": 64, "epoch 10": 96, "epoch 30": 128},
-    "clicktrain-fig11-cifar10-dense": {
-        "resnet32_wide": 93.6, "resnet50_wide": 94.1, "vgg11_click": 92.1, "vgg13_click": 93.8,
-    },
-    "clicktrain-fig11-cifar100-dense": {
-        "resnet32_wide": 71.0, "resnet50_wide": 73.1, "vgg11_click": 70.6, "vgg13_click": 74.1,
-    },
-    "clicktrain-fig11-imagenet-dense": {"resnet50": 76.2},
-    "clicktrain-claim-cost": {"at most": 2.3},
-    "clicktrain-claim-accuracy": {"at most": 1.8},
-    "clicktrain-claim-compression": {"at most": 4.9},
-}  # fmt: skip
-
-
-def test_the_file_has_what_stands_in_parentheses_of_imagenet_and_in_text():
-    assert {name: dict(groups()[name].values) for name in MORE} == MORE
 
 
 def test_the_speedups_of_inference_are_those_of_the_printed_images_a_second():
@@ -287,25 +182,6 @@ def test_what_clicktrain_saves_in_training_is_only_about_what_its_rule_gives():
             beyond.append(round(saved - inference.values[row] * share, 1))
         assert "all 17 rows of the table are 0.1 to 0.9 points above that" in training.notes[0]
     assert (len(beyond), min(beyond), max(beyond)) == (17, 0.1, 0.9)
-
-
-def test_numbers_in_notes_are_those_of_their_group():
-    for net in ("regnetx400mf", "resnet50"):
-        group = groups()[f"sdgp-table1-imagenet-{net}"]
-        below = f"{group.values['dense'] - group.values['rescaled']:.1f} points below dense"
-        assert any(below in note for note in group.notes)
-    for name, key in (("sdgp-time-to-accuracy", "4:32"), ("sdgp-fig5-zeros", "dense")):
-        group = groups()[name]
-        assert f"{group.values[key]:g} %" in " ".join(group.notes)
-    least, most = groups()["sdgp-time-saved-abstract"].values.values()
-    assert f"Printed as {least:g}-{most:g} %" in groups()["sdgp-time-saved-abstract"].notes[0]
-
-
-def test_what_the_imagenet_nets_shared_is_noted_at_each_of_them():
-    found = {name: " ".join(group.notes) for name, group in groups().items() if name.startswith("sdgp-table1-imagenet")}
-    assert len(found) == 3
-    assert all("different initial weights" in notes for notes in found.values())
-    assert [name for name, notes in found.items() if "blurpool" in notes] == ["sdgp-table1-imagenet-resnet18"]
 
 
 def test_every_projection_is_marked_as_one():

@@ -23,7 +23,9 @@ def compared(name, published, mean, half_width, *, difference=True):
 def test_each_difference_is_drawn_where_it_is_with_its_interval(drawn):
     rows = [compared("a minus dense", -0.8, -1.5, 0.4), compared("b minus dense", None, 0.2, None)]
     rows.append(compared("accuracy", 95.0, 90.0, 1.0, difference=False))
-    charts.differences("f", Chart(draw="differences", title="T"), rows, None)
+    chart = Chart(draw="differences", title="T")
+    assert charts.differences("f", chart, rows[2:], None) is None  # there is no difference
+    assert "a minus dense: published −0.8, ours −1.5 ± 0.4" in charts.differences("f", chart, rows, None).alt
     (axes,) = drawn[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     (published,) = [line for line in axes.lines if line.get_marker() == "D"]
@@ -50,7 +52,9 @@ def test_a_grid_colours_published_and_ours_by_their_own_differences(drawn):
         lines.append(compared(f"{name} minus dense", theirs, mean, 1.0))
     cells = {"8": {"4": "", "8": "a"}, "2": {"4": "b", "8": "c"}}
     chart = Chart(draw="grid", title="T", lines=cells, panels=[{"x": "m", "y": "ratio"}])
-    charts.grid("g", chart, lines, None)
+    alt = charts.grid("g", chart, lines, None).alt
+    assert "ratio 8, m 8: Published 94.4 (−0.6), Ours, measured 90.0 ± 1.0 (−2.0 ± 1.0)" in alt
+    assert "ratio 8, m 4" not in alt
     published, ours = drawn[0].axes[:2]
     assert (published.get_title(), ours.get_title()) == ("Published", "Ours, measured")
     images = [axes.images[0] for axes in (published, ours)]

@@ -10,7 +10,7 @@ from invented_numbers import COMPARED, NUMBERS, by_label, make, minus_dense, row
 
 from reports.papers import page as reproduced
 from reports.papers import paper
-from reports.papers.charts import differences, grid
+from reports.papers.charts import differences
 from reports.papers.comparison import compare
 from reports.papers.paper import Chart
 from suite.trials.folder.reader import read
@@ -155,23 +155,3 @@ def test_the_files_and_an_earlier_figure(trials, numbers, tmp_path):
     reproduced.write(tmp_path, make(trials, numbers))
     assert not (tmp_path / "reproduce" / "made-up.svg").exists()
     assert ".svg" not in written[0].read_text(encoding="utf-8")
-
-
-def test_differences_are_drawn_where_there_are_any(trials, numbers):
-    figure = differences("f", chart("T"), compare(COMPARED, "a", trials, numbers), None)
-    assert "pruned minus dense: published −0.1, ours −0.2 ± 1.1" in figure.alt
-    assert differences("f", chart("T"), compare(COMPARED, "a", {}, numbers), None) is None
-
-
-def test_a_grid_shows_both_and_what_is_not_possible(trials, numbers):
-    compared = [
-        *compare(COMPARED, "a", trials, numbers),
-        *(dataclasses.replace(line, quantity=line.quantity.replace("pruned", "other"))
-          for line in compare(COMPARED, "a", {}, numbers)),
-    ]  # fmt: skip
-    cells = {"8": {"4": "", "8": "other"}, "2": {"4": "pruned", "8": "other"}}
-    figure = grid("grid", chart("A grid", lines=cells, panels=[{"x": "m", "y": "ratio"}]), compared, None)
-    assert "ratio 2, m 4: Published 95.2 (−0.1), Ours, measured 71.1 ± 0.4 (−0.2 ± 1.1)" in figure.alt
-    assert "ratio 8, m 8: Published 95.2 (−0.1), Ours, measured not run" in figure.alt
-    assert figure.standalone.count("N/A") == 2
-    assert "ratio 8, m 4" not in figure.alt

@@ -116,6 +116,7 @@ def outcome(tmp_path, dtype, *records):
     return page("sdgp-fig5").outcome(ran)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, monkeypatch):
     made = []
     capture = gradients.capture
@@ -147,6 +148,7 @@ def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, m
         assert line.ours.mean == pytest.approx(100 * float(ratios.quantile(share)))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_an_overflow_is_said(model, tmp_path):
     found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 2.0**40})
     assert "halved until all gradients were finite" in " ".join(found.remarks)
@@ -157,6 +159,7 @@ def test_a_float16_trial_without_its_scale_is_not_drawn(model, tmp_path):
     assert "no loss scale" in line.ours.reason
 
 
+@pytest.mark.usefixtures("drawn")
 def test_bfloat16_is_said_to_underflow_less(model, tmp_path):
     found = outcome(tmp_path, "bfloat16")
     assert "The loss was multiplied" not in found.figure.caption

@@ -76,13 +76,15 @@ def test_more_test_images_tell_a_smaller_gain_from_chance(suite: Any) -> None:
     assert caution(suite, (38.9,), {"classes": 3, "test_images": 1800, "largest_test_class": 600}) == ""
 
 
-def test_the_largest_class_is_a_guess_too(suite: Any) -> None:
-    said = caution(suite, (72.0,), {"classes": 3, "test_images": 1000, "largest_test_class": 710})
-    assert "(always the largest class: 71.0 %)" in said
-
-
-def test_two_classes_are_guessed_too(suite: Any) -> None:
-    assert "(one of 2 classes: 50.0 %)" in caution(suite, (52.0,), {"classes": 2, "test_images": 100})
+@pytest.mark.parametrize(
+    ("accuracy", "data", "guess"),
+    [
+        (72.0, {"classes": 3, "test_images": 1000, "largest_test_class": 710}, "always the largest class: 71.0 %"),
+        (52.0, {"classes": 2, "test_images": 100}, "one of 2 classes: 50.0 %"),
+    ],
+)
+def test_the_best_guess_counts(suite: Any, accuracy: float, data: Any, guess: str) -> None:
+    assert f"({guess})" in caution(suite, (accuracy,), data)
 
 
 def test_the_mean_over_the_seeds_counts(suite: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from suite.engine.cost.communication import KINDS
 from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.columns import SCHEMA
-from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION, NESTED
+from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION
 
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-zen4-2cores" / "vit-digits"
@@ -102,19 +103,6 @@ def test_units_kinds_and_types_follow_the_schema() -> None:
             assert all(known.unit == column.unit for known in shared), column.name
 
 
-def test_every_column_of_the_committed_records_is_in_the_schema() -> None:
-    known = {column.name for column in EPOCHS} | {*NESTED, "layers", "backends", "method"}
-    for folder in RECORDS:
-        if path := packed.held(folder / "epochs.jsonl"):
-            record = json.loads(packed.read(path).splitlines()[0])
-            assert set(record) <= known
-            nested = {f"{name}_{kind}" for name in NESTED for kind in record.get(name, ())}
-            assert nested <= known
-        if path := packed.held(folder / "layers.csv"):
-            heads = packed.read(path).decode().splitlines()[0].split(",")
-            assert ["trial_id", *heads] == [column.name for column in LAYERS]
-
-
 def test_communicated_bytes_are_columns(suite: Any) -> None:
     assert MEASURED_COMMUNICATION == KINDS
     suite.add("dense", 0, accuracy=70.0, time=300.0)
@@ -159,4 +147,5 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 def test_the_package_is_imported_without_pandas() -> None:
     code = "import suite, sys; suite.load_results; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # a process that is started, and has imported nothing
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment).returncode == 0

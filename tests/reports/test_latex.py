@@ -12,6 +12,8 @@ from reports.render import latex
 from suite.cli.main import main
 from suite.trials.folder.reader import read
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def test_the_table_has_the_cells_of_the_page_with_escaped_text(suite) -> None:
     suite.add("dense", 0, accuracy=90.0, time=10.0)
@@ -52,7 +54,6 @@ DOCUMENT = r"""\documentclass{article}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
-@pytest.mark.usefixtures("without_figures")
 def test_the_tables_compile(suite, tmp_path_factory) -> None:
     suite.add_all(("dense",))
     for place, name in enumerate(HOSTILE):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_parser import Page, by_head, parse, table
+from page_parser import Page, by_head, table
 
 from reports import write_report
 from reports.render.markdown import spans
@@ -178,14 +178,6 @@ def test_sections_are_in_the_order_of_the_readers_questions(page: Page) -> None:
     assert [heading for heading in page.headings if heading in wanted] == wanted
 
 
-def test_a_smoke_test_gives_no_advice(suite: Any, without_figures: None) -> None:
-    for method in ("dense", "sdgp"):
-        suite.add(method, 0, accuracy=40.0, time=9.0, preset="smoke")
-    text = (write_report(suite.write()).paths[1]).read_text(encoding="utf-8")
-    assert "- A smoke test shows that everything runs; its numbers do not show which method to use." in text
-    assert "At equal executed" not in text
-
-
 def test_the_options_of_an_advice_are_code_with_their_values(suite: Any, without_figures: None) -> None:
     for method in ("dense", "sdgp"):
         suite.add(method, 0, accuracy=80.0, time=9.0)
@@ -218,15 +210,6 @@ def test_failed_trials_come_with_the_command_that_repeats_them(full_folder: Path
         "python", "run_suite.py", "--methods", "dense,sdgp[n=2,m=4]", "--seeds", "3", "--out", str(full_folder),
         "--only", "failed",
     ]  # fmt: skip
-
-
-def test_a_suite_without_problems_has_no_such_section(suite: Any, without_figures: None) -> None:
-    suite.add_all(("dense",), seeds=1)
-    folder = suite.write()
-    write_report(folder)
-    assert "Failed trials" not in (folder / "report.html").read_text()
-    assert "Failed trials" not in (folder / "report.md").read_text()
-    parse(folder / "report.html")
 
 
 def test_provenance_has_hardware_versions_data_git_command_and_hashes(full_folder: Path, page: Page) -> None:

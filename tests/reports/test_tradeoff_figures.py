@@ -199,3 +199,14 @@ def test_axes_that_do_not_start_at_zero_say_so(suite, drawn):
         (axes,) = figure.axes
         for label, limits in ((axes.get_xlabel(), axes.get_xlim()), (axes.get_ylabel(), axes.get_ylim())):
             assert label.endswith("axis not from 0") == (limits[0] > 0), label
+
+
+def test_axes_end_where_accuracies_and_times_do(suite, drawn):
+    """The interval of two very different seeds extends beyond 100 % and below 0 s."""
+    for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
+        suite.add("dense", seed, accuracy=accuracy, time=time)
+    (group,), _ = group_trials(read(suite.write()).trials)
+    tradeoff_figures(method_rows(group, looks([])), "slug", NO_BUDGETS)
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim()[0] >= 0
+    assert axes.get_ylim()[1] <= 100

@@ -19,7 +19,7 @@ from reports.data.method_rows import by_seed, method_rows
 from reports.data.pooling import pool_machines
 from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
-from reports.render import html, markdown
+from reports.figures.forest import gain_figure
 from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
 from suite.trials.folder.reader import Trial, read
 from suite.trials.groups import fold_budgets, group_trials
@@ -157,6 +157,24 @@ def test_without_a_time_pass_flops_decide_and_the_time_pass_is_next(suite: Any) 
     assert group.verdict.purposes[1].startswith("Cheapest within 0.5 points of dense: `quick`")
     assert f"For a verdict about time, run `python run_suite.py time {suite.folder}`." in group.verdict.advice
     assert "At equal time" not in line(group, "quick")
+
+
+def test_gains_are_drawn_in_the_order_of_the_table(suite: Any, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.content.build.gain_figure", gain_figure)
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    add_method(suite, "slow", near(89.5), executed=1.1)
+    add_method(suite, "bad", near(84.0), executed=0.9)
+    group = group_of(suite)
+    (figure,) = (one for one in group.figures if "-gain-" in one.name)
+    gain = cells(group.summary, "quick")[2]
+    assert figure.name.endswith("-gain-flops")
+    assert f"quick: {gain} points: better; " in figure.alt
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.texts] == [
+        cells(group.summary, name)[3] for name in ("slow", "quick", "bad")
+    ]
+    assert "Grey: less than the margin of 0.5 points" in figure.caption
 
 
 def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) -> None:
@@ -544,16 +562,6 @@ def test_the_last_declared_margin_applies_and_a_change_is_named(suite: Any) -> N
 def test_the_margin_of_commands_that_declared_none_is_the_default() -> None:
     for suite in ({}, {"commands": [{"spec": {}}]}):
         assert margins(suite) == (0.005,)
-
-
-def test_names_are_escaped_alike_on_the_page_and_in_markdown(suite: Any) -> None:
-    add_budgets(suite)
-    add_method(suite, "a<b>*c*_`d_", near(89.5), executed=0.9)
-    report = build(read(suite.write()))
-    page_text, markdown_text = html.render(report), markdown.render(report)
-    assert "<code>a&lt;b&gt;*c*_d_</code>" in page_text
-    assert "`a<b>*c*_d_`" in markdown_text  # a code span, in which nothing is a tag
-    assert "a<b>" not in page_text
 
 
 def test_the_folder_of_a_command_is_quoted_without_the_home_folder(

@@ -209,6 +209,7 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build reports without figures, which take seconds to draw."""
     monkeypatch.setattr("reports.content.build.tradeoff_figures", lambda rows, slug, curve: ([], []))
     monkeypatch.setattr("reports.content.build.curve_figures", lambda rows, slug: ([], []))
+    monkeypatch.setattr("reports.content.build.gain_figure", lambda *arguments: None)
 
 
 @pytest.fixture

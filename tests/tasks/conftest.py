@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from small_copies import SmallArchive, write_image_folder
 
 from tasks.cifar10 import CIFAR10
@@ -58,3 +59,13 @@ def small_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallArchi
 @pytest.fixture
 def task() -> CIFAR10:
     return CIFAR10()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of two classes with three images in each of two splits, all of which differ."""
+    for index, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 40), (number, index, 0)).save(tmp_path / place / f"{number}.png")
+    return tmp_path

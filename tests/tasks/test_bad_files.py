@@ -45,13 +45,6 @@ def test_all_bad_files_of_a_small_folder_are_named(folder: Path, cache: str) -> 
     assert f"; bad files behind it: train/dog/0.png, val/dog/9.png; {SKIP}" in said
 
 
-def test_a_single_bad_file_is_named_alone(folder: Path) -> None:
-    spoil(folder, "train/cat/3")
-    said = refused(folder, "on")
-    assert "behind it" not in said
-    assert said.endswith(f"; {SKIP}")
-
-
 def test_the_look_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(folder, "train/cat/3", "train/cat/4", "train/cat/8", "val/dog/9")
     monkeypatch.setattr(image_cache, "LOOK", 5)

@@ -20,15 +20,6 @@ from tasks.sources.cache import cache_folder
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for index, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (40, 40), (number, index, 0)).save(tmp_path / place / f"{number}.png")
-    return tmp_path
-
-
-@pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collect the path and the shorter side of every decoded file."""
     calls: list[Any] = []

@@ -16,11 +16,6 @@ from tasks.cifar100 import CIFAR100, CLASSES
 from tasks.images.decoded import load_decoded
 
 
-def test_classes_are_a_hundred_in_the_order_of_their_names() -> None:
-    assert len(CLASSES) == CIFAR100.num_classes == 100
-    assert list(CLASSES) == sorted(set(CLASSES))
-
-
 def test_fine_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
@@ -48,29 +43,8 @@ def test_fine_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert data.train_images[0, 0, 1].tolist() == batches["train"]["data"][0, [1, 1025, 2049]].tolist()
 
 
-def test_the_archive_is_torchvisions() -> None:
-    published = CIFAR100()._published()
-    assert published.base_folder == "cifar-100-python"
-    assert [name for name, _ in published.train_list + published.test_list] == ["train", "test"]
-
-
 @pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])
 def test_without_data_there_is_one_line(tmp_path: Path, preset: str) -> None:
     with pytest.raises(MissingData, match=r"task cifar100: .* data that needs no download: --task digits") as raised:
         CIFAR100().prepare(tmp_path, preset)
     assert "\n" not in str(raised.value)
-
-
-def test_the_papers_recipe_is_prunetrains() -> None:
-    recipe = CIFAR100().recipe("paper")
-    assert (recipe.epochs, recipe.batch_size, recipe.momentum, recipe.weight_decay) == (182, 128, 0.9, 5e-4)
-    assert (recipe.translate, recipe.flip, recipe.label_smoothing, recipe.nesterov) == (4, True, 0.0, False)
-    # Epochs 91 and 136, counted from 1, are the first with a tenth and a hundredth.
-    rates = [recipe.learning_rate_at(epoch / 182) for epoch in (0, 89, 90, 134, 135, 181)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-
-
-def test_smoke_takes_a_fixed_part_of_the_images() -> None:
-    recipe = CIFAR100().recipe("smoke")
-    assert (recipe.train_images, recipe.test_images) == (2000, 1000)
-    assert recipe.epochs >= 3

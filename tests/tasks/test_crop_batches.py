@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 
 from tasks.images.augmentation import Normalization
-from tasks.images.crops import CropBatches, draw_boxes
+from tasks.images.crops import CropBatches
 from tasks.images.stored import MemoryImages
-from tasks.sources.image_cache import store
 from tasks.sources.image_tree import read_tree
 
 
@@ -54,28 +53,6 @@ def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch() -> None:
     assert 0 < sum(first) < 7
     assert mirrored(1) == mirrored(3) == [not one for one in first]
     assert mirrored(2) == first
-
-
-def test_boxes_reach_the_last_row_and_column() -> None:
-    boxes = draw_boxes(torch.full((2000, 2), 6), 0.3, torch.Generator().manual_seed(0))
-    assert bool((boxes[:, 0] + boxes[:, 2] <= 6).all() and (boxes[:, 1] + boxes[:, 3] <= 6).all())
-    smaller = boxes[(boxes[:, 2] < 6) & (boxes[:, 3] < 6)]
-    assert int((smaller[:, 0] + smaller[:, 2] == 6).sum()) > 0
-    assert int((smaller[:, 1] + smaller[:, 3] == 6).sum()) > 0
-
-
-def test_an_index_without_its_pixels_is_decoded_again(tmp_path: Path) -> None:
-    for place in ("train/a", "train/b", "val/a", "val/b"):
-        (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (4, 4), (len(place), 0, 9)).save(tmp_path / place / "0.png")
-    tree = read_tree(tmp_path)
-    meta = store(tree, tmp_path / "cache", 4, False)
-    pixels = (tmp_path / "cache" / "pixels.bin").read_bytes()
-    (tmp_path / "cache").rename(tmp_path / "cache.part")
-    (tmp_path / "cache.part" / "pixels.bin").write_bytes(pixels[:-1])
-    (tmp_path / "cache.part" / "source.txt").write_text(meta["fingerprint"])
-    assert store(tree, tmp_path / "cache", 4, False) == meta
-    assert (tmp_path / "cache" / "pixels.bin").read_bytes() == pixels
 
 
 def test_the_fingerprint_knows_the_split(tmp_path: Path) -> None:

@@ -1,24 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from torch.nn import functional
 
-from suite import registry
-from suite.errors import MissingData, UsageError
 from tasks.digits import FILE, Digits, load_digits
-from tasks.models.resnet9 import resnet9
 
 CPU = torch.device("cpu")
 DIGITS = Digits()
-
-
-def test_digits_is_registered_as_a_task() -> None:
-    assert registry.get("task", "digits") is Digits
 
 
 def test_split_is_1437_and_360_stratified_and_holds_every_digit_once() -> None:
@@ -52,51 +42,3 @@ def test_the_split_is_the_same_every_time_and_for_every_preset_and_seed(tmp_path
     ]
     assert torch.equal(tests[0], tests[1])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_normalisation_is_that_of_the_images() -> None:
-    data = load_digits()
-    images = np.concatenate([data.train_images, data.test_images])
-    assert abs(images.mean() - Digits.normalization.mean[0]) < 0.1
-    assert abs(images.std() - Digits.normalization.std[0]) < 0.1
-
-
-def test_digits_are_never_mirrored() -> None:
-    assert not any(
-        DIGITS.recipe(preset).flip or DIGITS.recipe(preset).flip_tta for preset in ("smoke", "quick", "paper")
-    )
-
-
-def test_unknown_preset_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="did you mean 'smoke'"):
-        DIGITS.recipe("smok")
-
-
-def test_other_images_than_planned_are_one_line(tmp_path: Path) -> None:
-    copy = dataclasses.replace(DIGITS.prepare(tmp_path, "quick"), checksum="0" * 64)
-    with pytest.raises(MissingData, match="have changed"):
-        DIGITS.load(copy, DIGITS.recipe("quick"), 0, CPU)
-
-
-def test_three_epochs_of_the_quick_recipe_learn_most_digits(tmp_path: Path) -> None:
-    assert DIGITS.default_model("quick") == "resnet9[width=0.125]"
-    recipe = dataclasses.replace(DIGITS.recipe("quick"), epochs=3)
-    splits = DIGITS.load(DIGITS.prepare(tmp_path, "quick"), recipe, 0, CPU)
-    torch.manual_seed(0)
-    model = resnet9(width=0.125, input_shape=DIGITS.input_shape).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov
-    )
-    steps = splits.train.steps_per_epoch(recipe.batch_size)
-    for epoch in range(recipe.epochs):
-        for step, (images, labels) in enumerate(splits.train.epoch(epoch, recipe.batch_size)):
-            progress = (epoch * steps + step) / (recipe.epochs * steps)
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(progress)
-            loss = functional.cross_entropy(model(images), labels, label_smoothing=recipe.label_smoothing)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in splits.test.epoch(0, 180))
-    assert right / splits.test.num_samples > 0.9

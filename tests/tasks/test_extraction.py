@@ -1,14 +1,11 @@
-"""Extraction of archives: Imagenette's three, damaged ones, killed processes, and processes at the same time."""
+"""Extraction of archives: Imagenette's three, damaged ones, and processes at the same time."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import subprocess
-import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,37 +119,6 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(error.value).isprintable()
     assert sorted(path.name for path in root.iterdir()) == [LOCK, "imagenette2.tgz"]
     assert not (tmp_path / "outside.txt").exists()
-
-
-SLOW = """
-import sys, tarfile, time
-from pathlib import Path
-from tasks.imagenette import ARCHIVES, Imagenette
-
-original = tarfile.TarFile.makefile
-tarfile.TarFile.makefile = lambda *arguments: (time.sleep(0.05), original(*arguments))[1]
-ARCHIVES["imagenette2"] = sys.argv[2]
-Imagenette().find(Path(sys.argv[1]))
-"""
-
-
-def test_what_a_killed_extraction_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_archive(tmp_path, "imagenette2", WHOLE, monkeypatch)
-    command = [sys.executable, "-c", SLOW, str(tmp_path), ARCHIVES["imagenette2"]]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".imagenette2.part/imagenette2/train/n03")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate(timeout=30)
-    assert len(left(tmp_path)) == 1
-    assert not (tmp_path / "imagenette2").exists()
-
-    assert len(Imagenette().find(tmp_path).train) == 10
-    assert left(tmp_path) == []
-    assert path.is_file()
 
 
 def test_a_second_process_waits_and_uses_the_result(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from image_trials import image_folder
@@ -19,21 +17,11 @@ import tasks.images.decoding as decoding
 import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError
 from suite.task import DataCopy
-from tasks.images.decoding import BadImage, decode, shown
+from tasks.images.decoding import BadImage, decode
 from tasks.sources.image_tree import ImageTree, read_tree
 
 TASK = image_folder()
 QUICK = replace(TASK.recipe("quick"), batch_size=4)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder of two classes with three images in each of two splits."""
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / place / f"{number}.png")
-    return tmp_path
 
 
 def prepare(folder: Path, **parameters: Any) -> DataCopy:
@@ -58,10 +46,6 @@ def test_a_folder_whose_name_is_not_text_is_refused(folder: Path) -> None:
     folder.rename(renamed)
     with pytest.raises(UsageError, match=r"\\xff: the name of this folder is not readable text"):
         prepare(renamed)
-
-
-def test_shown_leaves_readable_names_unchanged() -> None:
-    assert shown("Katze/süß 1.png") == "Katze/süß 1.png"
 
 
 @pytest.mark.parametrize("target", ["nowhere.png", "9.png"])  # missing, and the link itself
@@ -144,23 +128,6 @@ def test_the_test_split_that_has_all_classes_is_used(tmp_path: Path, others: lis
     assert {file.label for file in tree.test} == {0, 1}
 
 
-def test_folders_beside_splits_are_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-
-    def recorded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def call(path: Any) -> Any:
-            opened.append(str(path))
-            return function(path)
-
-        return call
-
-    monkeypatch.setattr(os, "scandir", recorded(os.scandir))
-    monkeypatch.setattr(os, "listdir", recorded(os.listdir))
-    tree_of(tmp_path, *below("train val"), "lost+found/0")
-    assert not [path for path in opened if "lost" in path]
-    assert str(tmp_path / "val/b") in opened
-
-
 def test_a_name_in_two_unicode_forms_is_one_class(tmp_path: Path) -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     tree = tree_of(tmp_path / "splits", *below("train", [composed, "dog"]), *below("val", [decomposed, "dog"]))
@@ -192,36 +159,6 @@ def test_a_cache_with_skipped_files_does_not_serve_refusal(folder: Path) -> None
         prepare(folder)
 
 
-def test_skipping_continues_where_refusal_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "CHUNK", 1)
-    (folder / "val/dog/9.png").write_bytes(b"no image")  # the last file
-    with pytest.raises(UsageError, match=r"val/dog/9\.png"):
-        prepare(folder)
-    decoded = []
-    original = image_cache.decode
-    monkeypatch.setattr(image_cache, "decode", lambda path, side: (decoded.append(path.name), original(path, side))[1])
-    assert "1 file that cannot be read as an image" in prepare(folder, bad_images="skip").note
-    assert decoded == ["9.png"]
-
-
-def test_what_an_interrupted_decoding_stored_needs_no_free_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "CHUNK", 1)
-    last = folder / "val/dog/2.png"
-    content, stamp = last.read_bytes(), last.stat().st_mtime_ns
-    last.write_bytes(b"\0" * len(content))  # as large, so that the folder looks unchanged afterwards
-    os.utime(last, ns=(stamp, stamp))
-    with pytest.raises(UsageError, match=r"2\.png"):
-        prepare(folder)
-    last.write_bytes(content)
-    os.utime(last, ns=(stamp, stamp))
-    # Eleven of twelve images of 4,800 bytes are stored.
-    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=4799))
-    with pytest.raises(UsageError, match="make room"):
-        prepare(folder)
-    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=4800))
-    assert "6 training and 6 test images" in prepare(folder).note
-
-
 def test_a_damaged_pixel_is_an_error_that_says_what_to_delete(folder: Path) -> None:
     copy = prepare(folder)
     with open(Path(copy.path) / "pixels.bin", "r+b") as pixels:
@@ -229,40 +166,6 @@ def test_a_damaged_pixel_is_an_error_that_says_what_to_delete(folder: Path) -> N
     splits = TASK.load(copy, QUICK, 0, torch.device("cpu"))
     with pytest.raises(UsageError, match=f"delete {copy.path}, and run the command again"):
         list(splits.train.epoch(0, 6))
-
-
-def test_large_folders_are_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Entry:
-        """Stands for an entry of a folder; counts comparisons."""
-
-        compared = 0
-
-        def __init__(self, entry: os.DirEntry[str]) -> None:
-            self.name, self.path, self.is_dir, self.stat = entry.name, entry.path, entry.is_dir, entry.stat
-
-        def __eq__(self, other: object) -> bool:
-            Entry.compared += 1
-            return self is other
-
-        __hash__ = None  # type: ignore[assignment]
-
-    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(25):
-            (tmp_path / place / f"{number}.png").touch()
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: [Entry(entry) for entry in scandir(path)])
-    assert len(read_tree(tmp_path).train) == 50
-    assert Entry.compared == 0
-
-
-def test_cached_pixels_are_those_of_the_files(folder: Path) -> None:
-    stored, files = (
-        image_folder(cache=cache).load(prepare(folder, cache=cache), QUICK, 3, torch.device("cpu"))
-        for cache in ("on", "off")
-    )
-    for one, other in zip(stored.train.epoch(1, 3), files.train.epoch(1, 3), strict=True):
-        np.testing.assert_array_equal(one[0].numpy(), other[0].numpy())
 
 
 def test_held_out_images_are_not_trained_on_and_are_the_same_in_every_epoch(folder: Path) -> None:
@@ -302,9 +205,3 @@ def test_giant_files_and_images_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(decoding, "MAX_BYTES", file.stat().st_size - 1)
     with pytest.raises(BadImage, match="is larger than"):
         decode(file, 40)
-
-
-def test_detected_images_have_at_most_224_pixels(folder: Path) -> None:
-    for file in folder.rglob("*.png"):
-        Image.new("RGB", (300, 300)).save(file)
-    assert prepare(folder).image_size == 224

@@ -55,10 +55,6 @@ def recipes() -> dict[str, Recipe]:
     return {name: one.recipe for name, one in ImageNet.paper_recipes.items()}
 
 
-def test_the_table_has_every_recipe() -> None:
-    assert list(recipes()) == list(PUBLISHED)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_the_published_one(name: str) -> None:
     recipe, row, settings = recipes()[name], PUBLISHED[name], ImageNet.defaults("paper", name)
@@ -96,27 +92,6 @@ def test_every_epoch_has_images_of_the_published_size(name: str) -> None:
     sizes = [recipe.train_size_at(epoch / recipe.epochs) or evaluated for epoch in range(row.epochs)]
     expected = [row.sizes[max(first for first in row.sizes if first <= epoch)] for epoch in range(row.epochs)]
     assert sizes == expected
-
-
-def test_sizes_that_grow_linearly_round_to_those_of_the_recipe() -> None:
-    def published(epoch: int) -> int:
-        grown = min(max((epoch - 65) / (76 - 65), 0.0), 1.0)
-        return round((160 + grown * (192 - 160)) / 32) * 32
-
-    recipe = recipes()["sdgp"]
-    assert [recipe.train_size_at(epoch / 88) for epoch in range(88)] == [published(epoch) for epoch in range(88)]
-
-
-def test_an_evaluation_shows_the_published_share_of_an_image() -> None:
-    settings = ImageNet.defaults("paper", "sdgp")
-    assert settings["eval_resize"] == round(settings["image_size"] / (224 / 256))
-
-
-def test_the_short_preset_stays_at_one_size_and_one_batch() -> None:
-    quick = ImageNet.recipes["quick"]
-    assert (quick.epochs, quick.batch_size, quick.micro_batches, quick.learning_rate) == (16, 256, 1, 0.25)
-    assert (quick.train_sizes, quick.size_milestones) == ((), ())
-    assert ImageNet.defaults("quick") == {"image_size": 96, "eval_resize": 110}
 
 
 def test_names_of_torchvisions_regnet_do_not_exempt_it_from_weight_decay() -> None:

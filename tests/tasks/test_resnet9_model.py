@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
-from suite import registry
 from tasks.models.residual import Residual
 from tasks.models.resnet9 import resnet9
 
@@ -60,18 +59,6 @@ def test_too_small_images_are_refused_and_the_smallest_work() -> None:
     assert model(torch.zeros(2, 3, 11, 11)).shape == (2, 10)
 
 
-def test_digits_images_and_other_class_counts_work() -> None:
-    model = resnet9(width=0.125, num_classes=7, input_shape=(1, 16, 16))
-    assert model(torch.randn(4, 1, 16, 16)).shape == (4, 7)
-
-
-def test_symbolic_trace_computes_the_same() -> None:
-    model = resnet9(width=0.125).eval()
-    images = torch.randn(2, 3, 32, 32)
-    traced = fx.symbolic_trace(model)
-    torch.testing.assert_close(traced(images), model(images), rtol=0, atol=0)
-
-
 def test_residual_adds_its_branch_and_names_it() -> None:
     block = Residual(nn.Conv2d(4, 4, 1))
     images = torch.randn(2, 4, 5, 5)
@@ -88,7 +75,3 @@ def test_logits_are_a_fifth_of_the_linear_layers_output_and_have_no_bias() -> No
     logits = model(torch.randn(2, 3, 32, 32))
     torch.testing.assert_close(logits, seen[0] * 0.2)
     assert model.classifier.bias is None
-
-
-def test_resnet9_is_registered_as_a_model() -> None:
-    assert registry.get("model", "resnet9") is resnet9

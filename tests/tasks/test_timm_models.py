@@ -15,11 +15,8 @@ from tasks.models.timm_models import builders
 SHAPE = (3, 64, 64)
 FREE = {
     "resnet18": 0.99,
-    "densenet121": 0.99,
-    "efficientnet_b0": 0.99,
     "regnety_002": 0.99,
     "mobilenetv3_small_050": 0.99,
-    "mnasnet_small": 0.99,
     "convnext_atto": 0.92,
     "lcnet_035": 0.99,
 }
