@@ -1,6 +1,7 @@
 """Subnormal numbers: reading back what torch's threads do, and finding them in weights."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,6 @@ from suite.subnormals import FLUSH, IEEE, arithmetic_in_use, has_subnormal, use_
 THREADS = """
 import sys, torch
 from suite.subnormals import arithmetic_in_use, use_arithmetic
-torch.set_num_threads(2)
 if sys.argv[1] == "late":
     torch.ones(2**20).mul(2)  # starts the second thread
 use_arithmetic("flush")
@@ -34,7 +34,9 @@ def test_the_arithmetic_is_read_back():
 
 @pytest.mark.parametrize(("when", "found"), [("early", FLUSH), ("late", IEEE)])
 def test_a_thread_that_was_started_before_is_noticed(when, found):
-    done = subprocess.run([sys.executable, "-c", THREADS, when], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", THREADS, when]
+    two_threads = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=two_threads, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == found
 
 
