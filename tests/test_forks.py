@@ -28,7 +28,7 @@ def both(command, **options):
     options |= {"capture_output": True, "text": True}
     with pytest.MonkeyPatch.context() as patch:
         done = [subprocess.run(command, **options)]
-        patch.setattr(subprocess, "Popen", forks._Popen)
+        patch.setattr(subprocess, "Popen", forks.STARTED)
         done.append(subprocess.run(command, **options))
     return done
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import filelock
+import forks
 import pytest
 import torch
 from unchanged import digest, skip_unchanged
@@ -67,7 +68,7 @@ def start_python() -> Callable[..., subprocess.Popen[str]]:
 
     def start(code: str, **variables: str | None) -> subprocess.Popen[str]:
         changed = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
-        return subprocess.Popen(
+        return forks.STARTED(
             [sys.executable, "-c", code],
             env={name: value for name, value in changed.items() if value is not None},
             cwd=REPOSITORY,

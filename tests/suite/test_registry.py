@@ -26,7 +26,7 @@ def plugin(tmp_path, text, name="plugin.py"):
     return path
 
 
-def test_listing_imports_no_torch():
+def test_listing_imports_no_torch(started_programs):
     script = (
         "import sys; from suite import registry; [registry.entries(kind) for kind in registry.KINDS];"
         "assert 'local' in registry.names('engine'); assert 'torch' not in sys.modules"
@@ -166,7 +166,7 @@ def test_a_missing_plugin_and_an_unknown_name():
         ("reports/__init__.py", "from suite.cli.main import main; raise SystemExit(main(['list', 'methods']))"),
     ],
 )
-def test_a_file_of_the_user_that_hides_a_package_is_named_with_ours(file, program, tmp_path):
+def test_a_file_of_the_user_that_hides_a_package_is_named_with_ours(file, program, tmp_path, started_programs):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("")
     name, root = file.partition("/")[0].removesuffix(".py"), Path(__file__).parents[2]

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import logging
 import os
 import re
 import runpy
@@ -43,7 +44,7 @@ NOT_AT_START = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 PR_SET_CHILD_SUBREAPER = 36
 
-_Popen = subprocess.Popen
+STARTED = subprocess.Popen
 _environment = dict(os.environ)
 _search_path = list(sys.path)
 
@@ -53,7 +54,7 @@ def install() -> None:
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
-class ForkedPopen(_Popen):
+class ForkedPopen(STARTED):
     """`subprocess.Popen` that forks Python programs."""
 
     server: Server | None = None  # only in the process that tests run in
@@ -167,6 +168,10 @@ def _fork(program: Program, descriptors: list[int], parent: int | None = None) -
         # What the parent would do at its end is not for this process to do.
         atexit._clear()
         weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        for logger in (logging.root, *logging.Logger.manager.loggerDict.values()):
+            if isinstance(logger, logging.Logger):
+                logger.handlers.clear()
+                logger.setLevel(logging.NOTSET if logger.parent else logging.WARNING)
         buffered = not program.variables.get("PYTHONUNBUFFERED")
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", closefd=False, buffering=-1 if buffered else 1)  # noqa: SIM115
@@ -212,7 +217,7 @@ class Server:
         self._socket, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", __file__, str(other.fileno()), str(os.getpid())]
         variables = {name: value for name, value in _environment.items() if name != "PYTHONPATH"}
-        self._process = _Popen(command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, env=variables)
+        self._process = STARTED(command, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, env=variables)
         other.close()
 
     def fork(self, program: Program, descriptors: list[int]) -> int:

@@ -1,7 +1,9 @@
 """Fixtures for tests of the command line: folders, the registry and suites."""
 
+import subprocess
 import sys
 
+import forks
 import pytest
 from toy_suite import CHILD, TOY, forget_plugins, good
 
@@ -19,6 +21,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.py").write_text(TOY)
     return tmp_path
+
+
+@pytest.fixture
+def started_programs(monkeypatch):
+    """Start the Python programs of a test, which is about what a new process has imported."""
+    monkeypatch.setattr(subprocess, "Popen", forks.STARTED)
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_density_is_asked_for_with_the_masks_that_the_step_multiplied_with():
     assert trainer.ledger._overhead["0"] == 24.0  # the hooks of all steps have run
 
 
-def test_watching_a_forward_does_not_import_torchs_compiler():
+def test_watching_a_forward_does_not_import_torchs_compiler(started_programs):
     """The import takes seconds, which `describe` and the check before the first trial must not spend."""
     code = """
 import sys

@@ -4,9 +4,7 @@ import contextlib
 import io
 import pickle
 import random
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,6 @@ from torch import nn
 from suite.choices import build_model
 from suite.engine.network import model_files
 from suite.errors import UsageError
-
-sys.path.append(str(Path(__file__).parents[2] / "faults"))
-from edits import edit
 
 NAME = "resnet9[width=0.0625]"
 SHAPE = (1, 16, 16)
@@ -45,14 +40,15 @@ def refused(path):
 
 
 def edited(model_file, folder, seed):
-    changed, kind = edit(model_file.read_bytes(), random.Random(seed))
-    path = folder / "model.pt"
-    path.write_bytes(changed)
+    chance, data, path = random.Random(seed), bytearray(model_file.read_bytes()), folder / "model.pt"
+    place = chance.randrange(len(data))
+    data[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(data[:place] if seed % 2 else data)
     if refused(path):
         return
     # Some bytes are never read: padding, and fields that the archive holds twice.
     whole, found = (model_files.load_model(file).state_dict() for file in (model_file, path))
-    assert all(torch.equal(tensor, found[name]) for name, tensor in whole.items()), (seed, kind)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in whole.items()), seed
 
 
 def test_edited_models(model_file, tmp_path):
