@@ -18,10 +18,8 @@ from small_methods import (
 from small_training import CLASSES, RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, without_times
 
 from methods.sdgp import SDGP
-from suite.engine.network.random_keys import KeyBuffer
 from suite.engine.training.trainer import Trainer
 from suite.method import EMPTY_PLAN, OpPlan
-from suite.plan import random_key
 from suite.task import Splits
 
 pytestmark = [
@@ -133,23 +131,6 @@ def test_replayed_masks_are_those_of_eager_and_differ_from_step_to_step(determin
     for step in range(4):
         torch.testing.assert_close(found["cuda_graph", step], found["eager", step], rtol=1e-5, atol=1e-6)
         assert all(not torch.equal(found["cuda_graph", step], found["cuda_graph", other]) for other in range(step))
-
-
-def test_keys_of_queued_steps_are_not_overwritten():
-    buffer = KeyBuffer(1, seed=7, device=torch.device("cuda", 0))
-    key, found = buffer.of("a", "grad_dgrad", 0), []
-    buffer.fill(0)
-    torch.cuda._sleep(10**9)  # clock cycles: what follows is queued, and fill does not wait for it
-    for step in range(1, 5):
-        buffer.fill(step)
-        found.append(key.clone())
-    assert [key.item() for key in found] == [random_key(7, step, 0, "grad_dgrad", "a") for step in range(1, 5)]
-
-
-def test_peak_memory_of_replayed_steps_has_what_the_graph_keeps():
-    trainer = cuda_trainer(Nothing(), torch.float32, dataclasses.replace(FIVE, execution="cuda_graph"))
-    trainer.train_epoch()
-    assert trainer.progress.peak_memory_bytes == torch.cuda.max_memory_reserved()
 
 
 def test_changed_networks_and_new_plans_are_captured_anew(deterministic):
