@@ -193,6 +193,15 @@ def step(model, optimizer, images):
     optimizer.step()
 
 
+def assert_equal_steps(cut, masked, images, index_map, rtol=1e-6, atol=1e-9):
+    """Check that a step of a cut network, given with its optimizer, is that of the masked network."""
+    for model, optimizer in (cut, masked):
+        step(model, optimizer, images)
+    for name, parameter in masked[0].named_parameters():
+        found, wanted = cut[0].get_parameter(name).data, index_map(name, parameter.data)
+        torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol, msg=name)
+
+
 def make_optimizer(kind, model):
     if kind == "adam":
         return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -280,27 +280,14 @@ class RandomNetwork(nn.Module):
         x = self.body(images)
         return self.head(F.adaptive_avg_pool2d(x, 4).flatten(1) if self.flattens else x.mean((2, 3)))
 
-    def blocks(self) -> str:
-        """Return the names of the blocks."""
-        return " ".join(f"{type(block).__name__}{getattr(block, 'how', '')}" for block in self.body[1:])
 
-
-@dataclass(frozen=True)
-class Found:
-    """What was found about a random network.
-
-    Attributes:
-        seed: Its seed.
-        blocks: Names of its blocks, with the number of the variant.
-        free, channels: Channels that can be cut, and all.
-        frozen_by_trial: Sets of channels that the trial cut froze.
-        outputs, step: Differences to the masked network; 0 if nothing can be cut.
+class Found(NamedTuple):
+    """What was found about a random network: names of its blocks, channels that can be cut, sets of channels that the
+    trial cut froze, and differences to the masked network, which are 0 if nothing can be cut.
     """
 
-    seed: int
     blocks: str
     free: int
-    channels: int
     frozen_by_trial: int
     outputs: float
     step: float
@@ -319,6 +306,6 @@ def examine(seed: int) -> Found:
     produced = [space for space in spaces.values() if space.producers]
     free = sum(space.size for space in produced if not space.frozen)
     by_trial = sum(space.frozen_because == CHANGES_OUTPUTS for space in produced)
-    blocks = model.blocks()
+    blocks = " ".join(f"{type(block).__name__}{getattr(block, 'how', '')}" for block in model.body[1:])
     outputs, step = differences(model, spaces, SHAPE, True) if free else (0.0, 0.0)
-    return Found(seed, blocks, free, sum(space.size for space in produced), by_trial, outputs, step or 0.0)
+    return Found(blocks, free, by_trial, outputs, step or 0.0)

@@ -114,6 +114,8 @@ CUT = {
     "mean, one axis at a time": (lambda: Op(lambda m, x: torch.sum(x.mean(-1), dim=2)), 12),
     "mean over tokens": (lambda: Op(lambda m, x: x.flatten(2).transpose(1, 2).mean(dim=1)), 12),
     "mean, squeezed": (lambda: Op(lambda m, x: F.adaptive_avg_pool2d(x, 1).squeeze(3).squeeze(2)), 12),
+    "one layer twice": (lambda: Op(lambda m, x: m.conv(x) + m.conv(x.relu()), conv=nn.Conv2d(WIDTH, WIDTH, 1)), 12),
+    "one layer after itself": (lambda: Op(lambda m, x: m.conv(m.conv(x)) + x, conv=nn.Conv2d(WIDTH, WIDTH, 1)), 12),
     "depthwise": (lambda: nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH), 12),
     "added parameter": (lambda: Op(lambda m, x: x + m.shift, shift=parameter(1, WIDTH, 1, 1)), 12),
     "added parameter of positions": (lambda: Op(lambda m, x: x + m.shift, shift=parameter(WIDTH, 8, 8)), 12),

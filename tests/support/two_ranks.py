@@ -23,7 +23,7 @@ def start(rank, folder):
     """Run every check on one rank, and write the results to a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    found = {check.__name__: check(rank) for check in (random_masks, proximal, refusals, warnings)}
+    found = {check.__name__: check(rank) for check in (random_masks, context, refusals, warnings)}
     found["loaded"] = loaded(rank, folder)
     found["alone"] = saved_alone(rank, folder)  # last, since the ranks may have parted
     torch.save(found, f"{folder}/{rank}.pt")
@@ -67,32 +67,12 @@ def random_masks(rank):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def proximal(rank):
-    """Return weights and losses of a training with a reconfiguration, and the error of a wrapper made before it."""
-    method = PruneTrain(update="proximal", interval=1, threshold=0.15, ratio=0.6)
-    model, hooks, optimizer = planned(method, rank)
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-    wrapped = DistributedDataParallel(model)
-    epoch(0, wrapped, hooks, optimizer, rank)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    assert hooks.end_epoch() is not None
-    refused = ""
-    try:
-        wrapped(torch.zeros(2, *SHAPE))
-    except UsageError as error:
-        refused = str(error)
-    model.eval()(torch.zeros(2, *SHAPE))  # the bare model runs
-    again = DistributedDataParallel(model.train())
-    epoch(1, again, hooks, optimizer, rank)
+def context(rank):
+    """Return what the context of a method computes over the ranks."""
+    _, hooks, _ = planned(RandomChannels(), rank)
     return {
-        "start": start,
-        "before": before,
-        "after": [parameter.detach().clone() for parameter in model.parameters()],
-        "coefficient": method.state_dict()["penalty_coefficient"],
-        "refused": refused,
-        "loss": hooks.ctx.task_loss,
         "sum": hooks.ctx.all_reduce(torch.tensor(float(rank + 1))),
-        "estimate": hooks.ctx.memory_estimate(hooks.reconfigurations[0].__class__()),
+        "estimate": hooks.ctx.memory_estimate(ReconfigPlan()),
     }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuttable_nets import SHAPE, Basic, reading, silence, step, trained
+from cuttable_nets import SHAPE, reading, silence, step, trained
 from torch import nn
 
 from suite.engine.network.channels.spaces import find_index_spaces
@@ -141,15 +141,6 @@ def test_prunetrain_7_a_dead_branch_leaves_its_constant_and_the_outputs(net, bra
     assert not index_map.exists(branch.layers[0])
     assert index_map.exists("")
     step(model.train(), optimizer, images)
-
-
-def test_prunetrain_7_a_stage_entry_keeps_its_shortcut():
-    model, spaces, images, branch = dead_branch("basic", "5.branch")
-    apply_plan(model, ReconfigPlan(removed_branches=(branch.name,)), spaces, None)
-    assert isinstance(model[5], Basic)
-    assert isinstance(model[5].shortcut[0], nn.Conv2d)
-    assert spaces[branch.outputs[0]].producers == ["5.shortcut.0", "6.branch.3"]
-    assert model(images).shape == (6, 5)
 
 
 def test_channels_go_with_a_branch_and_after_it():

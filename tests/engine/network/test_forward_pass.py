@@ -2,19 +2,14 @@
 
 import copy
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from small_methods import Nothing
-from small_training import RECIPE, SHAPE, small_net, small_trainer
+from small_training import SHAPE, small_trainer
 from torch import nn
 
-from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.engine.cost.flops import count, count_model
 from suite.engine.cost.memory import measure_step
@@ -23,8 +18,6 @@ from suite.engine.network.forward_pass import survey
 from suite.errors import UsageError
 from suite.method import Density, Method, OpPlan
 from suite.ops import apply
-
-ROOT = Path(__file__).parents[3]
 
 
 class Classifier(nn.Module):
@@ -198,25 +191,6 @@ def test_layers_that_never_run_are_left_out_and_those_of_training_count_for_trai
     )
 
 
-def test_a_layer_that_never_runs_is_in_no_penalty():
-    class Unused(nn.Sequential):
-        def __init__(self):
-            super().__init__(*small_net())
-            self.unused = [nn.Conv2d(8, 8, 1)]
-            self.never = nn.ModuleList(self.unused)
-
-        def forward(self, images):
-            for child in list(self)[:-1]:
-                images = child(images)
-            return images
-
-    trainer = small_trainer(PruneTrain(ratio=0.3, interval=1), RECIPE, model=Unused())
-    weight = trainer.model.never[0].weight
-    before = weight.clone()
-    trainer.fit()
-    assert torch.equal(weight, before)
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -264,16 +238,3 @@ def test_density_is_asked_for_with_the_masks_that_the_step_multiplied_with():
     assert seen[0][1]["effective"] == seen[0][1]["current"]
     assert all(flops["effective"] < flops["current"] for _, flops in seen[1:])
     assert trainer.ledger._overhead["0"] == 24.0  # the hooks of all steps have run
-
-
-def test_watching_a_forward_does_not_import_torchs_compiler(started_programs):
-    """The import takes seconds, which `describe` and the check before the first trial must not spend."""
-    code = """
-import sys
-from suite.engine.cost.flops import count
-from suite.choices import build_model
-count(build_model("resnet9", (3, 32, 32), 10), (3, 32, 32))
-assert "torch._dynamo" not in sys.modules
-"""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=120)

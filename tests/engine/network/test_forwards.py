@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,16 +26,9 @@ from suite.engine.network.channels.trial_cut import (
     NO_OUTPUTS,
     NOT_FINITE,
     freeze_what_fails,
-    tensors_of,
 )
 from suite.engine.network.copies import copied
 from suite.ops import apply
-
-
-def raises(net, x, y):
-    if y.shape[-1] != 8 or y.dim() != 4:
-        raise ValueError("eight pixels, please")
-    return y
 
 
 def asserts(net, x, y):
@@ -54,26 +47,15 @@ def listed(net, x, y):
     return torch.cat(parts[1:], 1)
 
 
-def starred(net, x, y):
-    return torch.cat([*y.chunk(2, 1)], 1)
-
-
-def in_a_loop(net, x, y):
-    return torch.cat([part * 2 for part in y.split(y.shape[1] // 2, 1)], 1)
-
-
 def by_number(net, x, y):
     parts = y.chunk(2, 1)
     return torch.cat([parts[place] for place in range(len(parts))], 1)
 
 
 FOLLOWED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "raise": raises,
     "assert": asserts,
     "numbers of images and places": as_numbers,
     "a list of parts": listed,
-    "parts with a star": starred,
-    "parts in a loop": in_a_loop,
     "parts by number": by_number,
     "the own shape": lambda net, x, y: y.reshape(*y.shape),
     "another type and back": lambda net, x, y: y.double().to(x.dtype).detach() + y,
@@ -155,20 +137,9 @@ class Answer:
     logits: Tensor
 
 
-class Attributes(OrderedDict):
-    """A dictionary with attributes."""
-
-    def __getattr__(self, name):
-        return self[name]
-
-
 class Plain:
     def __init__(self, logits):
         self.logits = logits
-
-
-class Slotted:
-    __slots__ = ("empty", "logits")
 
 
 @dataclass(slots=True)
@@ -182,13 +153,10 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "dictionary": lambda logits: {"logits": logits, "loss": None},
     "tuple": lambda logits: (None, [logits]),
     "dataclass": Answer,
-    "dictionary with attributes": lambda logits: Attributes(logits=logits),
     "own class": Plain,
     "a class that is masked": lambda logits: logits.masked_fill(MASKED, -torch.inf),
-    "a class that is masked by a number": lambda logits: logits.masked_fill(MASKED, -1e9),
     "logarithms": torch.log,
     "complex": lambda logits: torch.complex(torch.ones_like(logits), logits),
-    "conjugate": lambda logits: torch.complex(logits.detach() * 0 + 1, logits).conj(),
     "with an empty one": lambda logits: (logits, torch.zeros(0)),
     "sparse": lambda logits: logits.to_sparse(),
     "slots beside a constant": lambda logits: {"a": SlottedAnswer(logits), "b": torch.ones(1)},
@@ -221,13 +189,6 @@ def test_outputs_of_every_kind_are_compared_by_a_trial_cut(kind):
         assert {spaces[name].frozen_because for name in "ab"} == ({CHANGES_OUTPUTS} if scaled else {""})
 
 
-def test_tensors_in_slots_are_found():
-    output = Slotted()
-    output.logits = MASKED
-    (found,) = tensors_of([output])
-    assert found is MASKED
-
-
 @pytest.mark.parametrize(
     ("output", "reason"),
     [(lambda logits: logits * torch.nan, NOT_FINITE), (lambda logits: torch.zeros(0), NO_OUTPUTS)],
@@ -253,18 +214,6 @@ def test_a_normalisation_that_mixes_channels_in_training_only_is_found_by_a_tria
     freeze_what_fails(model, spaces, SHAPE)
     assert spaces["b"].frozen_because == CHANGES_OUTPUTS
     assert {"a", "c"} <= check(model, spaces).keys()
-
-
-def test_a_cut_that_nothing_can_be_compared_with_is_not_carried_out():
-    class Keeps(ScaledBySize):
-        def forward(self, x):
-            self.last = super().forward(x)
-            return "done"
-
-    model = Keeps(lambda logits: logits)
-    spaces = find_index_spaces(model, SHAPE)
-    freeze_what_fails(model, spaces, SHAPE)
-    assert {spaces[name].frozen_because for name in "ab"} == {NO_OUTPUTS}
 
 
 def kept_activations(net, x):
@@ -412,19 +361,13 @@ def makes_a_buffer(net, y):
     return y * net.grid
 
 
-def fills_an_attribute(net, y):
-    if net.last is None:
-        net.last = torch.ones(1, 1, 8, 8)
-    return y * net.last
-
-
 def makes_one_for_each_channel(net, y):
     if not hasattr(net, "grid"):
         net.register_buffer("grid", torch.ones(8, 1, 1))
     return y * net.grid
 
 
-@pytest.mark.parametrize("keep", [makes_a_buffer, fills_an_attribute, makes_one_for_each_channel])
+@pytest.mark.parametrize("keep", [makes_a_buffer, makes_one_for_each_channel])
 def test_a_tensor_that_the_first_forward_makes_is_followed_and_not_left_in_the_model(keep):
     net = WithState(keep)
     state = list(net.state_dict())

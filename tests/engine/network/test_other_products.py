@@ -12,7 +12,6 @@ from small_training import SHAPE, fitted, small_net
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from methods.prunetrain import PruneTrain
 from suite.engine.cost.flops import MATRIX_PRODUCTS, PRODUCTS, count, count_model
 from suite.engine.cost.paper_conventions import prunetrain, read_intervals
 
@@ -172,24 +171,6 @@ def test_products_of_torchvisions_transformers_are_those_of_torchs_counter(name)
     matrices = sum(by_operation.get(getattr(torch.ops.aten, operation), 0) for operation in MATRIX_PRODUCTS)
     rows = [cost for cost in counts.layers.values() if cost.kind != "conv"]
     assert sum(cost.flops(product) for cost in rows for product in PRODUCTS) == matrices
-
-
-def test_the_projections_keep_their_rows_when_hidden_units_are_cut():
-    models = pytest.importorskip("torchvision").models
-    torch.manual_seed(0)
-    model = models.VisionTransformer(8, 4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=4)
-    torch.nn.init.normal_(model.heads.head.weight, std=0.1)  # which torchvision begins with zeros
-    trainer, _ = fitted(PruneTrain(interval=1, threshold=0.36), model=model)
-    ledger, products = trainer.ledger, [f"encoder.layers.encoder_layer_{n}.self_attention" for n in (0, 1)]
-    names = [f"{module}:{rest}" for module in products for rest in ("in_proj_weight", "attention", "out_proj.weight")]
-    assert [name for name in ledger.current if ":" in name] == names
-    assert ledger.current.keys() == ledger.dense.keys()
-    assert all(ledger.current[name] == ledger.dense[name] for name in names)
-    smaller = [name for name, cost in ledger.current.items() if cost.macs < ledger.dense[name].macs]
-    assert smaller == [f"encoder.layers.encoder_layer_{n}.mlp.{layer}" for n in (0, 1) for layer in (0, 3)]
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        trainer.model.eval()(torch.zeros(1, *SHAPE))
-    assert ledger.inference_flops() == counter.get_total_flops()
 
 
 class Others(nn.Module):

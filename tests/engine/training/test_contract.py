@@ -240,18 +240,3 @@ def test_an_error_is_placed_in_the_method_s_file_or_in_one_beside_it(tmp_path, m
         places.append(place_of_error(caught.value, module.Fails))
     beside = f"{tmp_path / 'helper_of_method.py'}:2, in fail"
     assert places == [f"{tmp_path / 'failing_method.py'}:7, in setup", beside, ""]
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("resnet", "--model 'resnet': no model is called 'resnet'; did you mean 'resnet9'?"),
-        ("resnet9[width=wide]", "--model resnet9[width=wide]: width is 'wide'; allowed: "),
-    ],
-)
-def test_a_wrong_model_is_one_line_and_not_a_broken_contract(model, expected, capsys):
-    assert main(["check", "dense", "--model", model]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert f"error: {expected}" in captured.err

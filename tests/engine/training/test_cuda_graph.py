@@ -144,15 +144,6 @@ def test_a_number_of_python_is_refused_while_a_step_is_captured(taped):
         fitted(RandomChannels, GRAPH)
 
 
-def test_reading_a_value_back_fails_in_the_capture(taped):
-    class Reads(Nothing):
-        def regularization(self, model, ctx):
-            return ctx.task_loss.item() * model[0].weight.square().sum()
-
-    with pytest.raises(AssertionError, match="reads back"):
-        fitted(Reads, GRAPH)
-
-
 def test_graphs_are_refused_on_the_cpu_and_for_methods_that_do_not_allow_them():
     with pytest.raises(UsageError, match=r"needs a CUDA device, not 'cpu'; take eager or compile"):
         small_trainer(HashedChannels(), GRAPH)

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 
-import pytest
 from small_training import RECIPE, Checkpoints, SmallBatches, assert_it_resumes, small_net, small_trainer
 from torch import nn
 
@@ -135,9 +134,3 @@ def test_a_training_that_starts_again_starts_with_the_first_size():
     trainer, sizes = growing_trainer(Restarting(), dataclasses.replace(GROWING, epochs=2))
     trainer.fit()
     assert sizes == [8, 16, 8, 16]
-
-
-def test_a_size_without_images_is_not_trained_at_another():
-    trainer = small_trainer(Dense(), GROWING)
-    with pytest.raises(KeyError, match="8"):
-        trainer.fit()

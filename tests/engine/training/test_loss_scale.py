@@ -122,14 +122,15 @@ def test_the_mean_of_the_regulariser_is_over_the_steps_that_were_taken():
     assert [record["regularization"] for record in records][:2] == [0.75, 0.75]
 
 
-def test_clipping_bounds_the_norm_of_true_gradients():
+@pytest.mark.parametrize("make", [half, small_trainer])
+def test_clipping_bounds_the_norm_of_true_gradients(make):
     norms = []
 
     class Watches(Method):
         def before_optimizer_step(self, ctx):
             norms.append(torch.nn.utils.get_total_norm([p.grad for p in ctx.model.parameters()]).item())
 
-    half(Watches(), dataclasses.replace(RECIPE, clip_norm=0.01)).train_epoch()
+    make(Watches(), dataclasses.replace(RECIPE, clip_norm=0.01)).train_epoch()
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
     assert min(norms) == pytest.approx(0.01, rel=1e-3)
 

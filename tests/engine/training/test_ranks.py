@@ -31,24 +31,10 @@ def test_two_ranks_draw_the_masks_of_two_micro_batches(found):
             torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_ranks_keep_equal_weights_through_proximal_steps_and_a_reconfiguration(found):
-    first, second = (one["proximal"] for one in found)
-    for when in ("start", "before", "after"):
-        assert all(torch.equal(a, b) for a, b in zip(first[when], second[when], strict=True))
-    assert first["coefficient"] == second["coefficient"]
-    assert first["loss"] == second["loss"]
+def test_sums_and_estimates_are_those_of_all_ranks(found):
+    first, second = (one["context"] for one in found)
     assert first["sum"] == second["sum"] == 3.0
     assert first["estimate"] == second["estimate"] > 0
-    shapes = [[tensor.shape for tensor in first[when]] for when in ("before", "after")]
-    assert shapes[0] != shapes[1]
-    assert any(
-        not torch.equal(a, b) for a, b in zip(first["before"], first["after"], strict=True) if a.shape == b.shape
-    )
-
-
-def test_a_wrapper_of_the_old_shapes_is_refused(found):
-    for one in found:
-        assert one["proximal"]["refused"].startswith("the network was reconfigured after it was wrapped")
 
 
 def test_a_wrapper_that_was_made_before_a_cut_state_was_loaded_is_refused(found):
