@@ -26,7 +26,7 @@ REPOSITORY = HERE.parents[1]
 # Files whose tests compile sources or emulate devices, which takes minutes: they run if kernels or tests have changed.
 DEAR = frozenset(
     (
-        *("test_aarch64.py", "test_cuda_compiled.py", "test_cuda_emulated.py", "test_cuda_launch.py"),
+        *("test_cuda_compiled.py", "test_cuda_emulated.py", "test_cuda_launch.py"),
         *("test_cuda_sparse_conv.py", "test_instruction_sets.py", "test_kernel_build.py"),
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from drawn_gradients import DTYPES, bits_of, gradients, group_shapes, layouts_of
+from drawn_gradients import bits_of, gradients, group_shapes, layouts_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -67,62 +67,6 @@ def rules(draw: st.DrawFn) -> PruneRule:
 @example(torch.full((2, 8, 3, 3), -0.0), PruneRule(2, 4, rescale="sample_channel"), 0)
 def test_the_compressed_gradient_is_the_pruned_one(grad, rule, seed):
     assert_compresses(grad, rule, seed)
-
-
-@pytest.mark.usefixtures("compiled_compression")
-@pytest.mark.parametrize("mode", ["magnitude", "random", "unbiased"])
-@pytest.mark.parametrize("m", range(2, 33))
-def test_every_group_shape(m, mode):
-    # 96 channels: whole groups for ten of the sizes, a short last group for the rest; ties throughout.
-    grad = torch.randint(-3, 4, (2, 96, 3, 7), generator=torch.Generator().manual_seed(m)).float()
-    for n in range(1, m + 1):
-        for dtype in DTYPES if n in (1, m // 2) else DTYPES[:1]:
-            found = kernels.compress_nm(grad.to(dtype), PruneRule(n, m, mode), seed=n)
-            expected = reference.compress_nm(grad.to(dtype), PruneRule(n, m, mode), seed=n)
-            assert torch.equal(found[0], expected[0]), (n, dtype)
-            assert torch.equal(found[1], expected[1]), (n, dtype)
-
-
-@pytest.mark.usefixtures("compiled_compression")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rescale", SCOPES)
-@pytest.mark.parametrize("shape", [(24, 64, 17, 15), (3, 4100), (400, 96), (9, 13, 40, 40)])
-def test_many_chunks_and_blocks(shape, rescale, dtype):
-    grad = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-    grad[::3] = (grad[::3] * 2).round()  # ties
-    for mode, n, m in (("magnitude", 2, 4), ("random", 2, 16), ("magnitude", 1, 32), ("random", 3, 7)):
-        assert_compresses(grad, PruneRule(n, m, mode, rescale), seed=3)
-    if rescale == "none":
-        for n, m in ((2, 4), (2, 16), (3, 7), (9, 32)):
-            assert_compresses(grad, PruneRule(n, m, "unbiased"), seed=3)
-
-
-@pytest.mark.usefixtures("compiled_compression")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_16_bit_value_is_widened_exactly(dtype):
-    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    shuffled = patterns[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(dtype).reshape(-1, 64)
-    for rule in (PruneRule(2, 4), PruneRule(1, 4), PruneRule(2, 2)):
-        assert_compresses(shuffled, rule)
-
-
-@pytest.mark.usefixtures("compiled_compression")
-@pytest.mark.parametrize("mode", ["magnitude", "random"])
-@pytest.mark.parametrize("rescale", SCOPES)
-def test_result_does_not_depend_on_the_number_of_threads(mode, rescale):
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for shape in ((17, 48, 13, 11), (170, 72)):
-            grad = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-            for count in (1, 2, 5):
-                torch.set_num_threads(count)
-                results.append(kernels.compress_nm(grad, PruneRule(2, 4, mode, rescale), seed=9))
-            for found in results[1:]:
-                assert all(map(torch.equal, found, results[0]))
-            results.clear()
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_hand_case(compress):
@@ -219,10 +163,6 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error, message):
     with pytest.raises(error, match=message) as raised:
         kernels.compress_nm(**{"grad": torch.ones(2, 8), "rule": PruneRule(2, 4), **arguments})
     assert "\n" not in str(raised.value)
-
-
-def test_the_number_of_kept_channels_of_a_pixel():
-    assert [PruneRule(2, 4).kept(channels) for channels in (0, 1, 2, 3, 4, 5, 10)] == [0, 1, 2, 2, 2, 3, 6]
 
 
 @pytest.mark.usefixtures("compiled_compression")

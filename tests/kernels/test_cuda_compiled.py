@@ -17,7 +17,7 @@ import sparse_conv_kernels
 
 from kernels import PruneRule
 from kernels.cuda.compiler import CompileError, architecture, compile_cubin, cubin
-from kernels.cuda.source import FOLDERS, OPTIONS, inlined, source
+from kernels.cuda.source import OPTIONS, inlined, source
 from kernels.prune import cuda_plan as plans
 from kernels.prune.cuda_plan import Shape
 from kernels.prune.rule import MODES
@@ -236,13 +236,6 @@ def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
 
 
 @pytest.mark.parametrize(
-    ("n", "m"), [(2, 3), (5, 7), *(pytest.param(*group, marks=pytest.mark.slow) for group in ((5, 24), (31, 32)))]
-)
-def test_other_group_sizes_compile(n, m):
-    assert assembled((*kernels_of(n, m),), "sm_90a")[0]
-
-
-@pytest.mark.parametrize(
     ("architecture", "dtype"),
     [
         ("sm_90a", "float32"),
@@ -274,16 +267,6 @@ def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architectur
         if "sum_productsINS_7Float32ELi4ELi4ELi1ELi2ELi2E" in name:
             assert products == 16 * 4 * tap_plan.GROUPS[tap_plan.SQUARE]
             assert loads <= 16 + (25 + 1) * tap_plan.GROUPS[tap_plan.SQUARE] + 4, name
-
-
-def test_the_texts_are_complete_and_have_each_header_once():
-    texts = [source(file.name) for file in FOLDERS[0].glob("*.cu")]
-    assert len(texts) == 2
-    assert all("#include" not in re.sub(r"#include <\w+>", "", text) for text in texts)
-    for folder in FOLDERS:
-        for header in folder.glob("*.*h"):
-            first_line = header.read_text().splitlines()[0]
-            assert {text.count(first_line) for text in texts} in ({1}, {0, 1}), header.name
 
 
 def test_a_header_that_is_included_twice_is_put_in_once(tmp_path):

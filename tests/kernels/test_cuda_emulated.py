@@ -104,28 +104,6 @@ def test_the_fast_kernels_prune_in_place(launchers, case, rescale):
         torch.testing.assert_close(target, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
 
 
-@pytest.mark.parametrize(
-    ("case", "shape"), [(("bfloat16", 1, 2, "magnitude"), (3, 6, 1, 1)), (("float32", 2, 4, "random"), (3, 12, 1, 1))]
-)
-def test_what_is_less_than_a_unit_is_pruned_too(launchers, case, shape):
-    dtype, n, m, mode = case
-    grad = torch.randn(shape).to(DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
-    pruned = poisoned_like(grad)
-    run(plan(grad, case, "none", True, 0), launchers, {"grad": grad, "pruned": pruned}, 3)
-    assert torch.equal(pruned, reference.prune_nm(grad, PruneRule(n, m, mode), seed=3))
-
-
-@pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
-@pytest.mark.parametrize("m", [4, 7])
-def test_sums_over_many_pixels(launchers, m, rescale):
-    case = ("float32", 2, 4, "magnitude") if m == 4 else ("float16", 3, 7, "magnitude")
-    grad = torch.randn(2, 16, 30, 20).to(DTYPES[case[0]]).contiguous(memory_format=torch.channels_last)
-    pruned = poisoned_like(grad)
-    run(plan(grad, case, rescale, True, A100_SHARED_BYTES), launchers, {"grad": grad, "pruned": pruned}, 3)
-    expected = reference.prune_nm(grad, PruneRule(case[1], case[2], rescale=rescale))
-    torch.testing.assert_close(pruned, expected, rtol=RELATIVE_TOLERANCE[grad.dtype], atol=0)
-
-
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
 @pytest.mark.parametrize(
     ("dtype", "n", "m"), [("float32", 2, 4), ("float16", 2, 4), ("bfloat16", 4, 8), ("float16", 3, 7)]

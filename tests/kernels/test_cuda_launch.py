@@ -112,22 +112,6 @@ class TestOnADevice:
             ):
                 torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=0, equal_nan=True)
 
-    def test_memory_that_is_not_aligned(self):
-        grad = torch.randn(64 * 33 + 1, device="cuda")[1:].reshape(33, 64)
-        assert torch.equal(
-            kernels.prune_nm(grad, PruneRule(2, 4)).cpu(), reference.prune_nm(grad.cpu(), PruneRule(2, 4))
-        )
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_every_16_bit_value_is_rounded_as_by_the_oracle(self, dtype):
-        patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-        value = patterns[patterns.isfinite()].float()
-        pixels = torch.stack([torch.stack([value, value / 5], 1), torch.stack([value / 3, value / 2], 1)], 1)
-        grad = pixels.to(dtype).unsqueeze(2).repeat(1, 4, 1, 1)  # 8 channels: the fast kernels
-        expected = reference.prune_nm(grad, PruneRule(1, 2, rescale="sample_channel"))
-        found = kernels.prune_nm(grad.cuda(), PruneRule(1, 2, rescale="sample_channel")).cpu()
-        assert torch.equal(found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16))
-
     @pytest.mark.parametrize("rescale", SCOPES)
     def test_a_replayed_graph_reads_its_seed_and_gradient_anew(self, rescale):
         grad, key = gradient(torch.float16).cuda(), torch.tensor(1, device="cuda")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sparse_conv.cpu import CpuSparseConvolution, Window, from_blocks, to_blocks
-from methods.clicktrain.patterns import choose_patterns, generic_pool
+from methods.clicktrain.patterns import generic_pool
 
 pytestmark = pytest.mark.usefixtures("compiled")
 RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -146,11 +146,6 @@ def test_what_it_cannot_multiply_is_refused():
         taps.forward(torch.randn(1, 3, 4, 4).double(), torch.randn(4, 3, 3, 3).double())
 
 
-@pytest.mark.parametrize("images", [1, 15, 16, 17, 256])
-def test_batches_that_do_and_do_not_fill_blocks(images):
-    compare(patterned(8, 8, 0.5, torch.Generator().manual_seed(0)), images, (6, 6), 1, 1)
-
-
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_summed_in_fp32(dtype, last):
@@ -160,12 +155,6 @@ def test_16_bits_are_summed_in_fp32(dtype, last):
 def test_rows_that_do_not_fit_the_cache_together():
     """Channels and positions exceed half a second-level cache, so that rows are divided into tiles."""
     compare(patterned(4, 96, 0.9, torch.Generator().manual_seed(0)), 16, (33, 30), 1, 1)
-
-
-def test_results_repeat():
-    kept = patterned(16, 16, 0.5, torch.Generator().manual_seed(0))
-    first, second = (compare(kept, 40, (8, 8), 1, 1) for _ in range(2))
-    assert all(map(torch.equal, first, second))
 
 
 def test_outputs_have_the_memory_format_of_activations():
@@ -199,10 +188,3 @@ def test_values_are_those_of_unmasked_weights():
     for layout in (torch.contiguous_format, torch.channels_last):
         assert torch.equal(taps.values(weight.contiguous(memory_format=layout)), weight[kept])
     assert taps.density == pytest.approx(kept.float().mean().item())
-
-
-def test_patterns_that_a_saliency_chooses_are_followed():
-    saliency = torch.rand(7, 9, 3, 3, generator=torch.Generator().manual_seed(2))
-    pool = generic_pool(4)
-    kept = pool[choose_patterns(saliency, pool)].view(7, 9, 3, 3)
-    compare(kept, 5, (7, 7), 2, 1)

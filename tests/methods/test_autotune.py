@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from pathlib import Path
@@ -182,26 +181,6 @@ def test_a_folder_that_cannot_be_written_is_refused_with_one_line(monkeypatch, t
     monkeypatch.setenv("PDT_CHOICES", str(tmp_path / "file" / "choices"))
     with pytest.raises(UsageError, match=r"cannot be stored in .*set PDT_CHOICES to a folder that can be written"):
         ask()
-
-
-def test_links_and_pipes_in_place_of_the_files_are_refused_and_not_written_through(monkeypatch, folder, tmp_path):
-    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
-    folder.mkdir()
-    (folder / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="symbolic link"):
-        ask()
-    (folder / ".lock").unlink()
-    os.mkfifo(folder / ".lock")
-    with pytest.raises(UsageError, match="not an ordinary file"):
-        ask()
-    (folder / ".lock").unlink()
-    ask()
-    (path,) = folder.glob("*.json")
-    path.unlink()
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="symbolic link"):
-        ask()
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_one_measures_after_the_other(monkeypatch, folder):

@@ -117,14 +117,6 @@ def test_the_warm_up_is_dense_training_with_dropout_too(skipping):
     assert all(torch.equal(tensor, ours[name]) for name, tensor in dense.items())
 
 
-def test_measuring_changes_no_draw_of_the_training(skipping):
-    run = Run(stages(backend="auto"))
-    before = torch.get_rng_state()
-    run.method.on_epoch_end(run.runner.ctx)
-    assert run.method.record(run.runner.ctx)["backends"]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_filters_of_one_pattern_are_multiplied_as_blocks(skipping):
     masked, blocks = (Run(stages(scope="filter", backend=backend)) for backend in ("masked", "blocks"))
     for _, layer, weight in train_alike(masked, blocks):
@@ -227,26 +219,6 @@ def test_a_measurement_is_of_masked_operands_all_three_products_and_warm(monkeyp
 def test_blocks_say_what_they_need(given, message):
     with pytest.raises(ValueError, match=message):
         Run(stages(backend="blocks", **given))
-
-
-def test_trials_of_different_seeds_ask_the_same_and_compute_alike(skipping, choices, monkeypatch):
-    """The clock prefers another backend at every reading, as noise would; only the first trial reads it."""
-    clock = iter(range(10**6))
-    monkeypatch.setattr(autotune, "_seconds", lambda step, *rest: 1.0 + (next(clock) // 100) % 7)
-    first, second = (Run(stages(backend="auto"), seed=seed) for seed in (0, 1))
-    first.epochs(3)
-    looks = next(clock)
-    kept = {path.name: path.read_text() for path in choices.glob("*.json")}
-    second.epochs(3)
-    assert next(clock) == looks + 1
-    assert {path.name: path.read_text() for path in choices.glob("*.json")} == kept
-    one, other = (run.method._backends.chosen for run in (first, second))
-    assert one == other
-    assert all(not torch.equal(weight, second.weights()[name]) for name, weight in first.weights().items())
-    executed = [[layer.meter.take() for layer in run.runner.planned_layers] for run in (first, second)]
-    assert executed[0] == executed[1]
-    assert not any(found["from_cache"] for found in first.method._backends.choices.values())
-    assert all(found["from_cache"] for found in second.method._backends.choices.values())
 
 
 def test_skipping_says_where_it_cannot_be_had(monkeypatch):

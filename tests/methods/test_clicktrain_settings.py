@@ -7,7 +7,6 @@ from small_clicktrain import SHAPE, network
 
 from methods.clicktrain import ClickTrain, settings
 from suite.choices import build_model
-from suite.engine.cost.flops import count_layers
 from suite.ops import apply
 
 # Compression that the ratios of each published list give, by the published measure; which list its file ships is first.
@@ -56,23 +55,6 @@ def test_published_ratios_compress_as_published(text):
         assert found == pytest.approx(CLAIMED[text], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "saved"),
-    [("cifar10-resnet32_wide-2", 85.0), ("cifar10-vgg11_click-1", 81.5), ("cifar10-vgg11_click-4", 85.3)],
-)
-def test_published_savings_are_those_of_masked_inference(text, saved):
-    model, shape, shares = shares_of(text)
-    costs = count_layers(model, shape)
-    left = sum(cost.macs * shares.get(name, 1.0) for name, cost in costs.items())
-    assert round(100 * (1 - left / sum(cost.macs for cost in costs.values())), 1) == saved
-
-
-def test_the_paper_s_training_saving_is_that_of_inference_for_the_epochs_after_hard_pruning():
-    share = settings.hard_prune_of_the_paper("cifar10", "resnet32_wide", 8.6)
-    assert share == 98 / 190
-    assert 85.1 * (1 - share) == pytest.approx(41.3, abs=0.15)  # published
-
-
 def test_settings_are_those_of_the_configuration():
     found = settings.find("cifar10", "vgg16_click", "published")
     assert (found.pool, found.coefficient) == (12, 1.5e-4)
@@ -106,13 +88,6 @@ def test_without_a_list_the_ratios_are_solved_for_the_compression_of_the_tables(
           batch_size=4, task=task, network=name)  # fmt: skip
     (percent,) = set(method._percent.values())
     assert 4 / 9 * (1 - percent / 100) == pytest.approx(1 / compressed)
-
-
-def test_every_list_fits_its_network():
-    for text in settings.list_names():
-        task, name, _ = text.rsplit("-", 2)
-        _, layers, _ = network(name, task, "meta")
-        assert settings.by_layer(settings.find("", "", text).ratios, layers)
 
 
 def test_blocks_have_the_ratio_of_their_stage_and_shortcuts_none():

@@ -176,14 +176,5 @@ def test_the_paper_masks_earlier_than_the_configuration():
         assert (method.choose_epoch, method.hard_prune_epoch) == (65, epoch)
 
 
-@pytest.mark.parametrize(
-    ("layers", "kind"), [([], "3x3"), ([nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 4, 1)], "ungrouped 3x3")]
-)
-def test_a_network_without_3x3_convolutions_is_refused(layers, kind):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
-    with pytest.raises(ValueError, match=f"this network has no {kind} convolution after its first layer"):
-        apply(model, ClickTrain(), input_shape=SHAPE, num_classes=10, epochs=4, batch_size=4)
-
-
 def test_compression_is_of_pruned_layers_where_no_tensor_has_a_convolution_s_name():
     assert compression(plain(), {"1": 0.25, "2": 0.75}) == 2.0

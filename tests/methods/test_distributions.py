@@ -63,10 +63,6 @@ def test_by_score_divides_as_the_largest_scores_of_all_layers_are_divided():
     assert distributions.by_score(scores, 0.5) == {"a": 2 / 8, "b": 1.0}
 
 
-def test_everything_remains_where_nothing_is_pruned():
-    assert erdos_renyi({"a": (4, 2, 3, 3), "b": (8, 8, 3, 3)}, 1.0) == {"a": 1.0, "b": 1.0}
-
-
 @given(networks, st.floats(0.01, 1.0))
 def test_shares_are_possible_and_keep_what_is_asked_for(shapes, kept):
     shares = erdos_renyi(shapes, kept)

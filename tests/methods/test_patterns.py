@@ -138,13 +138,6 @@ def test_the_penalty_has_its_gradient_and_none_for_what_stays(last):
     torch.testing.assert_close(doubly, expected)
 
 
-def test_the_penalty_leaves_its_arguments_alone():
-    weight = torch.randn(2, 2, 3, 3, requires_grad=True)
-    before = weight.detach().clone()
-    penalty([some_mask()], [weight]).backward()
-    assert torch.equal(weight.detach(), before)
-
-
 def test_a_dynamic_pool_finds_the_patterns_that_kernels_have():
     """If kernels have four patterns around the centre, no other pool keeps all of their saliency."""
     pool = generic_pool(8)[[1, 4, 5, 7]]

@@ -144,12 +144,6 @@ def test_a_model_that_cannot_be_followed_is_refused_by_the_name_of_the_step():
         apply(model, PruneTrain(), input_shape=SHAPE, num_classes=2, epochs=1, batch_size=1)
 
 
-def test_a_model_with_nothing_to_cut_is_refused():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
-    with pytest.raises(ValueError, match="no channel of this model can be removed"):
-        apply(model, PruneTrain(), input_shape=SHAPE, num_classes=CLASSES, epochs=1, batch_size=1)
-
-
 def test_defaults_are_published_for_paper_and_short_otherwise():
     assert PruneTrain.defaults("cifar10", "paper") == {}
     assert PruneTrain.defaults("imagenet", "paper") == {"ratio": 0.25, "interval": 5}

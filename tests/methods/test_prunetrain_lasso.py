@@ -155,13 +155,6 @@ def test_depthwise_convolutions_are_not_penalised():
     assert list(lasso_layers(layers, find_index_spaces(model, (3, 8, 8)))) == ["0", "2"]
 
 
-def test_hidden_linear_layers_have_both_groupings():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    found = lasso_layers(layers, find_index_spaces(model, (3, 2, 2)))
-    assert [(layer.outputs, layer.inputs) for layer in found.values()] == [(True, False), (True, True), (False, True)]
-
-
 @pytest.mark.parametrize("update", ["subgradient", "proximal"])
 @pytest.mark.parametrize("coefficient", ["global", "size"])
 def test_prunetrain_1_the_first_step_fixes_the_coefficient(update, coefficient):

@@ -4,14 +4,12 @@ import pytest
 import torch
 from small_clicktrain import Run, stages
 from small_prunetrain import decide, kill, start, train
-from small_trials import train as train_trial
 
 from methods.clicktrain import ClickTrain
 from methods.prunetrain import PruneTrain
 from methods.prunetrain.oneshot import OneShot
 from methods.prunetrain.ssl import SSL
 from suite.method import OtherTrial, ReconfigPlan
-from suite.trials.folder.records import read_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
 
@@ -149,17 +147,3 @@ def test_clicktrain_s_twin_takes_all_blocks_equally_often():
     expected = sum(counts.values()) / 4
     assert len(counts) == 4
     assert all(abs(count - expected) < 6 * (expected * 0.75) ** 0.5 for count in counts.values())
-
-
-def test_trials_of_prunetrain_and_its_twin_cost_the_same(tmp_path):
-    """Also after the twin reads from the other trial's folder what was removed, and when."""
-    sizes = {"epochs": 2, "train_images": 192, "test_images": 50}
-    results = []
-    for trial in planned("prunetrain,prunetrain[selection=random]", overrides=sizes):
-        folder = tmp_path / "trials" / trial.trial_id
-        train_trial(folder, trial)
-        results.append(read_record(folder)["result"])
-    own, twin = results
-    assert own["params"] < own["params_dense"]
-    for column in ("params", "inference_flops", "train_flops_current", "train_flops_executed"):
-        assert own[column] == twin[column]

@@ -9,7 +9,6 @@ from torch import nn
 
 import kernels
 from kernels import PruneRule
-from methods.dense import Dense
 from methods.sdgp import SDGP, PruneOutputGradient
 from suite.method import Density, Site
 from suite.ops import apply, convert
@@ -100,14 +99,6 @@ def test_sdgp_5_output_is_untouched_and_so_are_first_convolution_and_linear_laye
         assert plans[name].grad_dgrad == PruneOutputGradient(PruneRule(2, 4, "magnitude", "sample_channel"))
         others = (plans[name].weight_forward, plans[name].grad_shared, plans[name].grad_wgrad, plans[name].backend)
         assert others == (None,) * 4
-
-
-def test_sdgp_5_converting_an_initialised_model_preserves_its_weights():
-    model = resnet9(width=1 / 16)
-    bare = copy.deepcopy(model.state_dict())
-    planned(model, masked())
-    assert list(model.state_dict()) == list(bare)
-    assert all(torch.equal(bare[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_sdgp_5_a_converted_layer_trains_by_the_rule_inside_a_net():
@@ -224,13 +215,3 @@ def test_a_transform_pickles_copies_and_draws_by_its_site():
 def test_wrong_parameters_are_one_line(parameters, line):
     with pytest.raises(ValueError, match=line):
         masked(**parameters)
-
-
-def test_dense_plans_nothing():
-    model = resnet9(width=1 / 16)
-    method = Dense()
-    hooks = planned(model, method)
-    assert all(layer.op_plan.empty for layer in hooks.ctx.layers.values())
-    assert method.density("down.conv", hooks.ctx) == Density()
-    assert method.overhead("down.conv", 8, hooks.ctx) == 0.0
-    assert hooks.end_epoch() is None

@@ -19,7 +19,6 @@ from methods.backends.layer_choices import Shape
 from methods.gradients import backends as pruned_gradients
 from methods.sdgp import SDGP
 from suite.engine.training.conformance import CONTRACTS
-from suite.engine.training.conformance.contracts import resumes
 from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
 
@@ -204,10 +203,6 @@ def test_skipping_keeps_every_contract(skipping, tiny_residual):
     checked = small("sdgp", {"backend": "skip", "products": "both", "n": 4, "m": 8, "layers": "all"}, epochs=2)
     for contract in CONTRACTS:
         assert contract(checked)
-
-
-def test_a_trial_that_chooses_resumes_with_equal_bits(skipping, tiny_residual):
-    assert resumes(small("sdgp", {"backend": "auto"}, epochs=2))
 
 
 def test_a_compiled_graph_skips_as_an_eager_step_does(skipping):
@@ -444,10 +439,6 @@ def test_skip_says_where_it_cannot_be_had(without):
         planned(small_net(), SDGP(backend="skip"), (3, 8, 8))
     hooks = planned(small_net(), SDGP(), (3, 8, 8))
     assert set(hooks.method.record(hooks.ctx)["backends"].values()) == {"masked"}
-
-
-def test_only_the_cpu_has_kernels_that_skip():
-    assert not pruned_gradients.can_skip(torch.device("cuda"))
 
 
 def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeypatch):
