@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from report_fixtures import without_figures
+from small_trials import untrained
 from time_passes import one_pass, time_json
 
 from suite.cli import main as cli
@@ -36,20 +37,10 @@ MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"
 
 
 def spec(seed: int = 0, **fields: Any) -> TrialSpec:
-    recipe = vars(Recipe(epochs=5, batch_size=4, learning_rate=0.1))
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "/data/x.npz", "note": ""}
-    known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "quick", "device": "cpu"}
-    return TrialSpec(
-        **{
-            **known,
-            "recipe": recipe,
-            "seed": seed,
-            "dtype": "float32",
-            "arithmetic": "flush",
-            "data_copy": copy,
-            **fields,
-        }
-    )
+    recipe = vars(Recipe(epochs=5, batch_size=4, learning_rate=0.1))
+    known = {"preset": "quick", "recipe": recipe, "arithmetic": "flush", "data_copy": copy}
+    return untrained(seed, **{**known, **fields})
 
 
 def put(folder: Path, trial: TrialSpec, accuracy: float | None, message: str = "", machine: Any = MACHINE) -> Path:

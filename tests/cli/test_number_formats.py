@@ -9,7 +9,6 @@ import torch
 from toy_suite import forget_plugins
 
 from suite.cli import main as cli
-from suite.cli import tune_preparation
 from suite.cli.options import read_run_options
 from suite.cli.preparation import formats_in, prepare
 from suite.engine.cost import hardware
@@ -135,18 +134,6 @@ def test_a_folder_has_the_format_of_its_first_trial_on_the_device(zen_4, tmp_pat
     assert formats_in(tmp_path, "cuda") == {}
 
 
-def test_auto_measures_with_the_cores_if_the_number_of_threads_is_none(faster, monkeypatch):
-    (trial,) = prepared(*MLP)[1]
-    asked = []
-    monkeypatch.setattr(number_format, "_ratio", lambda trial, threads: asked.append(threads) or {
-        "median": 1.0, "low": 1.0, "high": 1.0,
-    })  # fmt: skip
-    for typed in ("abc", "", "\u00b2"):
-        monkeypatch.setenv("OMP_NUM_THREADS", typed)
-        assert number_format.faster_formats([trial], 1) == {("digits", MLP[-1]): "bfloat16"}
-    assert asked == [hardware.available_cores()] * 3
-
-
 def test_auto_keeps_the_type_of_a_folder_and_does_not_delay_smoke(zen_4, tmp_path):
     assert prepared("--preset", "smoke")[1][0].dtype == "bfloat16"
     out = ("--out", str(tmp_path / "out"))
@@ -269,18 +256,3 @@ def test_a_network_that_fails_in_bfloat16_is_trained_in_float32(tmp_path, caplog
     assert "only: trained in float32, since bfloat16 fails: no short numbers here" in caplog.text
     assert not any("only" in path.read_text() for path in (tmp_path / "choices").glob("*"))
     forget_plugins()
-
-
-def test_tune_keeps_the_type_of_its_folder(faster, tmp_path):
-    def tuned():
-        line = ["--methods", "dense", "--task", "digits", "--device", "cpu", *MLP, "--out", str(tmp_path / "tune")]
-        suite, searches, folder, _ = tune_preparation.prepare(read_run_options(line), [], 1, 0)
-        return suite.dtype, [trial for one in searches for trial in one.in_order], folder
-
-    dtype, (trial, *_), folder = tuned()
-    assert (dtype, trial.dtype, len(faster)) == ("float32", "float32", 1)
-    Store(folder).trial_folder(trial.trial_id).mkdir(parents=True)
-    (folder / "suite.json").write_text("{}")
-    write_record(Store(folder).trial_folder(trial.trial_id), trial, "running")
-    answer(tmp_path / "choices", high=0.95)
-    assert tuned()[1] == [trial]

@@ -7,10 +7,10 @@ import dataclasses
 import json
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
+from small_trials import untrained
 from toy_suite import assert_one_line
 from trials_here import run_here
 
@@ -20,13 +20,10 @@ from reports.papers.paper import Part
 from suite import registry
 from suite.cli import main as cli
 from suite.cli import reproduce
-from suite.recipe import Recipe
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.store import Store, write_record
-from suite.trials.spec import SuiteSpec, TrialSpec
-
-ROOT = Path(__file__).resolve().parents[2]
+from suite.trials.spec import SuiteSpec
 
 
 @pytest.fixture
@@ -116,11 +113,8 @@ def test_what_suite_json_says_of_several_parts():
 
 
 def trial(seed, **changed):
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
-    fields = {"method": "sdgp", "variant": "n=2,m=4", "parameters": {"n": 2, "m": 4}, "task": "digits", "seed": seed,
-              "model": "resnet9", "preset": "smoke", "recipe": recipe, "device": "cpu", "dtype": "float32",
-              "data_copy": {"kind": "original", "checksum": "ab" * 32, "path": "/here", "note": ""}}  # fmt: skip
-    return TrialSpec(**{**fields, **changed})
+    fields = {"method": "sdgp", "variant": "n=2,m=4", "parameters": {"n": 2, "m": 4}}
+    return untrained(seed, **{**fields, **changed})
 
 
 def test_seeds_that_the_folder_has_belong_to_the_page(folder):
@@ -143,7 +137,7 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
     found = outcome.with_other_seeds([trial(5), trial(7)], folder / "out")
     assert [one.seed for one in found] == [5, 7, 0, 1]  # those of the command first, run or not
     assert {one.label for one in found} == {"sdgp[n=2,m=4]"}
-    assert found[2].data_copy["path"] == "/here"
+    assert found[2].data_copy["path"] == ""
 
 
 def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(folder):

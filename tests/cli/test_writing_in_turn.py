@@ -1,17 +1,12 @@
-"""Commands that write results at the same time: one that is stopped or killed anywhere loses no newer trial."""
+"""Commands that write results at the same time lose no newer trial, and name one that is stopped."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib
 import os
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,86 +14,13 @@ import pytest
 from report_fixtures import without_figures
 from test_merge import put, spec, suite_at
 
+import reports
 from suite.cli import main as cli
 from suite.errors import UsageError
 from suite.trials.folder import store as stores
 from suite.trials.folder.store import Store
 
 __all__ = ["without_figures"]
-SAMPLE = 8
-STARTED: list[int] = []
-
-
-@pytest.fixture(autouse=True)
-def no_stopped_process() -> Iterator[None]:
-    """End the processes that a failed test has left."""
-    yield
-    for pid in STARTED:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    STARTED.clear()
-
-
-class Stopping:
-    """A forked command that stops itself, as Ctrl-Z does, at one of its accesses to a folder.
-
-    Args:
-        folder: The folder.
-        words: Words of the command line.
-        at: Number of the access, from 1; with 0 it never stops.
-    """
-
-    def __init__(self, folder: Path, words: list[str], at: int) -> None:
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            seen = 0
-
-            def access(event: str, arguments: Any) -> None:
-                nonlocal seen
-                if event in ("open", "os.rename", "os.remove", "os.scandir", "os.listdir", "fcntl.flock"):
-                    if not (event == "fcntl.flock" or str(folder) in str(arguments[0])):
-                        return
-                    seen += 1
-                    if seen == at:
-                        os.kill(os.getpid(), signal.SIGSTOP)
-
-            status = 70
-            try:
-                sys.addaudithook(access)
-                status = cli.main(words)
-            finally:
-                os.write(writer, str(seen).encode())
-                os._exit(status)
-        os.close(writer)
-        self._reader = reader
-        STARTED.append(self.pid)
-
-    def stops(self) -> bool:
-        """Wait until the command stops or ends, and return whether it has stopped."""
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        return os.WIFSTOPPED(status)
-
-    def goes_on(self) -> int:
-        """Let the command go on, and return its exit status."""
-        os.kill(self.pid, signal.SIGCONT)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def accesses(self) -> int:
-        """Return the number of accesses of a command that has ended."""
-        with open(self._reader, "rb") as file:
-            return int(file.read())
-
-
-@contextmanager
-def impatient(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this process give up soon."""
-    with patch.context() as inside:
-        inside.setattr(stores, "LOCK_TIMEOUT", 0.05)
-        inside.setattr(stores, "WRITING_TIMEOUT", 0.05)
-        yield
 
 
 @pytest.fixture
@@ -109,51 +31,54 @@ def one(tmp_path: Path) -> Path:
     return out
 
 
-def assert_whole(out: Path, trials: int) -> None:
-    """Check that each file of the results has all trials, and that they agree."""
-    names = {spec(seed).trial_id for seed in range(trials)}
-    content = (out / "results.csv").read_bytes()
-    assert {row["trial_id"] for row in csv.DictReader(content.decode().splitlines())} == names
-    for name in ("report.md", "report.html"):
-        text = (out / name).read_text(encoding="utf-8")
-        assert f"{trials} trials" in text
-        assert hashlib.sha256(content).hexdigest()[:8] in text
+def holding(folder: Path, then: Any) -> int:
+    """Fork a process that writes results until a function returns, and return its number when it has begun."""
+    child = os.fork()
+    if child == 0:
+        with Store(folder).writing():
+            (folder / "held").touch()
+            then()
+        os._exit(0)
+    while not (folder / "held").exists():
+        time.sleep(0.01)
+    return child
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_stopped_report_loses_no_newer_trial(
-    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+def test_a_report_that_is_overtaken_by_a_newer_trial_is_written_again(
+    one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While `report` is stopped at an access, a second trial ends and is reported; then it goes on or is killed."""
-    shutil.copytree(one, tmp_path / "counted")
-    command = Stopping(tmp_path / "counted", ["report", str(tmp_path / "counted")], 0)
-    assert command.goes_on() == 0
-    count = command.accesses()
-    assert count > 20
-    statuses = []
-    for at in range(1, count + 1, max(1, count // SAMPLE)):
-        out = tmp_path / f"out{at}"
-        shutil.copytree(one, out)
-        report = Stopping(out, ["report", str(out)], at)
-        assert report.stops(), at
-        put(out, spec(1), 0.8)
-        with impatient(monkeypatch):
-            statuses.append(cli.main(["report", str(out)]))
-        if statuses[-1] == 0:
-            assert_whole(out, 2)
-        if at % 3 == 0:
-            os.kill(report.pid, signal.SIGKILL)
-            os.waitpid(report.pid, 0)
-            if statuses[-1]:  # it was said that a report has to be written
-                assert cli.main(["report", str(out)]) == 0
-        else:
-            assert report.goes_on() == 0, at
-        assert_whole(out, 2)
-    assert {*statuses} == {0, 2}  # stopped with and without the lock
-    errors = capfd.readouterr().err
-    assert "Traceback" not in errors
-    assert errors.count("pdt: error: ") == statuses.count(2)
-    assert "which is stopped (kill -CONT " in errors
+    write, written = reports.write_report, []
+
+    def overtaken(*arguments: Any) -> Any:
+        written.append(write(*arguments))
+        if len(written) == 1:
+            put(one, spec(1), 0.8)
+        return written[-1]
+
+    monkeypatch.setattr(reports, "write_report", overtaken)
+    assert cli.main(["report", str(one)]) == 0
+    assert len(written) == 2
+    assert "2 trials" in (one / "report.md").read_text(encoding="utf-8")
+    with open(one / "results.csv", encoding="utf-8", newline="") as file:
+        assert {row["trial_id"] for row in csv.DictReader(file)} == {spec(seed).trial_id for seed in (0, 1)}
+
+
+def test_a_writer_that_is_stopped_is_named_after_a_while(
+    one: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(stores, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(stores, "WRITING_TIMEOUT", 0.05)
+    child = holding(one, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        assert cli.main(["report", str(one)]) == 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    error = capsys.readouterr().err
+    assert f"written by process {child}, which is stopped (kill -CONT {child} continues it)" in error
+    assert not (one / "report.md").exists()
 
 
 def test_a_writer_waits_for_another_and_says_so(
@@ -161,14 +86,7 @@ def test_a_writer_waits_for_another_and_says_so(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(stores, "LOCK_TIMEOUT", 0.1)
-    child = os.fork()
-    if child == 0:
-        with Store(tmp_path).writing():
-            (tmp_path / "held").touch()
-            time.sleep(stores.LOCK_TIMEOUT + 0.4)
-        os._exit(0)
-    while not (tmp_path / "held").exists():
-        time.sleep(0.01)
+    child = holding(tmp_path, lambda: time.sleep(stores.LOCK_TIMEOUT + 0.4))
     with Store(tmp_path).writing():
         assert os.waitpid(child, 0)[1] == 0
     assert caplog.messages == [f"the results of {tmp_path} are being written by process {child}; waiting for it"]

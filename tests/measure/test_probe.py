@@ -11,7 +11,7 @@ from tiny_net import TINY
 
 from suite.measure import probe as module
 from suite.measure.probe import HOOKS, WALKING_IMAGES, Probe, probe, steady
-from suite.method import Method, ReconfigPlan
+from suite.method import Method
 from suite.registry import register
 from suite.trials.stages import StageList
 
@@ -34,14 +34,6 @@ class CountsHooks(Method):
 
     def overhead(self, name, samples, ctx):
         return 1e6 if ctx.epochs_done >= 3 else 0.0
-
-
-@register("method", "restarts_once")
-class RestartsOnce(Method):
-    """Begins the schedule again after the second epoch."""
-
-    def reconfigure(self, ctx):
-        return ReconfigPlan(restart=True) if ctx.epochs_done == 2 else None
 
 
 @pytest.fixture(autouse=True)
@@ -102,14 +94,6 @@ def test_a_steady_method_visits_one_epoch_of_each_phase(tmp_path):
     assert [stage["epochs"] for one in found for stage in one["stages"]] == [50, 200]
 
 
-def test_long_steps_are_timed_less_often(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "STEPS", 20)
-    monkeypatch.setattr(module, "warm_up", lambda steps: module.STAGE_S / 5.5)
-    assert [stage["timed"] for stage in Probe(spec("dense", **SMALL), tmp_path).run()["stages"]] == [5]
-    monkeypatch.setattr(module, "warm_up", lambda steps: module.STAGE_S)
-    assert [stage["timed"] for stage in Probe(spec("dense", **SMALL), tmp_path).run()["stages"]] == [3]
-
-
 def test_evaluations_are_timed_however_seldom_the_recipe_asks_for_one(tmp_path, monkeypatch):
     monkeypatch.setattr(Probe, "_evaluation_s", lambda self, split: split.num_samples / 100)
     found = Probe(spec("dense", epochs=50, eval_every=20, **SMALL), tmp_path).run()
@@ -132,15 +116,6 @@ def test_each_epoch_runs_small_steps_and_a_change_is_measured_at_once(tmp_path):
     assert method.images.count(WALKING_IMAGES) == 20
     assert [stage["epoch"] for stage in found["stages"]] == [1, 4]
     assert [stage["epochs"] for stage in found["stages"]] == [3, 7]
-
-
-def test_steps_that_are_compiled_for_a_shape_keep_it(tmp_path):
-    made = Probe(spec("counts_hooks", **SMALL), tmp_path)
-    method, steps = made.trainer.runner.method, module.Steps(made.trainer)
-    made._walk(steps)
-    made.trainer.recipe = dataclasses.replace(made.trainer.recipe, execution="compile")
-    made._walk(steps)
-    assert method.images == [WALKING_IMAGES] * 2 + [SMALL["batch_size"]] * 2
 
 
 def test_a_probe_without_time_says_how_far_it_came(tmp_path, monkeypatch):
@@ -198,11 +173,3 @@ def test_flops_are_those_of_each_epochs_size_even_without_time(tmp_path, monkeyp
     small, large = (stage["flops"]["dense"] for stage in found["stages"])
     assert 3.5 * small < large < 4 * small + 1
     assert [stage["epoch"] for stage in found["stages"]] == [1, 3]
-
-
-def test_sizes_begin_again_with_the_schedule(tmp_path, pets):
-    found = Probe(images(pets[0], "restarts_once"), tmp_path).run()
-    assert (found["epochs"], found["visited"]) == (6, 6)
-    assert [stage["epochs"] for stage in found["stages"]] == [4, 2]
-    small, large = (stage["flops"]["dense"] for stage in found["stages"])
-    assert large > 3.5 * small

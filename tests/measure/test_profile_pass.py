@@ -15,7 +15,6 @@ from suite.cli.export import contents
 from suite.engine.cost import roofline
 from suite.engine.cost.clock import NO_CLOCK
 from suite.engine.cost.roofline import Machine
-from suite.errors import UsageError
 from suite.measure import profile_pass, running
 from suite.measure import profile_steps as steps
 from suite.measure.profile_steps import ProfiledSteps
@@ -103,16 +102,6 @@ def test_a_method_is_profiled_next_to_dense(folder, lines):
     assert (folder / "profile.json").read_bytes() in [content for _, content in contents(folder)]
 
 
-def test_dense_is_profiled_with_images_of_the_size_of_the_stage(tmp_path, monkeypatch, lines):
-    chosen = profile_pass.chosen_stages
-    monkeypatch.setattr(profile_pass, "chosen_stages", lambda *arguments: chosen(*arguments)[-1:])
-    growing = {"epochs": 2, "train_sizes": (16, 32), "size_milestones": (0.5,)}
-    train_in_suite(tmp_path, spec("sdgp[n=1,m=4,backend=masked]", task="imagenette", **SMALL | growing))
-    assert profile_pass.run(tmp_path, rounds=6, measure=in_this_process, show=lines.append)
-    (stage,) = entry(tmp_path).stages
-    assert [one.layers[0].input for one in (stage.method, stage.dense)] == [(32, 32), (32, 32)]
-
-
 def test_parts_add_up_to_a_step():
     """With 256 images per step, clocks are small."""
     own = spec("dense", model="resnet9[width=0.0625]", train_images=256, test_images=32, batch_size=256)
@@ -186,12 +175,6 @@ def test_a_profile_of_another_machine_is_refused(folder, lines):
     assert not profile_pass.run(folder, measure=measure, show=lines.append)
     assert "its trials have the hardware_id" in lines[0]
     assert not (folder / "profile.json").exists()
-
-
-def test_a_damaged_file_is_refused_before_anything_is_measured(folder):
-    (folder / "profile.json").write_text("{")
-    with pytest.raises(UsageError, match=r"profile\.json is damaged: .*python run_suite\.py profile "):
-        profile_pass.run(folder, measure=lambda *_: pytest.fail("measured"))
 
 
 def test_times_in_a_file_are_finite(folder):

@@ -15,50 +15,24 @@ from suite.trials.folder.store import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Two nodes, whose processes end with the standard input of this program.
-NODES = """
-import os, sys
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-from ray.cluster_utils import Cluster
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-print("address", cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
-
-# A command whose workers do not see its output folder.
-NOT_SHARED = """
-import sys
-from suite.trials.engines import ray_cluster
-from suite.trials.engines.ray_worker import Job
-
-ray_cluster.Job = lambda *fields: Job(*fields[:3], "not what the file holds", *fields[4:])
-from suite.cli.main import main
-
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def options(out, address, seeds, epochs, jobs=2):
+def options(out, seeds, epochs):
     """Return the options of a command with a trial per seed."""
     return [
         *("--methods", "dense", "--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]"),
         *("--device", "cpu", "--dtype", "float32", "--seeds", str(seeds), "--epochs", str(epochs)),
-        *("--jobs", str(jobs), "--engine", "ray", "--ray-address", address, "--out", str(out)),
+        *("--jobs", "2", "--engine", "ray", "--ray-address", "local", "--out", str(out)),
     ]
 
 
-def start(log, arguments, shared=True):
+def start(log, arguments):
     """Start a command in a session of its own, and return its process."""
-    program = [str(ROOT / "run_suite.py")] if shared else ["-c", NOT_SHARED]
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    variables["OMP_NUM_THREADS"] = "1"  # two nodes of this machine would not know of each other's threads
+    variables["OMP_NUM_THREADS"] = "1"
     variables["PYTHONHASHSEED"] = "0"  # lets forks.py start Python: workers are found by their command lines
     with open(log, "ab") as file:
         return subprocess.Popen(
-            [sys.executable, *program, *arguments],
+            [sys.executable, str(ROOT / "run_suite.py"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -66,36 +40,6 @@ def start(log, arguments, shared=True):
             cwd=ROOT,
             env=variables,
         )
-
-
-@contextlib.contextmanager
-def two_nodes():
-    """Start a cluster of two nodes in processes of their own; yield its address, and the process that holds it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", NODES],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-
-    def answer(word):
-        for line in process.stdout:
-            if line.startswith(word):
-                return line.removeprefix(word).strip()
-        raise AssertionError("the cluster has ended")
-
-    started = set()
-    try:
-        address = answer("address")
-        started = set(descendants(process.pid))
-        yield address, process.pid
-    finally:
-        started |= set(descendants(process.pid))
-        process.stdin.close()
-        process.wait(timeout=60)
-        end(started)
 
 
 def descendants(pid):
@@ -123,16 +67,6 @@ def end(processes):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=20)
-
-
-def workers(pid):
-    """Return the workers below a process that train a trial."""
-    found = []
-    for process in descendants(pid):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "suite.trials.trial" in process.cmdline() and process.parent().name().startswith("ray::"):
-                found.append(process.parent())
-    return found
 
 
 def epochs(folder):

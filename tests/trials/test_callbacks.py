@@ -92,6 +92,9 @@ def test_callbacks_are_called_after_each_epoch_and_at_the_end(tmp_path, monkeypa
     assert [*((trial.trial_id, epoch) for epoch in (1, 2, 3)), ended] == CALLED
     assert "callbacks_failed" not in record["provenance"]
     assert spans == [{"io"}] * 3
+    data = record["provenance"]["data"]
+    assert (data["classes"], data["train_images"], data["test_images"]) == (10, 32, 20)
+    assert 2 <= data["largest_test_class"] <= 20
 
     records = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
     found = points(folder)
@@ -189,29 +192,6 @@ def test_a_missing_library_is_one_line_before_any_trial(monkeypatch, capsys, tmp
     assert cli.main(["--task", "digits", "--preset", "smoke", "--log", "tensorboard", "--out", str(out)]) == 2
     assert "pip install -e '.[tensorboard]'" in capsys.readouterr().err
     assert not out.exists()
-
-
-PLUGIN = """
-from suite.registry import register
-
-@register("callback", "loses")
-class Loses:
-    "Loses something."
-
-    def on_epoch(self, trial, record):
-        raise KeyError("lost")
-"""
-
-
-@pytest.mark.usefixtures("forget_toys")
-def test_a_plugin_registers_a_callback(tmp_path):
-    plugin = tmp_path / "loses.py"
-    plugin.write_text(PLUGIN)
-    registry.load_plugin(plugin)
-    assert read_callbacks("loses") == ("loses",)
-    calls = Calls(["loses"], CallbackTrial.of(spec("dense"), tmp_path))
-    calls.epoch({"epoch": 1})
-    assert f"{plugin}, line 9, in on_epoch" in calls.failures[0]
 
 
 def points(folder):

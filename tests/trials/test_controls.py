@@ -5,12 +5,9 @@ import json
 from typing import ClassVar, Literal
 
 import pytest
-import torch
-from small_training import RECIPE, small_trainer
 from small_trials import planned, spec
 from test_store import put
 
-from methods.dense import Dense
 from methods.sdgp import SDGP
 from suite import registry
 from suite.choices import MethodChoice
@@ -22,7 +19,6 @@ from suite.task import PaperRecipe
 from suite.trials.controls import control_methods, random_twin
 from suite.trials.engines.local import why_skipped
 from suite.trials.folder.store import Store
-from suite.trials.spec import SuiteSpec
 from tasks.digits import RECIPES, Digits
 from tasks.paper_recipes import PRUNETRAIN
 
@@ -35,14 +31,6 @@ def shown(trials):
 
 def choices(text):
     return [MethodChoice.read(one) for one in text.split(";")]
-
-
-def test_a_repetition_of_dense_is_the_same_training():
-    trainers = [small_trainer(Dense(repeat=number)) for number in (1, 2)]
-    for trainer in trainers:
-        trainer.fit()
-    for one, other in zip(*(trainer.ctx.model.parameters() for trainer in trainers), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +48,6 @@ def test_a_repetition_of_dense_is_the_same_training():
 )
 def test_smaller_budgets_are_whole_epochs_and_fewer_than_all(epochs, expected):
     assert control_epochs(epochs) == expected
-
-
-def test_the_trainer_follows_the_schedule_of_a_shorter_recipe():
-    rates = {}
-    for epochs in (2, 4):
-        recipe = dataclasses.replace(RECIPE, epochs=epochs, schedule="step", milestones=(0.5,))
-        records = []
-        small_trainer(Dense(), recipe, on_epoch=records.append).fit()
-        rates[epochs] = [record["learning_rate"] for record in records]
-    high, low = rates[2]
-    assert high > low
-    assert rates[4] == [high, high, low, low]
 
 
 def test_the_controls_of_a_seed_follow_its_methods():
@@ -95,16 +71,6 @@ def test_the_controls_of_a_seed_follow_its_methods():
     for start in (0, len(seed)):
         assert trials[start + 9].depends_on == {"prunetrain": trials[start + 3].trial_id}
         assert [*trials[start + 8].depends_on.values()] == [trials[start + 3].trial_id]
-
-
-@pytest.mark.parametrize("methods", ["dense,sdgp,prunetrain", "sdgp[n=1|2],dense[match=sdgp],dense"])
-def test_without_the_flag_nothing_changes(methods):
-    settings = {"seeds": (0, 1), "models": "resnet9[width=0.125],resnet9[width=0.25]"}
-    without, given = planned(methods, **settings), planned(methods, **settings, controls=True)
-    own = {trial.hash for trial in without}
-    assert [trial for trial in given if trial.hash in own] == without
-    assert len(given) > len(without)
-    assert not SuiteSpec(methods="dense", tasks="", preset="", seeds=(), device="", dtype="", data_root="").controls
 
 
 @pytest.fixture
@@ -133,15 +99,6 @@ def test_a_control_is_the_trial_of_the_command_that_names_it(papers, settings):
         expected += planned("dense", **{**settings, "overrides": overrides})
     by_id = {trial.trial_id: trial for trial in expected}
     assert {trial.trial_id: trial for trial in trials} == by_id  # in every field, the source of the recipe included
-
-
-def test_tasks_have_controls_of_their_own_recipes(tmp_path):
-    trials = planned("dense", tasks="digits,cifar10", data_root=str(tmp_path), controls=True)
-    cifar = control_epochs(registry.get("task", "cifar10")().recipe("smoke").epochs)
-    for task, epochs in (("digits", [2, 3]), ("cifar10", cifar)):
-        own = [trial for trial in trials if trial.task == task]
-        assert [trial.recipe["epochs"] for trial in own[1:-1]] == epochs
-        assert (own[0].label, own[-1].label) == ("dense", "dense[repeat=2]")
 
 
 def test_facts_of_the_methods():

@@ -10,7 +10,7 @@ import pytest
 from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, pids_of, run, spec, wait_until
 
 from suite.trials.engines import local
-from suite.trials.engines.local import LocalEngine, environment, trial_command
+from suite.trials.engines.local import LocalEngine, environment
 from suite.trials.folder.store import read_record, write_record
 from suite.trials.progress import Position
 
@@ -137,15 +137,6 @@ def test_the_environment_of_a_trial(monkeypatch):
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/mine"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environment(8)["OMP_NUM_THREADS"] == "3"
-
-
-def test_a_trial_does_not_import_from_the_users_folder(tmp_path):
-    (tmp_path / "suite.py").write_text("raise SystemExit('the wrong suite')")
-    command = trial_command(tmp_path)
-    assert command[1:4] == ["-P", "-m", "suite.trials.trial"]
-    probe = [*command[:2], "-c", "import suite, tasks; print(suite.__file__)"]
-    answer = subprocess.run(probe, cwd=tmp_path, env=environment(1), capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == str(ROOT / "suite" / "__init__.py")
 
 
 def test_an_unknown_status_is_refused(tmp_path):

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite import parameters
-from suite.trials import planning
 from suite.trials.engines.forked import forked
-from suite.trials.planning import plan
-from suite.trials.spec import SuiteSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,26 +100,3 @@ def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path):
 def test_a_call_happens_here_where_torch_is():
     thing = torch.zeros(1)
     assert forked(lambda: thing) is thing
-
-
-def test_declarations_are_read_as_often_for_many_seeds_as_for_one(monkeypatch):
-    """They were once read 30,000 times for 1,000 trials, which took most of the planning time."""
-    calls = []
-    real = parameters.declared
-
-    def declared(thing):
-        calls.append(thing)
-        return real(thing)
-
-    monkeypatch.setattr(parameters, "declared", declared)
-    monkeypatch.setattr(planning, "declared", declared)
-    counts = []
-    for seeds in ((0,), (0,), tuple(range(50))):  # the first also reads what modules declare when they are imported
-        calls.clear()
-        suite = {"methods": "dense,scratch", "tasks": "digits", "preset": "smoke", "device": "cpu", "dtype": "float32"}
-        trials = plan(SuiteSpec(**suite, seeds=seeds, data_root=""))
-        assert [(trial.seed, trial.method) for trial in trials] == [
-            (seed, method) for seed in seeds for method in ("dense", "prunetrain", "scratch")
-        ]
-        counts.append(len(calls))
-    assert counts[1] == counts[2] > 0

@@ -5,7 +5,6 @@ import os
 import pytest
 from test_records import finished, spec
 
-from reports import write_report
 from suite import files
 from suite.errors import UsageError
 from suite.trials.folder.store import FOLDERS, WRITTEN, Store
@@ -80,17 +79,6 @@ def test_files_are_not_written_through_links(tmp_path, outside, use):
     with pytest.raises(UsageError, match="x is a symbolic link"):
         use(tmp_path / "x")
     assert (outside / "thesis.tex").read_text() == "mine"
-
-
-def test_figures_are_not_written_through_a_link(tmp_path, outside):
-    (outside / "g-mine.svg").write_text("mine")
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "results.csv").write_text("trial_id,method,status\na,dense,error\n")
-    link(out / "figures", outside)
-    with pytest.raises(UsageError, match="figures is a symbolic link"):
-        write_report(out)
-    assert sorted(path.name for path in outside.iterdir()) == ["g-mine.svg", "thesis.tex"]
 
 
 def test_special_files_in_place_of_files_and_folders_are_refused(tmp_path):

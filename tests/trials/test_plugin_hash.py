@@ -10,7 +10,6 @@ import pytest
 from small_trials import planned, untrained
 from toy_suite import ROOT, TOY, forget_plugins
 
-from reports.content import provenance
 from suite import registry
 from suite.errors import UsageError
 from suite.trials import plugin_files
@@ -99,18 +98,6 @@ def test_a_plugin_in_a_checkout_does_not_cover_the_project():
     path = ROOT / "a_plugin_that_is_not_written.py"
     found = plugin_files._with_imports(path, b"import suite.method, methods.sdgp\nfrom tasks import cifar")
     assert "imports" not in found
-
-
-def test_the_table_of_facts_names_the_file_without_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = tmp_path / "toys.py"
-    path.write_text(METHOD.format(name="toy_one"))
-    loaded(path)
-    (trial,) = planned("toy_one")
-    facts = provenance._facts(trial.to_json())
-    assert facts["defined_by.method.path"] == "~/toys.py"
-    assert facts["defined_by.method.sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert str(tmp_path) not in json.dumps(facts)
 
 
 def test_a_plugin_that_is_edited_while_trials_wait_does_not_run_under_the_old_name(tmp_path):

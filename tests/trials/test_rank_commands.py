@@ -1,7 +1,6 @@
 """Commands that torchrun has started: what they say to each other, and what happens when one has ended."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -10,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import gloo_threads
 import psutil
 import pytest
 import torch.distributed as dist
@@ -21,7 +19,7 @@ from suite.trials import trial as trials
 from suite.trials.building import device_of
 from suite.trials.folder.records import write_record
 from suite.trials.ranks import allocation as allocations
-from suite.trials.ranks import connection, failures, processes
+from suite.trials.ranks import connection, processes
 from suite.trials.ranks.allocation import Allocation, follow
 from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.messages import RankEnd, Start, receive, send
@@ -244,37 +242,3 @@ def test_who_has_left_has_no_connections(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     connection.leave_ranks()
     assert not dist.is_initialized()
-
-
-ENDING = """
-from suite.trials import trial
-
-assert trial.main() == 0
-from gloo_threads import check_ended
-
-check_ended()
-"""
-
-
-@pytest.mark.slow
-def test_no_thread_of_gloo_is_left_when_a_rank_ends(tmp_path):
-    trial = replace(spec("prunetrain"), processes=2)
-    folder = tmp_path / trial.trial_id
-    folder.mkdir()
-    write_record(folder, trial, "running")
-    places = os.pathsep.join([str(Path(gloo_threads.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    common = {**os.environ, "PYTHONPATH": places, failures.FOLDER: str(tmp_path)}
-    common["PDT_RENDEZVOUS"] = f"file://{tmp_path / 'rendezvous'}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDING, str(folder)],
-            env={**common, "PDT_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        printed, _ = rank.communicate(timeout=120)
-        assert rank.returncode == 0, printed

@@ -1,7 +1,4 @@
-"""Tests with a real Ray cluster of two workers: one of them or the command is killed, and nothing is lost.
-
-Each starts processes of Ray on this machine, and ends them.
-"""
+"""A command with a real Ray cluster on this machine is killed, and nothing is lost."""
 
 import pytest
 from engine_children import wait_until
@@ -15,8 +12,6 @@ from ray_runs import (
     options,
     start,
     starts,
-    two_nodes,
-    workers,
 )
 
 from suite.trials.folder.store import read_record
@@ -47,7 +42,7 @@ def check_ended(process, log):
 
 def test_a_killed_command_continues_without_what_is_done(tmp_path):
     out, log = tmp_path / "out", tmp_path / "log.txt"
-    arguments = options(out, "local", SEEDS, EPOCHS)
+    arguments = options(out, SEEDS, EPOCHS)
     process = start(log, arguments)
     started = []
     try:
@@ -68,18 +63,3 @@ def test_a_killed_command_continues_without_what_is_done(tmp_path):
     assert done == {one: (one / "trial.json").read_bytes() for one in done}
     assert max(starts(folder) for folder in folders(out)) == 2
     assert all(starts(folder) == 1 for folder in done)
-
-
-def test_two_nodes_without_a_common_folder_of_which_one_loses_its_worker(tmp_path):
-    out, log = tmp_path / "out", tmp_path / "log.txt"
-    with two_nodes() as (address, pid):
-        process = start(log, options(out, address, SEEDS, EPOCHS, jobs=1), shared=False)
-        try:
-            wait_until(lambda: len(workers(pid)) == 2, 240, process)
-            workers(pid)[0].kill()
-            check_ended(process, log)
-        finally:
-            kill(process)
-    check_done(out)
-    assert [read_record(folder)["provenance"]["place"]["shared_with"] for folder in folders(out)] == [0] * SEEDS
-    assert [starts(folder) for folder in folders(out)] == [1] * SEEDS

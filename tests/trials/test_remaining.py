@@ -109,17 +109,6 @@ def test_larger_images_take_longer_by_their_pixels(clock):
     assert sweep.remaining() == pytest.approx(140)
 
 
-def test_a_resumed_trial_is_extrapolated_from_what_this_attempt_did(clock):
-    first, second = trials("dense", "dense")
-    sweep = Sweep([first, second], clock)
-    sweep.started(first)
-    clock.seconds += 20
-    sweep.position(first, Position(7, EPOCHS, 0.7, resumed_after=5))
-    assert sweep.remaining() == pytest.approx(30 + 100)
-    sweep.ended(first, "done", 50.0)
-    assert sweep.remaining() == pytest.approx(100)
-
-
 def test_lines_about_all_trials_come_after_each_trial_and_at_most_once_a_minute(clock):
     first, second, third = trials("dense", "dense", "dense")
     lines = _AllTrials([first, second, third], clock)
@@ -136,15 +125,6 @@ def test_lines_about_all_trials_come_after_each_trial_and_at_most_once_a_minute(
     for trial in (second, third):
         lines.sweep.started(trial)
         lines.sweep.ended(trial, "done", 60.0)
-    assert lines.line(at_once=True) == ""
-
-
-def test_one_trial_has_no_line_about_all(clock):
-    (only,) = trials("dense")
-    lines = _AllTrials([only], clock)
-    lines.sweep.started(only)
-    lines.sweep.position(only, Position(5, EPOCHS, 0.5))
-    clock.seconds += 100
     assert lines.line(at_once=True) == ""
 
 

@@ -54,13 +54,6 @@ def test_a_row_whose_id_is_damaged_does_not_count_twice(store):
     assert table(store) == whole
 
 
-def test_trials_alone_make_the_table(store):
-    whole = table(store)
-    (store.folder / "results.csv").unlink()
-    write_results(store)
-    assert table(store) == whole
-
-
 def test_a_trial_that_is_there_wins_over_its_row(store):
     folder = store.trial_folder(spec(0).trial_id)
     put(store, spec(0), "done", result={**RESULT, "test_accuracy": 0.9})

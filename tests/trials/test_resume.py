@@ -17,12 +17,9 @@ from engine_children import alive, wait_until
 from trials_here import let_run_here
 
 from kernels.prune import cpu as prune_on_cpu
-from suite import checkpoint, registry
 from suite.cli import main as cli
 from suite.engine.network import model_files
-from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
-from suite.task import DataCopy
 from suite.trials.folder.records import read_record
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
@@ -169,36 +166,6 @@ def test_times_and_rates_of_a_trial_belong_together(undisturbed):
     assert (table["wall_time_s"] > table["train_time_s"] + table["eval_time_s"]).all()
     assert (table["reconfigure_time_s"] < table["train_time_s"]).all()
     assert (table["peak_rss_bytes"] > table["peak_memory_bytes"]).all()
-
-
-def test_same_command_again_runs_nothing(undisturbed):
-    before = {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")}
-    assert run(undisturbed) == 0
-    assert {path: path.stat().st_mtime_ns for path in (undisturbed / "trials").rglob("*")} == before
-
-
-def test_final_model_opens_without_the_run(undisturbed, tmp_path):
-    source = trial(undisturbed, "prunetrain")
-    alone = tmp_path / "model.pt"
-    alone.write_bytes((source / "model.pt").read_bytes())
-    model = checkpoint.load_model(alone)
-    table = pd.read_csv(undisturbed / "results.csv").set_index("method")
-    assert sum(p.numel() for p in model.parameters()) == table.loc["prunetrain", "params"]
-    assert table.loc["prunetrain", "params"] < table.loc["prunetrain", "params_dense"]
-    assert not any(isinstance(layer, PlannedLayer) for layer in model.modules())
-    # Compute the accuracy of the final model on the test set again; results.csv must have the same value.
-    record = json.loads((source / "trial.json").read_text())
-    task = registry.get("task", "digits")()
-    spec = TrialSpec.from_json(record["spec"])
-    splits = task.load(DataCopy(**spec.data_copy), spec.make_recipe(), 0, torch.device("cpu"))
-    correct = 0
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.dtype == "bfloat16"):
-        for images, labels in splits.test.epoch(0, 500):
-            logits = model(images).float()
-            if spec.recipe["flip_tta"]:
-                logits += model(images.flip(3)).float()
-            correct += (logits.argmax(1) == labels).sum().item()
-    assert correct / splits.test.num_samples == pytest.approx(record["result"]["test_accuracy"], abs=1e-9)
 
 
 def truncate(folder):

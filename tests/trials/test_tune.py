@@ -314,7 +314,6 @@ def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it()
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["prunetrian", "--budget", "2"], "no method is called 'prunetrian'; did you mean 'prunetrain'"),
         (["dense"], "required: --budget"),
         (["dense", "--budget", "0"], "--budget: invalid integer from 1 to 1000 value: '0'"),
         (["prunetrain[ratio=0.3]", "--budget", "2"], "prunetrain[ratio=0.3]: ratio is typed and searched at once"),
@@ -326,7 +325,6 @@ def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it()
         (["dense", "--budget", "2", "--search", "rate"], "--search 'rate': no method declares a search of it"),
         (["dense", "--budget", "2", "--set", "recipe.test_images=9"], "tune does not use test images"),
         (["dense", "--budget", "2", "--controls"], "tune: --controls cannot be given"),
-        (["dense", "--budget", "2", "--methods", "sdgp"], "tune: --methods cannot be given"),
         (["dense", "--budget", "2", "--model", "resnet9,vgg11"], "tune searches on one model; name one"),
         (["dense", "--budget", "2", "--set", "recipe.validation_images=1437"], "recipe.validation_images is 1437"),
         (["sdgp[recipe.epochs=3]", "--budget", "2"], "sdgp has no parameter 'recipe.epochs'"),
