@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from reports.papers import stages, timed_calls
-from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData
 from reports.papers.networks import network_shares
 from reports.papers.stages import step_times, time_by_stage
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
-from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
 
 
@@ -69,15 +67,3 @@ def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path
     (line,) = stages.warnings(ran, [trials[0.4], trials[0.1]], [])
     assert "it classifies 10 % of the test images correctly, and 10 % is chance" in line
     assert stages.warnings(ran, [trials[0.4]], []) == stages.warnings(ran, [], []) == ()
-
-
-def test_what_took_no_less_time_is_named(tmp_path):
-    ran = ReproductionData(tmp_path, {}, {}, "cpu")
-    slow, fast = (
-        Comparison(f"{name}: training time, of dense's", "%", "part", Estimate(share, None, 1), "measured")
-        for name, share in (("slow", 104.0), ("fast", 60.0))
-    )
-    assert stages.warnings(ran, [], [slow, fast]) == (
-        "No time was saved here by these methods, in percent of dense: slow (104 %).",
-    )
-    assert stages.warnings(ran, [], [fast]) == ()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import statistics
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -114,16 +112,6 @@ def test_table_1_of_sdgp_has_the_parts_that_ran(folder, trials):
     assert "--parts group-sizes" in text
 
 
-def test_figure_8_of_sdgp_shows_what_was_not_run(folder):
-    found, text = rows(folder, "sdgp-fig8"), text_of(folder, "sdgp-fig8")
-    assert found["rescaled 16:32 minus dense"]["ours"]
-    assert not found["rescaled 8:16 minus dense"]["ours"]
-    assert "rescaled 16:32 minus dense |" in text
-    assert "| rescaled 8:16 minus dense |" not in text
-    assert "--parts inner" in text
-    assert (folder / "reproduce" / "sdgp-fig8.svg").read_text(encoding="utf-8").count("not run") >= 6
-
-
 def test_figures_of_sdgps_gradient_are_of_the_dense_trial(folder):
     found = {name: float(row["ours"]) for name, row in rows(folder, "sdgp-fig5").items()}
     for mode in ("random", "magnitude", "rescaled"):
@@ -140,17 +128,6 @@ def test_figures_of_sdgps_gradient_are_of_the_dense_trial(folder):
     small = rows(folder, "sdgp-fig4")
     assert small["second element of [1, 7, -3, 2], magnitude 2:4"]["ours"] == "7"
     assert float(small["exact zeros, rescaled"]["ours"]) == 50.0
-
-
-@pytest.mark.slow
-def test_figure_5_of_sdgp_by_the_command_line(tmp_path):
-    """As a user runs it: with the trial in a process of its own, and the report of the suite."""
-    command = [sys.executable, str(ROOT / "run_suite.py"), "reproduce", "sdgp-fig5", *SHORT, "--out", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    out = tmp_path / "out"
-    assert (out / "report.html").is_file()
-    assert ours(out, "sdgp-fig5", "exact zeros, rescaled") == pytest.approx(50, abs=1)
 
 
 def test_a_trial_that_failed_is_named_and_nothing_is_drawn(tmp_path, reproduce):
@@ -299,15 +276,6 @@ def test_table_11_of_clicktrain_has_both_rows_and_what_was_published(folder, tri
     assert "--parts vgg13_click-cifar10" in page  # a part that was not run, with its command
     assert "2.82" in page  # what ImageNet's configuration really compresses
     assert f"the network {MODEL} in place of vgg11_click" in page.replace("\\", "")
-
-
-def test_figure_12_of_clicktrain_says_what_stands_in_for_imagenet(folder):
-    page = text_of(folder, "clicktrain-fig12")
-    assert "task imagenette instead of imagenet" in page
-    assert "says nothing about" in page
-    row = rows(folder, "clicktrain-fig12")["resnet18 on imagenette minus dense"]
-    assert (row["published"], row["seeds"]) == ("-0.9", "1")
-    assert "ours for ten of them" in row["note"]
 
 
 def test_figure_13_of_clicktrain_sets_stages_over_the_same_trials_own_steps(folder, trials):

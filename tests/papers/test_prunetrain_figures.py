@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reproduced_files import page, parts_of
 
 from reports.papers.networks import cut_again
 from reports.papers.over_epochs import communication, communication_saved, lost_in_first_half
@@ -58,13 +57,3 @@ def test_an_epoch_sends_the_gradients_of_the_network_that_it_trained():
         {"communication_saved": 1 - 1.9 / 3, "last_communication": 0.3, "last_gradients": 0.6}
     )
     assert communication_saved(Trial({}, {}, epochs=epochs)) == {}
-
-
-def test_the_papers_saving_is_next_to_the_growing_batch():
-    published = "prunetrain-imagenet-allreduce-saved/mean"
-    rows = [one for part in parts_of("prunetrain-fig11") for one in part.compared]
-    assert {one.quantity for one in rows if one.published == published} == {
-        "cifar10, growing batch: communication of gradients saved",
-        "imagenet, ratio 0.25, growing batch: communication of gradients saved",
-    }
-    assert page("prunetrain-fig11").paper.find(published).value == 55

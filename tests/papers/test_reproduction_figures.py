@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from reports.figures import svg
-from reports.papers import charts, gradients
+from reports.papers import charts
 from reports.papers.comparison import Comparison
 from reports.papers.paper import Chart
 from suite.trials.estimates import Estimate
@@ -69,18 +69,3 @@ def test_a_grid_colours_published_and_ours_by_their_own_differences(drawn):
     assert texts["Ours, measured"][1, 0] == "90.0 ± 1.0\n(−2.0 ± 1.0)"
     assert texts["Ours, measured"][0, 0] == "N/A"
     assert published.yaxis_inverted()  # the first row is on top
-
-
-def test_gradients_are_drawn_on_one_scale_and_zeros_apart(drawn):
-    dense = np.arange(1.0, 33.0).reshape(2, 4, 4)
-    tenth = np.where(dense % 2 == 0, dense / 10, 0)
-    figure = gradients._images("g", "Caption.", {"dense": dense, "tenth": tenth}, range(6, 8))
-    assert "dense: 0 % zeros; tenth: 50 % zeros" in figure.alt
-    assert [axes.get_title() for axes in drawn[0].axes[:2]] == ["channel 6", "channel 7"]
-    images = [axes.images[0] for axes in drawn[0].axes if axes.images]
-    assert len(images) == 4
-    limit = np.quantile(dense, 0.98)
-    for image, shown in zip(images, [*dense, *tenth], strict=True):
-        assert image.get_clim() == pytest.approx((-limit, limit))
-        np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), shown == 0)
-        np.testing.assert_array_equal(image.get_array().filled(0), shown)

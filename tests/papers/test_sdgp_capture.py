@@ -116,51 +116,6 @@ def outcome(tmp_path, dtype, *records):
     return page("sdgp-fig5").outcome(ran)
 
 
-@pytest.mark.usefixtures("drawn")
-def test_the_page_says_the_scale_the_schedule_and_whose_zeros(model, tmp_path, monkeypatch):
-    made = []
-    capture = gradients.capture
-
-    def capture_with_zeros(*arguments):
-        captured = capture(*arguments)
-        captured.grad[0] = 0  # one image of eight, which is not the loudest
-        made.append(captured)
-        return captured
-
-    monkeypatch.setattr(gradients, "capture", capture_with_zeros)
-    found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 1024.0})
-    assert made[0].loss_scale == 1024
-    assert "The loss was multiplied by 1024." in found.figure.caption
-    said = " ".join(found.remarks)
-    assert "The loss was multiplied by 1024, the trial's last loss scale, and" in said
-    assert "The recipe's whole schedule of learning rates runs within those epochs" in said
-    assert '"almost 25 %" zeros of the channels that it draws' in said
-    lines = {one.quantity: one for one in found.comparisons}
-    drawn, whole = lines["exact zeros, dense, drawn channels"], lines["exact zeros, dense"]
-    assert (drawn.published, whole.published) == (25, None)
-    sample, group = gradients.loudest_group(made[0].grad)
-    assert (sample > 0, group) == (True, 0)
-    assert drawn.ours.mean == 100 * gradients.zeros(made[0].grad[sample, :4])
-    assert whole.ours.mean == 100 * gradients.zeros(made[0].grad) >= 100 / 8
-    ratios = gradients.channel_ratios(made[0].grad, gradients.prune(made[0].grad, 0)["magnitude"])
-    for name, share in (("5th percentile", 0.05), ("median", 0.5), ("95th percentile", 0.95)):
-        line = lines[f"sum of magnitudes left in a channel, magnitude, {name} of channels"]
-        assert line.ours.mean == pytest.approx(100 * float(ratios.quantile(share)))
-
-
-@pytest.mark.usefixtures("drawn")
-def test_an_overflow_is_said(model, tmp_path):
-    found = outcome(tmp_path, "float16", {"epoch": 1, "loss_scale": 2.0**40})
-    assert "halved until all gradients were finite" in " ".join(found.remarks)
-
-
 def test_a_float16_trial_without_its_scale_is_not_drawn(model, tmp_path):
     (line,) = outcome(tmp_path, "float16").comparisons
     assert "no loss scale" in line.ours.reason
-
-
-@pytest.mark.usefixtures("drawn")
-def test_bfloat16_is_said_to_underflow_less(model, tmp_path):
-    found = outcome(tmp_path, "bfloat16")
-    assert "The loss was multiplied" not in found.figure.caption
-    assert "In bfloat16 small gradients do not become 0" in " ".join(found.remarks)

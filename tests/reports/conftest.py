@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from page_parser import Page, parse
-from report_fixtures import drawn, full_folder, suite, suites, unreported, without_figures
+from report_fixtures import drawn, full_folder, suite, suites, without_figures
 
-__all__ = ["drawn", "full_folder", "page", "suite", "suites", "unreported", "without_figures"]
+__all__ = ["drawn", "full_folder", "page", "suite", "suites", "without_figures"]
 
 
 @pytest.fixture(scope="session")

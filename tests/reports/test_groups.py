@@ -45,11 +45,6 @@ def test_the_sizes_of_images_are_said_where_task_or_recipe_name_them(
     assert shown in group.subtitle
 
 
-def _doubted(group: Any) -> list[str]:
-    """Return the columns whose notes warn of disturbed times, since a table may be copied without the remarks."""
-    return [column.title for column in group.tables[0].columns if "Do not rely on it" in column.note]
-
-
 def test_damaged_records_are_counted_separately(suite: Any) -> None:
     suite.add_all(("dense",), seeds=1)
     suite.rows.append({"trial_id": "damaged-1", "method": "", "status": "error", "message": "damaged record"})

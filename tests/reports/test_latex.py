@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-
 import pytest
 
 from reports.content.build import build
@@ -40,30 +37,3 @@ def test_the_option_writes_the_file(suite, capsys) -> None:
     (folder / "report.tex").write_text("old")
     assert main(["report", str(folder)]) == 0
     assert (folder / "report.tex").read_text(encoding="utf-8").startswith("% The first table")
-
-
-HOSTILE = ("<script>alert(1)</script>", r"a_b%&#{}~^\input{x}$", "*star", "\\\\", "prune" + "x" * 80)
-DOCUMENT = r"""\documentclass{article}
-\usepackage[T1]{fontenc}
-\usepackage{booktabs}
-\begin{document}
-\input{report.tex}
-\end{document}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
-def test_the_tables_compile(suite, tmp_path_factory) -> None:
-    suite.add_all(("dense",))
-    for place, name in enumerate(HOSTILE):
-        for seed in range(3):
-            changed = {"trial_id": f"t{place}-{seed}", "variant": "a=[1,2],b=%_&"}
-            suite.add(name, seed, accuracy=70.0 + seed, time=300.0, **changed)
-    folder = tmp_path_factory.mktemp("latex")
-    (folder / "report.tex").write_text(latex.render(build(read(suite.write()))), encoding="utf-8")
-    (folder / "paper.tex").write_text(DOCUMENT, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "paper.tex"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
-    assert ended.returncode == 0, ended.stdout[-2000:]
-    assert (folder / "paper.pdf").stat().st_size > 10_000

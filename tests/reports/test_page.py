@@ -13,13 +13,9 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 from page_parser import Page, by_head, table
-
-from reports import write_report
-from reports.render.markdown import spans
 
 
 def test_the_table_agrees_with_results_csv(full_folder: Path, page: Page) -> None:
@@ -74,29 +70,6 @@ def test_the_first_table_has_the_verdicts_and_the_numbers_of_the_others(full_fol
     text = (full_folder / "report.md").read_text(encoding="utf-8")
     assert text.index("- No verdict: dense was trained for 1 length") < text.index("| Method | Accuracy (%)")
     assert text.index("| Method | Accuracy (%)") < text.index("\n### ")
-
-
-def test_every_number_has_its_kind(page: Page) -> None:
-    for name, rows in page.tables.items():
-        if name.endswith(("-results", "-relative", "-counts")):
-            for head in rows[0]:
-                kinds = [kind for kind in ("measured", "counted", "modelled", "published") if kind in head]
-                assert kinds or "Method" in head or "Seeds" in head
-    heads = next(rows for name, rows in page.tables.items() if name.endswith("-results"))[0]
-    assert "counted, assumes hardware that skips" in next(head for head in heads if "Theoretical" in head)
-    heads = next(rows for name, rows in page.tables.items() if name.endswith("-relative"))[0]
-    assert "hardware that skips" in next(head for head in heads if "effective" in head)
-
-
-def test_the_four_columns_of_flops(page: Page) -> None:
-    found = table(page, "-counts")["sdgp[n=2,m=4]"]
-    written = {kind: by_head(found, "Training FLOPs", kind) for kind in ("dense", "current", "effective", "executed")}
-    assert written == {
-        "dense": "1.80 TFLOPs",
-        "current": "1.80 TFLOPs",
-        "effective": "1.50 TFLOPs",
-        "executed": "1.80 TFLOPs",
-    }
 
 
 def test_missing_values_are_dashes_with_a_reason_and_never_zero(page: Page) -> None:
@@ -168,35 +141,6 @@ def test_markdown_and_html_have_the_same_sections_and_tables(full_folder: Path, 
         for row in rows[1:]:
             for cell in row:
                 assert cell.strip() in unescaped
-
-
-def test_sections_are_in_the_order_of_the_readers_questions(page: Page) -> None:
-    wanted = [
-        "Accuracy against cost", "Method by method", "Accuracy and cost", "Training curves",
-        "Failed trials and damaged files", "Can I trust these numbers?",
-    ]  # fmt: skip
-    assert [heading for heading in page.headings if heading in wanted] == wanted
-
-
-def test_the_options_of_an_advice_are_code_with_their_values(suite: Any, without_figures: None) -> None:
-    for method in ("dense", "sdgp"):
-        suite.add(method, 0, accuracy=80.0, time=9.0)
-    page, text = (path.read_text(encoding="utf-8") for path in write_report(suite.write()).paths[:2])
-    options = f"--seeds 3 --controls --out {suite.folder}"
-    assert f"The same command with <code>{options}</code> can give a verdict." in page
-    assert f"answer? The same command with `{options}` can give a verdict." in text
-    assert spans("a_b `c_d`, `e`.") == "a\\_b `c_d`, `e`."
-
-
-def test_notes_of_the_table_tell_that_there_is_one_seed(suite: Any, without_figures: None) -> None:
-    for method in ("dense", "sdgp"):
-        suite.add(method, 0, accuracy=80.0, time=9.0)
-    once = (write_report(suite.write()).paths[1]).read_text(encoding="utf-8")
-    assert "One minus the training time relative to dense. One seed: no interval" in once
-    assert "95 % confidence interval over seeds." not in once.partition("## Can I trust these numbers?")[0]
-    for method in ("dense", "sdgp"):
-        suite.add(method, 1, accuracy=81.0, time=9.5)
-    assert "One seed: no interval" not in (write_report(suite.write()).paths[1]).read_text(encoding="utf-8")
 
 
 def test_failed_trials_come_with_the_command_that_repeats_them(full_folder: Path, page: Page) -> None:

@@ -39,15 +39,6 @@ def test_bars_are_side_by_side(drawn):
     }
 
 
-def test_bars_of_dense_have_its_colour_and_lines_show_single_measurements(drawn):
-    spreads = {"dense": [(1.0, 3.0)], "other": [(20.0, 70.0)]}
-    bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads)
-    (axes,) = drawn[0].axes
-    colours = {bar.get_height(): to_hex(bar.get_facecolor()) for bar in axes.patches}
-    assert colours == {30.0: svg.PALETTE[0], 2.0: svg.DENSE}
-    assert _ends(axes) == {(1.0, 3.0), (20.0, 70.0)}
-
-
 def test_a_logarithmic_axis_has_markers_instead_of_bars(drawn):
     spreads = {"dense": [(1.0, 3.0)]}
     figure = bars_figure("f", "T", "C", "y", ["p"], {"other": [30.0], "dense": [2.0]}, spreads, logarithmic=True)

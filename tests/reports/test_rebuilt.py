@@ -12,7 +12,6 @@ import pytest
 
 from reports.content.build import build
 from suite.cli.verbs import report
-from suite.trials.folder import packed
 from suite.trials.folder.reader import read
 
 ROOT = Path(__file__).parents[2]
@@ -72,23 +71,3 @@ def test_rows_without_records_stay_in_the_group_of_those_that_have_them(suite: A
     (group,) = build(read(folder)).groups
     assert group.headlines == whole.headlines
     assert group.tables == whole.tables
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_compressed_files_give_the_same_report(suite: Any) -> None:
-    suite.add_all(("dense", "prunetrain"), seeds=2)
-    folder = suite.write()
-    before = read(folder)
-    for path in [*folder.glob("trials/*/*.json"), *folder.glob("trials/*/*.jsonl"), *folder.glob("trials/*/*.csv")]:
-        path.with_name(path.name + packed.SUFFIX).write_bytes(packed.pack(path.read_bytes()))
-        path.unlink()
-    after = read(folder)
-    assert [trial.epochs for trial in after.trials] == [trial.epochs for trial in before.trials]
-    assert [trial.spec for trial in after.trials] == [trial.spec for trial in before.trials]
-    assert all(one.layers == other.layers for one, other in zip(after.trials, before.trials, strict=True))
-    assert not any(trial.missing_files or trial.damage for trial in after.trials)
-    packs = min(folder.glob("trials/*/epochs.jsonl.gz"))
-    packs.write_bytes(packs.read_bytes()[:40])
-    damage = [line for trial in read(folder).trials for line in trial.damage]
-    assert len(damage) == 1
-    assert "epochs.jsonl.gz cannot be read" in damage[0]

@@ -75,19 +75,6 @@ def test_a_mean_below_the_axis_is_an_arrow_with_its_value(suite, drawn):
     assert "clicktrain: 30.00 %" in figure.alt
 
 
-def test_a_long_legend_is_beside_the_axes_of_a_wide_figure(suite, drawn):
-    names = [f"method{index}" for index in range(13)]
-    for method in names:
-        suite.add(method, 0, accuracy=70.0, time=100.0, variant="", train_flops_executed=1e12)
-    (group,), _ = group_trials(read(suite.write()).trials)
-    (figure, _), _ = tradeoff_figures(method_rows(group, looks(names)), "slug", NO_BUDGETS)
-    assert figure.wide
-    (legend,) = drawn[0].legends
-    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
-    assert legend._ncols == 1
-    assert drawn[0].get_figwidth() == pytest.approx(8.6)
-
-
 def disturb(folder, method):
     """Record that other programs were running when the first trial of a method started."""
     path = min(folder.glob(f"trials/{method}-*/trial.json"))
@@ -117,17 +104,6 @@ def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
     assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
     assert crosses(by_flops) == []
     assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
-
-
-def test_the_interval_of_two_seeds_does_not_push_all_points_to_the_edge(suite, drawn):
-    for seed, time in enumerate((90.0, 300.0)):
-        suite.add("dense", seed, accuracy=70.0 + seed, time=100.0, variant="")
-        suite.add("sdgp", seed, accuracy=70.0 + seed, time=time, variant="")
-    (group,), _ = group_trials(read(suite.write()).trials)
-    rows = method_rows(group, looks(["sdgp"]))
-    tradeoff_figures(rows, "slug", NO_BUDGETS)
-    assert rows[1].time_ratio.high > 100
-    assert drawn[0].axes[0].get_xlim()[1] == pytest.approx(10)  # minutes: twice the largest cost
 
 
 def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn):

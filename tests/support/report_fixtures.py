@@ -179,20 +179,7 @@ def suite(tmp_path: Path) -> Suite:
 @pytest.fixture(scope="session")
 def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with its report: three methods with three seeds, one with one seed, and two failed trials."""
-    suite = make_full(tmp_path_factory.mktemp("full"))
-    write_report(suite.folder)
-    return suite.folder
-
-
-@pytest.fixture(scope="session")
-def unreported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the same folder as `full_folder` without its report. Copy it; do not write to it."""
-    return make_full(tmp_path_factory.mktemp("unreported")).folder
-
-
-def make_full(folder: Path) -> Suite:
-    """Write the suite of `full_folder` without its report."""
-    suite = Suite(folder)
+    suite = Suite(tmp_path_factory.mktemp("full"))
     suite.add_all()
     suite.add("oneshot", 0, accuracy=65.5, time=380.0, peak_memory_bytes=None, train_flops_executed=1.62e12)
     empty = {key: None for key in NUMBER_COLUMNS if key != "seed"}
@@ -200,8 +187,8 @@ def make_full(folder: Path) -> Suite:
               "hardware_id": "", "dtype": ""})  # fmt: skip
     suite.add("prunetrain", 3, accuracy=None, time=None, **{**empty, "status": "diverged",
               "message": "loss is NaN at epoch 2"})  # fmt: skip
-    suite.write()
-    return suite
+    write_report(suite.write())
+    return suite.folder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import tarfile
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,12 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from tasks.cifar10 import CLASSES
+from tasks.imagefolder import ImageFolderTask
+
+
+def image_folder(preset: str = "quick", **parameters: Any) -> ImageFolderTask:
+    """Return the task of a folder with the preset's defaults and other values of some parameters."""
+    return ImageFolderTask(**{**ImageFolderTask.defaults(preset), **parameters})
 
 
 def random_images(count: int, seed: int) -> NDArray[np.uint8]:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from image_trials import image_folder
 from PIL import Image
+from small_copies import image_folder
 
 import tasks.sources.image_cache as image_cache
 from suite.errors import UsageError

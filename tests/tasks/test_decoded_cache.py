@@ -13,7 +13,7 @@ import pytest
 
 from suite.errors import UsageError
 from tasks.cifar10 import CIFAR10
-from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, save_decoded
+from tasks.images.decoded import DecodedImages, load_decoded, save_decoded
 from tasks.sources.image_folder import ImageFolder
 
 
@@ -62,23 +62,6 @@ def test_damaged_cache_is_decoded_again_and_said_so(
     assert len(decodings) == 2
     assert "; decoding again" in caplog.text
     assert load_decoded(path)[1] == first.checksum
-
-
-def test_any_changed_byte_is_harmless_or_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    save_decoded(path, small(), "f")
-    checksum = small().checksum()
-    content = path.read_bytes()
-    noticed = 0
-    for position in range(0, len(content), 11):
-        changed = bytearray(content)
-        changed[position] ^= 1 << position % 8
-        path.write_bytes(changed)
-        try:
-            assert load_decoded(path)[1] == checksum
-        except DamagedFile:
-            noticed += 1
-    assert noticed > len(content) // 33
 
 
 @pytest.mark.parametrize("change", ["touched", "added", "removed"])

@@ -69,13 +69,6 @@ def test_without_network_one_line_names_folder_options_and_what_needs_no_downloa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_smoke_never_asks_the_network_and_writes_nothing(task: CIFAR10, tmp_path: Path, serve: Any) -> None:
-    asked = serve({})
-    assert task.prepare(tmp_path / "root", "smoke").kind == "sample"
-    assert asked == []
-    assert files_below(tmp_path) == []
-
-
 def test_the_archive_is_fetched_from_a_mirror_and_kept(
     task: CIFAR10, small_archive: Any, tmp_path: Path, serve: Any
 ) -> None:

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from small_training import RECIPE, Checkpoints, small_trainer
 from torchvision.ops import StochasticDepth
 
 from suite.choices import ModelChoice, build_model
 from suite.errors import UsageError
-from suite.method import Method, ReconfigPlan
-from tasks.models.transformers.vision_transformer import EncoderBlock, MixerBlock, VisionTransformer
+from tasks.models.transformers.vision_transformer import EncoderBlock, MixerBlock
 
 SHAPE = (3, 8, 8)
 
@@ -55,31 +53,3 @@ def test_trials_name_it_and_a_typed_default_is_no_other_network():
         ModelChoice.read("vit_tiny[drop_path=1]").build(SHAPE, 4)
     with pytest.raises(UsageError, match="has no parameter 'drop_path'"):
         ModelChoice.read("mobilenet_v2[drop_path=0.1]")
-
-
-class CutsHidden(Method):
-    """Removes hidden units of the last block after the first epoch."""
-
-    def reconfigure(self, ctx):
-        name = "blocks.11.mlp.expand"
-        space = ctx.spaces[name]
-        assert not space.frozen, space.frozen_because
-        return ReconfigPlan(kept={name: space.original[:5]}) if ctx.epochs_done == 1 else None
-
-
-def test_a_training_with_it_is_cut_and_resumes_bit_for_bit():
-    def trainer(**callbacks):
-        torch.manual_seed(1)
-        network = VisionTransformer(8, 2, 4, 0.3, 4, SHAPE)
-        network.blocks = network.blocks[-2:]
-        return small_trainer(CutsHidden(), RECIPE, model=network, **callbacks)
-
-    states = Checkpoints()
-    whole = trainer(on_checkpoint=states.keep)
-    whole.fit()
-    resumed = trainer()
-    resumed.load_state_dict(states[0])
-    resumed.fit()
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], tensor), name
-    assert whole.model.blocks[-1].mlp.expand.weight.shape[0] == 5

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from image_trials import image_folder
 from PIL import Image
+from small_copies import image_folder
 
 import tasks.images.decoding as decoding
 import tasks.sources.image_cache as image_cache

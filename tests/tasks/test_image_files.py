@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import re
 import shutil
-import socket
 import struct
 import tarfile
 import zlib
@@ -21,8 +19,8 @@ import pytest
 import scipy.io
 import scipy.stats
 import torch
-from image_trials import image_folder
 from PIL import Image
+from small_copies import image_folder
 from torchvision.datasets import imagenet
 from torchvision.transforms import v2
 
@@ -33,8 +31,7 @@ from tasks.imagenette import Imagenette
 from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
-from tasks.images.stored import RECORD, MemoryImages, end_of_pixels
-from tasks.sources.cache import cache_folder
+from tasks.images.stored import MemoryImages
 from tasks.sources.extraction import LOCK
 from tasks.sources.image_cache import FileImages, store
 from tasks.sources.image_tree import read_tree
@@ -79,6 +76,12 @@ def test_a_folder_without_splits_always_has_the_same_test_images(tmp_path):
     assert (len(tree.train), len(tree.test)) == (36, 4)
     assert sorted(file.label for file in tree.test) == [0, 0, 1, 1]
     assert read_tree(tmp_path) == tree
+
+
+def test_the_fingerprint_knows_the_split(tmp_path):
+    tree = read_tree(write(tmp_path, splits=("",)))
+    first, *others = tree.test
+    assert replace(tree, train=(*tree.train, first), test=tuple(others)).fingerprint() != tree.fingerprint()
 
 
 def test_test_images_come_from_test_if_there_is_val_too(tmp_path):
@@ -192,38 +195,10 @@ def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
         prepare(tmp_path / "nowhere")
 
 
-def test_every_record_that_is_written_has_its_pixels(tmp_path, monkeypatch):
-    """A process that is killed keeps what was written until then."""
-    write(tmp_path, count=6)
-    monkeypatch.setattr(image_cache, "CHUNK", 2)
-    seen = []
-
-    @contextlib.contextmanager
-    def watched(text, total):
-        def advance(count):
-            for index in cache_folder(tmp_path, home_first=True).rglob("index.bin"):
-                records = np.fromfile(index, dtype=RECORD)
-                assert end_of_pixels(records) <= index.with_name("pixels.bin").stat().st_size
-                seen.append(len(records))
-
-        yield advance
-
-    monkeypatch.setattr(image_cache, "progress", watched)
-    prepare(tmp_path)
-    assert seen[-1] > 4
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["socket", "pipe"])
-def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch, kind):
-    write(tmp_path)
-    monkeypatch.chdir(tmp_path / "train" / "cat")  # the name of a socket has at most 108 bytes
-    if kind == "pipe":
-        os.mkfifo("pipe.png")
-    else:
-        with socket.socket(socket.AF_UNIX) as own:
-            own.bind("socket.png")
-    with pytest.raises(UsageError, match=rf"{kind}\.png: is not a regular file"):
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(write(tmp_path) / "train" / "cat" / "pipe.png")
+    with pytest.raises(UsageError, match=r"pipe\.png: is not a regular file"):
         prepare(tmp_path)
 
 
@@ -430,6 +405,30 @@ def test_half_of_the_images_are_mirrored():
     same = (images == plain).flatten(1).all(1)
     assert torch.equal(images[~same], plain[~same].flip(3))
     assert 150 < same.sum() < 250
+
+
+def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch():
+    whole = {"count": 4, "area": 1.0, "sizes": (8, 8), "seed": 3}
+    ((plain, labels),) = batches(**whole, flip=False).epoch(0, 4)
+    plain = plain[labels.argsort()]
+    split = batches(**whole, alternating_flip=True)
+
+    def mirrored(epoch):
+        ((images, labels),) = split.epoch(epoch, 4)
+        return [not torch.equal(image, same) for image, same in zip(images[labels.argsort()], plain, strict=True)]
+
+    first = mirrored(0)
+    assert 0 < sum(first) < 4
+    assert mirrored(1) == mirrored(3) == [not one for one in first]
+    assert mirrored(2) == first
+
+
+def test_only_training_drops_its_last_batch():
+    def sizes(**settings):
+        return [len(labels) for _, labels in batches(count=7, **settings).epoch(0, 3)]
+
+    assert sizes(drop_last=True) == [3, 3]
+    assert sizes() == sizes(training=False, drop_last=True) == [3, 3, 1]
 
 
 @pytest.mark.parametrize("size", [(128, 128), (375, 500), (500, 333), (20, 300), (300, 30)])

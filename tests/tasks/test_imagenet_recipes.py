@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from torchvision.models import get_model
 
 from suite.recipe import Recipe
 from tasks.imagenet import ImageNet
@@ -92,10 +91,3 @@ def test_every_epoch_has_images_of_the_published_size(name: str) -> None:
     sizes = [recipe.train_size_at(epoch / recipe.epochs) or evaluated for epoch in range(row.epochs)]
     expected = [row.sizes[max(first for first in row.sizes if first <= epoch)] for epoch in range(row.epochs)]
     assert sizes == expected
-
-
-def test_names_of_torchvisions_regnet_do_not_exempt_it_from_weight_decay() -> None:
-    """SDGP's code exempts parameters whose names contain `bn`, which decides between two of the recipes."""
-    regnet, resnet = (get_model(name, weights=None) for name in ("regnet_x_400mf", "resnet18"))
-    assert not any("bn" in name for name, _ in regnet.named_parameters())
-    assert any("bn" in name for name, _ in resnet.named_parameters())

@@ -11,8 +11,6 @@ import torchvision
 from masked_cuts import examine
 from torch import nn
 from torchvision.models import get_model, get_model_weights, list_models
-from torchvision.models.resnet import ResNet
-from torchvision.models.vgg import VGG
 from trials_here import run_here
 
 from suite import registry
@@ -57,41 +55,6 @@ def test_the_prefix_gives_the_published_number_of_weights(name):
     published = {weights.meta["num_params"] for weights in get_model_weights(name)}  # several for several image sizes
     auxiliary = {"inception_v3": 3_326_696}.get(name, 0)  # weights of its auxiliary classifier, which is left out
     assert sum(weight.numel() for weight in model.parameters()) + auxiliary in published
-
-
-def test_networks_without_normalisation_that_plain_names_do_not_reach():
-    with torch.device("meta"):
-        theirs = build_model("torchvision/vgg11", (3, 224, 224), 1000)
-        ours = build_model("vgg11", (3, 32, 32), 10)
-        normalised = build_model("vgg16", (3, 224, 224), 1000)
-        plain = build_model("torchvision/vgg16", (3, 224, 224), 1000)
-    assert sum(weight.numel() for weight in theirs.parameters()) == 132_863_336
-    assert isinstance(theirs, VGG)
-    assert not isinstance(ours, VGG)
-    normalisations = [
-        sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()) for model in (normalised, plain)
-    ]
-    assert normalisations == [13, 0]
-
-
-def test_parameters_in_brackets_of_a_name_with_the_prefix():
-    choice = ModelChoice.read("torchvision/swin_t[drop_path=0.3]")
-    assert str(choice.canonical()) == "torchvision/swin_t[drop_path=0.3]"
-    with torch.device("meta"):
-        network = choice.build((3, 224, 224), 10)
-    stochastic = [layer.p for layer in network.modules() if isinstance(layer, torchvision.ops.StochasticDepth)]
-    assert max(stochastic) == pytest.approx(0.3)
-    assert choice.parameters()["drop_path"] == 0.3
-    assert ModelChoice.read("torchvision/swin_t").parameters()["drop_path"] is None
-
-
-def test_blurred_networks_with_the_prefix_equal_those_of_the_plain_name():
-    torch.manual_seed(0)
-    plain = build_model("resnet18[blur=true]", (3, 64, 64), 10)
-    torch.manual_seed(0)
-    network = build_model("torchvision/resnet18[blur=true]", (3, 64, 64), 10)
-    images = torch.randn(2, 3, 64, 64)
-    assert torch.equal(plain.eval()(images), network.eval()(images))
 
 
 def test_a_trial_has_a_folder_a_report_and_a_model_that_loads(tmp_path, monkeypatch, capsys):
@@ -171,8 +134,3 @@ def test_the_rule_of_the_blur_leaves_out_strided_convolutions_of_few_channels():
 def test_a_trial_says_whether_its_network_is_blurred():
     assert ModelChoice.read("regnet_x_400mf").parameters()["blur"] is False
     assert ModelChoice.read("regnet_x_400mf[blur=true]").parameters()["blur"] is True
-
-
-def test_own_networks_keep_their_names():
-    assert isinstance(build_model("resnet18", (3, 32, 32), 10), ResNet)
-    assert not registry.entries("model")["resnet18"].family
