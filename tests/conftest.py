@@ -27,7 +27,7 @@ import kernels
 from kernels.cpu.library import compile_together
 from methods.backends import autotune
 
-pytest_plugins = ["finished_folder", "toy_fixtures"]
+pytest_plugins = ["toy_fixtures"]
 forks.install()
 
 hypothesis.settings.register_profile("shared machine", deadline=None)  # other programs may delay any example
@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("shared machine")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if not torch.cuda.is_available():
     # Fake tensors, of which torch.compile makes use, register a fake GPU. If autograd runs for the first time after
-    # that, it starts threads for this GPU, and refuses to run in forked processes, which tests of faults need.
+    # that, it starts threads for this GPU, and refuses to run in forked processes, in which tests train.
     torch.ones(1, requires_grad=True).sum().backward()
 
 
@@ -64,30 +64,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_WORKERS = 8  # each of them imports torch
-ALL_FAST = "not slow and not long"
 # Files that take longest, which workers start with: one that began last would leave the other workers without work.
 FIRST = (
-    "test_time_pass.py",
-    "test_ray_cluster.py",
-    "test_rank_processes.py",
+    "test_pages.py",
     "test_resume.py",
-    "test_kernel_build.py",
-    "test_prunetrain_figures.py",
-    "test_cuda_compiled.py",
-    "test_sdgp_runs.py",
-    "test_clicktrain_figures.py",
+    "test_number_formats.py",
     "test_conformance.py",
-    "test_sdgp_backends.py",
-    "test_bench_programs.py",
-    "test_compile.py",
-    "test_docs.py",
-    "test_prunetrain_runs.py",
-    "test_reproduce.py",
-    "test_cut_shortcuts.py",
     "test_architecture.py",
-    "test_depends.py",
-    "test_workers.py",
-    "test_cuda_emulated.py",
+    "test_models.py",
+    "test_compress_nm.py",
+    "test_time_pass.py",
 )
 
 
@@ -104,34 +90,22 @@ def measured_rounds():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Give the whole suite, and nothing that was chosen from it, a worker a core; files stay whole, for their fixtures.
+    """Give `python -m pytest` without arguments a worker a core; anything else is one process, or what it asks for.
 
-    `-n 0` is as ever one process; so are tests of a GPU, which they would share, and what someone wants to look at.
+    Files stay whole, for their fixtures.
     """
     if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
         return  # a worker, which reads this file too, and would start workers of its own
-
-    def option(name: str) -> object:
-        return config.getoption(name, None)  # `-p no:NAME` takes a plugin's options away
-
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and option("markexpr") == ALL_FAST
-    chosen = any(map(option, ("keyword", "deselect", "lf", "collectonly")))
-    looked_at = option("usepdb") or option("capture") == "no"
-    can = config.pluginmanager.hasplugin("xdist") and option("numprocesses") is None
-    if whole and can and not (chosen or looked_at):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if cores > 1:
-            # Each worker would wait for the kernels, or build them itself.
-            compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
-            config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
-            config.option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not config.invocation_params.args and config.pluginmanager.hasplugin("xdist") and cores > 1:
+        # Each worker would wait for the kernels, or build them itself.
+        compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
+        config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
+        config.option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let workers begin with tests of faults, then the files of `FIRST`; the order within a file stays.
-
-    Tests of faults fork, which takes as long as a worker is large, and later tests make it several times larger.
-    """
+    """Let workers begin with the files of `FIRST`; the order within a file stays."""
     if hasattr(config, "workerinput"):
         places = {name: place for place, name in enumerate(FIRST)}
-        items.sort(key=lambda item: (item.path.parent.name != "faults", places.get(item.path.name, len(FIRST))))
+        items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))

@@ -45,13 +45,6 @@ def test_torch_and_its_torchvision_are_installed_before_the_tests_run(commands):
     assert tests[0] != sys.executable
 
 
-def test_an_environment_is_kept_where_it_is_asked_for(commands, tmp_path):
-    for _ in range(2):  # it is made once
-        assert tool.main(["--keep", str(tmp_path), "newest"]) == 0
-    assert commands[0][4:] == ["--quiet", "torch", "torchvision", "-e", ".[test]"]
-    assert all(Path(command[0]).is_relative_to(tmp_path) for command in commands)
-
-
 def test_what_cannot_be_installed_ends_in_one_line(commands, capsys):
     assert tool.main(["9.9"]) == 2
     assert capsys.readouterr().err == "test_with_torch: torch==9.9.* cannot be installed\n"
@@ -59,12 +52,6 @@ def test_what_cannot_be_installed_ends_in_one_line(commands, capsys):
     with pytest.raises(SystemExit, match="2"):
         tool.main(["2.x"])
     assert "'2.x' is not a version" in capsys.readouterr().err
-
-
-def test_help_installs_nothing(commands, capsys):
-    assert tool.main(["oldest", "--help"]) == 0
-    assert "VERSION" in capsys.readouterr().out
-    assert not commands
 
 
 SUMS = """
@@ -141,12 +128,6 @@ def test_a_mutation_is_noticed_if_a_test_of_its_module_fails(small_tree, tmp_pat
         "sums: 1 noticed, 1 not noticed, 1 gone, 0 not tried",
     ]
     assert (small_tree / "package" / "sums.py").read_text() == SUMS
-
-
-def test_a_time_limit_that_tests_pass_without_a_mutation_too_says_nothing(small_tree, capsys):
-    assert mutations.main(["--count", "1", "--seconds", "0"]) == 0
-    start = "not tried to the end, for without it too its tests end by the limit of 0 s  package/sums.py:"
-    assert capsys.readouterr().out.startswith(start)
 
 
 def test_a_saved_list_is_found_again_where_the_file_moved(small_tree, tmp_path, capsys):

@@ -60,9 +60,6 @@ PLUGINS = {
         class RaisingTask(Task):
             num_classes = 3
         """,
-    "unregistered.py": "def register(*names): return lambda thing: thing\n@register('method', 'x')\ndef f(): pass\n",
-    "broken.py": "def broken(:\n",
-    "exits.py": "from suite.registry import register\n@register('model', 'exits')\ndef f(): pass\nexit(3)\n",
     "deep.py": "x = " + "(" * 5000 + ")" * 5000,
     "long_name.py": f"from suite.registry import register\n@register('model', '{'n' * 300}')\ndef f(): pass\n",
 }
@@ -79,7 +76,7 @@ NAMED = [
     *(["--plugin", "raising.py", "--methods", name] for name in ("raising", "raising_setup", "raising_files")),
     *(["--plugin", "raising.py", "--methods", name] for name in ("not_quite", "odd_type[n=3]")),
     *(["--plugin", "raising.py", *more] for more in (("--model", "raising_model"), ("--task", "raising_task"))),
-    *(["--plugin", name] for name in ("unregistered.py", "broken.py", "exits.py", "deep.py", "long_name.py",
+    *(["--plugin", name] for name in ("deep.py", "long_name.py",
       "/dev/zero")),
     *(["--config", name] for name in ("/dev/full", "/dev/zero", "pipe", "huge.toml",
       "dotted.toml", "loop")),

@@ -49,12 +49,6 @@ class Base:
     writes: int
 
 
-def environment() -> dict[str, str]:
-    """Return this environment without a variable that torch's compiler sets: with it, programs are not forked."""
-    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    return {**kept, "PYTHONPATH": str(ROOT)}
-
-
 def run(out: Path, at: int = 0, victim: str = "writer") -> Ended:
     """Train into a folder; nothing that was started may still run a few seconds after the end."""
     counter = out.with_name("counter")
@@ -63,7 +57,7 @@ def run(out: Path, at: int = 0, victim: str = "writer") -> Ended:
     others = set(psutil.Process().children(recursive=True))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("killing.py")), str(out), str(counter), str(at), victim, *words],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     left = set(psutil.Process().children(recursive=True)) - others
     _, alive = psutil.wait_procs(left, timeout=20)
@@ -119,9 +113,7 @@ def check_continues(out: Path, base: Base) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Base:
-    subprocess.run(
-        [sys.executable, "-c", ""], env=environment(), check=True
-    )  # starts what forks all others, and goes on
+    subprocess.run([sys.executable, "-c", ""], check=True)  # starts what forks all others, and goes on
     out = tmp_path_factory.mktemp("faults") / "out"
     ended = run(out)
     assert ended.status == 0, ended.output

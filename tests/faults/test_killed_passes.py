@@ -13,7 +13,7 @@ import pytest
 
 from suite.trials.folder.times import TIMES
 
-PASSES = 7
+PASSES, KILLS = 7, 3
 SUITE = (
     *("--methods", "dense,sdgp[backend=masked],ssl", "--task", "digits", "--preset", "smoke"),
     *("--device", "cpu", "--dtype", "float32", "--epochs", "2", "--batch-size", "16"),
@@ -32,9 +32,9 @@ def stored(folder):
     return {label: one.passes for group in TIMES.read(folder) for label, one in group.methods.items()}
 
 
-@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_time_pass_that_is_killed_at_random_moments(tmp_path, count):
+def test_a_time_pass_that_is_killed_at_random_moments(tmp_path):
     out, chance = tmp_path / "out", random.Random(40)
     run = command("run", *SUITE, "--data-root", str(tmp_path), "--out", str(out))
     assert "report: " in run.communicate()[0]
@@ -44,7 +44,7 @@ def test_a_time_pass_that_is_killed_at_random_moments(tmp_path, count):
     assert "every method has 1 pass" in first.communicate()[0]
     seconds = (time.monotonic() - began) / 2  # of a pass of one method
     before, kills = stored(out), 0
-    while kills < count:
+    while kills < KILLS:
         process = command(*words, str(PASSES))
         # From the moment in which a measurement has begun, to some time after it.
         while not (children := psutil.Process(process.pid).children(recursive=True)):
@@ -65,7 +65,6 @@ def test_a_time_pass_that_is_killed_at_random_moments(tmp_path, count):
         before = after
     between = sum(map(len, before.values())) - 2
     assert between < 2 * PASSES - 2, "all passes were stored between the kills"
-    assert between or count < 10, "no pass was stored between the kills"
     output, _ = (last := command(*words, str(PASSES))).communicate()
     assert last.returncode == 0, output
     after = stored(out)

@@ -1,19 +1,11 @@
 """Strangers on a shared machine: what they send, plant or write to a store is never run."""
 
-import dataclasses
-import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from small_trials import spec
 from toy_suite import ROOT
 
 import suite
@@ -27,12 +19,6 @@ from suite.registry import register
 @register("method", "sent")
 class Sent(Dense):
     '''Dense under another name.'''
-"""
-
-WAITING = """
-import os, time
-while os.environ.get("LOCAL_RANK") == "0" and not os.path.exists({answered!r}):
-    time.sleep(0.05)
 """
 
 pytestmark = pytest.mark.timeout(900)  # many commands, on a machine that may be busy
@@ -121,76 +107,3 @@ def test_the_working_folder_is_not_imported(tmp_path, ran, engine):
             answer = command(*words, cwd=tmp_path, **new)
             assert answer.returncode == 0, answer.stderr + answer.stdout
     assert not place.exists(), place.read_text()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_who_writes_to_the_store_of_torchrun_runs_nothing(tmp_path, ran):
-    place, code = ran
-    evil = tmp_path / "evil"
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text(code + PLUGIN)
-    trial = dataclasses.replace(spec("dense", epochs=1), plugins=(str(plugin),), processes=2)
-    folder = evil / "trials" / trial.trial_id
-    folder.mkdir(parents=True)
-    (folder / "trial.json").write_text(json.dumps({"spec": trial.to_json(), "status": "running"}))
-    before = sorted(evil.rglob("*"))
-    port, out = free_port(), tmp_path / "out #1"  # not the end of a URL
-    words = ("--methods", "dense,sdgp", "--task", "digits", "--preset", "smoke", "--epochs", "1", "--dtype", "float32")
-    # Rank 0 begins when the stranger has his answers: rank 1 drops a message after which there is another one.
-    answered, site = tmp_path / "answered", tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(WAITING.format(answered=str(answered)))
-    paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)),
-            *(str(ROOT / "run_suite.py"), *words, "--out", str(out)),
-        ],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    said = []
-    reader = threading.Thread(target=lambda: said.append(process.stdout.read()))
-    reader.start()
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1))
-            break
-        except (dist.DistError, RuntimeError):
-            assert time.monotonic() < deadline
-    store = dist.PrefixStore("pdt/0", store)
-    deadline += 240
-    # A folder of his, as a message used to name it, and as one names it now; then a trial that was not planned.
-    messages = (
-        {"folder": str(folder), "rendezvous": "file:///tmp/x"},
-        {"trial": f"../../evil/trials/{trial.trial_id}", "meeting": "1"},
-        {"trial": str(folder), "meeting": "1"},
-        {"trial": trial.trial_id, "meeting": f"../{evil}/store"},
-        {"trial": trial.trial_id, "meeting": "1"},
-    )
-    store.add("count", len(messages))
-    for number, message in enumerate(messages, 1):
-        store.set(f"trials/{number}", json.dumps(message))
-        while not store.check([f"trials/{number}/1"]):
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        answer = json.loads(store.get(f"trials/{number}/1"))
-        assert answer["status"] == 1
-        words = ("has not planned", "no command of this suite has written")
-        assert any(word in answer["failure"]["message"] for word in words)
-    answered.touch()
-    assert process.wait(timeout=200) == 0, said
-    reader.join()
-    assert not place.exists()
-    assert sorted(evil.rglob("*")) == before
-    records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
-    assert [record["status"] for record in records] == ["done", "done"]
-    assert not list(out.rglob(".ranks-*"))
