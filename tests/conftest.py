@@ -64,6 +64,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_WORKERS = 8  # each of them imports torch
+ALL_FAST = "not slow and not long"
 # Files that take longest, which workers start with: one that began last would leave the other workers without work.
 FIRST = (
     "test_pages.py",
@@ -90,18 +91,21 @@ def measured_rounds():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Give `python -m pytest` without arguments a worker a core; anything else is one process, or what it asks for.
+    """Give a run of all fast tests a worker a core; anything else is one process, or what it asks for.
 
     Files stay whole, for their fixtures.
     """
     if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
         return  # a worker, which reads this file too, and would start workers of its own
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not config.invocation_params.args and config.pluginmanager.hasplugin("xdist") and cores > 1:
+    option = config.option
+    chosen = option.keyword or option.markexpr != ALL_FAST or option.collectonly or option.usepdb
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
+    if whole and cores > 1 and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         # Each worker would wait for the kernels, or build them itself.
         compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
-        config.option.numprocesses, config.option.dist = min(cores, MOST_WORKERS), "loadfile"
-        config.option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
+        option.numprocesses, option.dist = min(cores, MOST_WORKERS), "loadfile"
+        option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
