@@ -28,7 +28,6 @@ from kernels.cpu.library import compile_together
 from methods.backends import autotune
 
 pytest_plugins = ["toy_fixtures"]
-forks.install()
 
 hypothesis.settings.register_profile("shared machine", deadline=None)  # other programs may delay any example
 hypothesis.settings.load_profile("shared machine")
@@ -106,6 +105,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
         option.numprocesses, option.dist = min(cores, MOST_WORKERS), "loadfile"
         option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork the programs that tests start; the workers are started."""
+    if not config.getoption("numprocesses", None):
+        forks.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

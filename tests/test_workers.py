@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-
 SOURCES = pytest.Config.ArgsSource
 
 
