@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -133,6 +134,7 @@ class Program:
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.variables)
+        tempfile.tempdir = None  # chosen by the environment at first use
         paths = [part for part in self.variables.get("PYTHONPATH", "").split(os.pathsep) if part]
         if not self.safe_path:
             paths.insert(0, self.folder if self.kind else str(Path(self.name).resolve().parent))
