@@ -4,7 +4,8 @@ Starting Python and importing torch takes four processor seconds, which is most 
 `install` replaces `subprocess.Popen`, so that also the processes that a command starts are forked.
 
 A server, which imports and does nothing else, forks the programs of the process that tests run in. They become children
-of that process, because it adopts the orphans of the server. A program forks its own programs itself.
+of that process, because it adopts the orphans of the server. A program forks its own programs itself, so that these
+have loaded the plugins that it has. The fixture `started_programs` starts all.
 
 Programs with other threads, instruction sets, arithmetic or text encodings than those of the server are started as
 ever, for these are chosen while Python or torch starts.

@@ -100,17 +100,23 @@ def test_no_process_survives_a_kill_and_the_same_command_resumes_to_equal_weight
 
 PLUGIN = """
 import atexit, os
+from suite.registry import register
 
 if os.environ.get("PDT_RANK") == "1":
     atexit.register(lambda: os._exit(3))
+
+@register("callback", "nothing")
+class Nothing:
+    def on_trial(self, trial, record):
+        pass
 """
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_when_it_ends_does_not_undo_the_trial(tmp_path):
+def test_a_rank_that_fails_when_it_ends_does_not_undo_the_trial(tmp_path, started_programs):
     plugin, out = tmp_path / "late.py", tmp_path / "out"
     plugin.write_text(PLUGIN)
-    more = ("--methods", "dense", "--epochs", "1", "--plugin", str(plugin), "--out", str(out))
+    more = ("--methods", "dense", "--epochs", "1", "--plugin", str(plugin), "--log", "nothing", "--out", str(out))
     assert subprocess.run([sys.executable, "run_suite.py", *ARGUMENTS, *more], cwd=ROOT, check=False).returncode == 0
     (folder,) = out.glob("trials/*")
     record = json.loads((folder / "trial.json").read_text())
