@@ -62,7 +62,7 @@ def test_kernels_agree_with_their_definition(architecture, bits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3", "x86-64-v4", "native"])
+@pytest.mark.parametrize("architecture", ["x86-64-v3", "native"])
 def test_optimized_kernels_agree_with_their_definition(architecture, name):
     """The sources have no path of x86-64-v2; `native` has one where AVX-512 compresses 16-bit lanes."""
     if architecture != "native":
@@ -107,10 +107,6 @@ def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(na
     assert "differs from its definition: " in message
     (made,) = (tmp_path / "cache").glob("*.so")
     assert cache.find(made) == {}
-    # Without the mutation, the same kernels agree.
-    monkeypatch.undo()
-    monkeypatch.setenv("PDT_CPU_ARCH", "x86-64-v3")
-    assert library.open_optional(name, "these kernels", bind, proof) is not None
 
 
 @pytest.mark.usefixtures("compiled_compression")
