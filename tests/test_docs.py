@@ -116,19 +116,8 @@ def test_methods_of_the_page_train_and_are_in_the_report(plugin, forget_toys, mo
     monkeypatch.setattr(trial_run, "images_per_second", lambda trainer: 1.0)
     arguments = (
         *("--methods", "dense,top_entries,channel_topk[share=0.5],gradual_magnitude,rigl,channel_pruning"),
-        *(
-            "--task",
-            "digits",
-            "--preset",
-            "smoke",
-            "--model",
-            "resnet9[width=0.0625]",
-            "--device",
-            "cpu",
-            "--epochs",
-            "1",
-        ),
-        *("--out", "out", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50"),
+        *("--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]", "--device", "cpu"),
+        *("--out", "out", "--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50"),
     )
     assert cli.main([*arguments, *(word for path in plugins for word in ("--plugin", str(path)))]) == 0
     report = (plugin.parent / "out" / "report.md").read_text(encoding="utf-8")

@@ -48,6 +48,48 @@ def test_a_reproduction_agrees_with_its_table_and_the_card(folder):
         assert quoted in card
 
 
+def test_the_card_has_the_steps_of_cut_networks_as_they_were_measured():
+    card = (ROOT / "docs" / "methods" / "prunetrain.md").read_text(encoding="utf-8")
+    text = " ".join(card.split())
+    folder = ROOT / "results" / "cpu-zen4-2cores"
+    half, single = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["found"]
+        for name in ("bench_pruned", "bench_pruned_float32")
+    )
+
+    def time(one):
+        return f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", card, re.MULTILINE)
+    assert {network for network, *_ in rows} == {"vgg11", "resnet32", "resnet50_cifar"}
+    assert len(rows) == 6
+    for network, rounding, *quoted in rows:
+        one, other = (found[f"{network}, round_to {rounding}"] for found in (half, single))
+        assert quoted == [f"{100 * one['inference_flops']:.1f} %", time(one), time(other)]
+    nothing_removed = [one["median"] for name, one in half.items() if name.endswith("(nothing removed) / dense")]
+    assert f"{min(nothing_removed):.2f} to {max(nothing_removed):.2f}" in text
+    for name in ("resnet32: union / dense", "resnet32: gated / dense"):
+        assert time(half[name]) in text
+        assert f"{100 * half[name]['inference_flops']:.1f} %" in text
+
+
+def test_the_card_has_resnet32_as_it_was_trained():
+    card = " ".join((ROOT / "docs" / "methods" / "prunetrain.md").read_text(encoding="utf-8").split())
+    table = pd.read_csv(ROOT / "results" / "cpu-zen4-2cores" / "prunetrain-resnet32.csv")
+    (dense,) = table.loc[table["method"] == "dense", "test_accuracy"]
+    assert f"dense {100 * dense:.2f} %" in card
+    said = (
+        ("proximal", 0.81, "`proximal` removes {}, {} and {} % of the inference FLOPs for {}, {} and {} points"),
+        ("subgradient", 0.3, "`subgradient` {}, {} and {} % for {}, {} and {}"),
+    )
+    for update, ratio, text in said:
+        rows = table[(table["update"] == update) & (table["ratio"] == ratio)].set_index("threshold")
+        rows = rows.loc[[0.05, 0.07, 0.09]]
+        removed = 100 * (1 - rows["inference_flops"] / rows["inference_flops_dense"])
+        lost = 100 * (dense - rows["test_accuracy"])
+        assert text.format(*removed.map("{:.0f}".format), *lost.map("{:.1f}".format)) in card
+
+
 def test_the_card_has_clicktrain_s_layers_and_steps_as_they_were_measured():
     card = (ROOT / "docs" / "methods" / "clicktrain.md").read_text(encoding="utf-8")
     path = ROOT / "results" / "cpu-zen5-2cores" / "bench_patterns.json"
@@ -103,6 +145,27 @@ def test_the_card_has_vgg11_as_clicktrain_trained_it_in_quick(vgg11, variant):
     first, second = accuracy - dense
     quoted = f"{accuracy[0]:.2f} {accuracy[1]:.2f} ({first:+.2f} {second:+.2f})".replace("-", "\N{MINUS SIGN}")
     assert f"| {VARIANTS[variant]} | {left[0]:.1f} % | {left[1]:.1f} % | {quoted} |" in card
+
+
+def test_the_readme_names_the_arithmetic_of_the_steps_that_it_quotes():
+    """Ratios depend on the number format, so each is quoted with its own."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    half, single = (
+        json.loads((ROOT / "results" / "cpu-zen4-2cores" / f"{name}.json").read_text(encoding="utf-8"))["found"]
+        for name in ("bench_pruned", "bench_pruned_float32")
+    )
+    times = [found["resnet32, round_to 1"]["median"] for found in (half, single)]
+    assert "takes {:.2f} of the dense time in bfloat16 and {:.2f} in float32".format(*times) in readme
+    path = ROOT / "results" / "cpu-zen5-2cores" / "bench_patterns.json"
+    steps = json.loads(path.read_text(encoding="utf-8"))["found"]["steps"]
+    network = "vgg11_click[width=0.5]: "
+    names = ("compact / masked", "auto / dense, both bfloat16", "compact, float32 / dense, bfloat16")
+    quoted = [steps[network + name]["median"] for name in names]
+    text = (
+        "takes {:.2f} of the time of a float32 step that multiplies the zeros, and {:.2f} to {:.2f} of a dense "
+        "bfloat16 step"
+    )
+    assert text.format(*quoted) in readme
 
 
 def test_the_short_setting_of_prunetrain_for_resnet32_follows_from_counted_flops():

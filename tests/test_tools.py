@@ -45,6 +45,13 @@ def test_torch_and_its_torchvision_are_installed_before_the_tests_run(commands):
     assert tests[0] != sys.executable
 
 
+def test_an_environment_is_kept_where_it_is_asked_for(commands, tmp_path):
+    for _ in range(2):  # it is made once
+        assert tool.main(["--keep", str(tmp_path), "newest"]) == 0
+    assert commands[0][4:] == ["--quiet", "torch", "torchvision", "-e", ".[test]"]
+    assert all(Path(command[0]).is_relative_to(tmp_path) for command in commands)
+
+
 def test_what_cannot_be_installed_ends_in_one_line(commands, capsys):
     assert tool.main(["9.9"]) == 2
     assert capsys.readouterr().err == "test_with_torch: torch==9.9.* cannot be installed\n"

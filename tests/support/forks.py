@@ -52,8 +52,9 @@ _search_path = list(sys.path)
 
 
 def install() -> None:
-    """Fork the Python programs that this process starts from now on, where that makes no difference to them."""
-    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    """Fork the Python programs that this process starts from now on, where that makes no difference (Linux only)."""
+    if sys.platform == "linux":
+        subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
 class ForkedPopen(STARTED):
