@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import psutil
 
 from suite.trials.folder.store import read_record
@@ -29,9 +30,8 @@ def start(log, arguments):
     """Start a command in a session of its own, and return its process."""
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     variables["OMP_NUM_THREADS"] = "1"
-    variables["PYTHONHASHSEED"] = "0"  # lets forks.py start Python: workers are found by their command lines
     with open(log, "ab") as file:
-        return subprocess.Popen(
+        return forks.STARTED(  # workers are found by their command lines
             [sys.executable, str(ROOT / "run_suite.py"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,

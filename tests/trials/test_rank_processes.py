@@ -1,13 +1,13 @@
 """Trials of several processes: started by the command, ended together, resumed."""
 
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from random import Random
 
+import forks
 import psutil
 import pytest
 from engine_children import wait_until
@@ -48,8 +48,7 @@ def test_methods_of_each_kind_train_with_two_processes(tmp_path):
 def with_torchrun(*arguments, **options):
     """Start a command twice, as the two ranks of this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run_suite.py"]
-    variables = {**os.environ, "PYTHONHASHSEED": "0"}  # lets forks.py start Python, with command lines of their own
-    return subprocess.Popen([*command, *arguments], cwd=ROOT, text=True, env=variables, **options)
+    return forks.STARTED([*command, *arguments], cwd=ROOT, text=True, **options)  # with a command line of its own
 
 
 def epochs_in(folder):
