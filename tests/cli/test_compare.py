@@ -134,6 +134,14 @@ def test_a_changed_recipe_is_compared_if_there_is_no_other(
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 2)
 
 
+def test_a_folder_equals_itself(two: tuple[Path, Path], capsys: Any) -> None:
+    found = compared(two[0], two[0], capsys=capsys)
+    (dense,) = found["differences"]
+    assert dense["changes"] == {}
+    assert (dense["accuracy_difference"]["mean"], dense["time_ratio"]["mean"]) == (0.0, 1.0)
+    assert found["only_first"] == found["only_second"] == []
+
+
 def test_a_folder_that_does_not_exist_is_refused(two: tuple[Path, Path], capsys: Any) -> None:
     assert cli.main(["compare", str(two[0]), "absent"]) == 2
     assert "absent does not exist" in capsys.readouterr().err
@@ -147,3 +155,14 @@ def test_a_time_that_one_of_the_folders_disturbed_is_marked(
         "reports.comparison.is_disturbed", lambda trial: str(trial.spec["recipe"]["learning_rate"]) == disturbed
     )
     assert compared(*two, capsys=capsys)["differences"][0]["times_disturbed"]
+
+
+def test_times_of_unknown_machines_are_not_comparable(
+    invented: None, suites: Callable[[str], Any], capsys: Any
+) -> None:
+    folders = []
+    for name in "ab":
+        one = suites(name)
+        one.add("dense", 0, accuracy=70.0, time=10.0, hardware_id="")
+        folders.append(one.write())
+    assert not compared(*folders, capsys=capsys)["differences"][0]["times_comparable"]

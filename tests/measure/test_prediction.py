@@ -4,12 +4,13 @@ import dataclasses
 import json
 
 import pytest
-from small_trials import spec
+from small_trials import spec, write_export
 
 from suite.cli import main as cli
 from suite.measure import prediction as module
 from suite.measure import probe as probes
 from suite.measure.prediction import lines, predict, table, total_s
+from suite.trials.engines import local
 from suite.trials.engines.subprocess_call import SubprocessResult
 from suite.trials.folder.records import RUNNING, write_record
 from suite.trials.folder.store import Store
@@ -85,6 +86,17 @@ def test_what_exists_is_not_probed(tmp_path, monkeypatch):
         assert [seeds(only) for only in ("missing", "failed")] == [[0, 1, 2], [0]]
 
 
+def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path, monkeypatch):
+    made = Probes(monkeypatch)
+    first = spec("dense")
+    second = dataclasses.replace(spec("sdgp"), depends_on={"dense": first.trial_id})
+    write_export(Store(tmp_path).trial_folder(first.trial_id), first)
+    (kind,) = predicted([first], tmp_path)
+    assert (kind.runs, kind.is_known, kind.trial_s, made.trials) == ((), False, 0.0, [])
+    assert [len(kind.runs) for kind in predicted([first, second], tmp_path)] == [1, 1]
+    assert lines([kind], 0.0, 1) == ["nothing to run: all trials are done"]
+
+
 def test_a_trial_that_waits_for_another_is_measured_as_dense_training(tmp_path, monkeypatch):
     made = Probes(monkeypatch)
     other = spec("prunetrain")
@@ -137,6 +149,29 @@ def test_notes_say_what_the_numbers_leave_out(tmp_path, monkeypatch):
         "trial": "dense", "to run": "1 of 1", "epochs": "4", "ms a step": "2e+03, 1e+03", "training": "at most 30 s",
         "in all": "at most 35 s", "FLOPs dense": "1.6e+03", "FLOPs executed": "at most 800", "memory": "at most 1.0 MB",
     }  # fmt: skip
+
+
+def test_rows_name_what_differs(tmp_path, monkeypatch):
+    Probes(monkeypatch)
+    kinds = predicted([spec("sdgp[n=1,m=4]"), spec("dense", model="mlp")], tmp_path)
+    assert list(table(kinds).columns[0].cells) == [
+        r"sdgp\[n=1,m=4], resnet9\[width=0.125] on digits, float32",
+        "dense, mlp on digits, float32",
+    ]
+    assert list(table(kinds[:1]).columns[0].cells) == [r"sdgp\[n=1,m=4]"]
+
+
+def test_threads_are_those_of_the_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "available_cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    made = Probes(monkeypatch)
+    for processes in (1, 4, 64):
+        predicted([dataclasses.replace(spec("dense"), processes=processes)], tmp_path, jobs=2)
+    for typed in ("3,1", "", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", typed)
+        predicted([spec("dense")], tmp_path, jobs=2)
+    predict([spec("dense")], tmp_path, "missing", 2, lambda line: None, threads=1)
+    assert made.threads == [8, 2, 1, 3, 8, 8, 1]
 
 
 @pytest.fixture

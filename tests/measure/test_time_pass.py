@@ -5,6 +5,7 @@ import gc
 import json
 import shutil
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import small_trials
@@ -29,6 +30,8 @@ from suite.measure import again, candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import find_candidates
 from suite.measure.steps import WARM_UPS
+from suite.method import Method
+from suite.registry import register
 from suite.task import DataCopy
 from suite.trials.building import build_trainer, load_splits, with_data_here
 from suite.trials.folder import store
@@ -43,6 +46,18 @@ SMALL = {"model": TINY, "train_images": 64, "test_images": 16, "batch_size": 16,
 METHOD = "prunetrain[threshold=0.3]"  # which cuts this network after its first epoch
 TRIAL = spec(METHOD, **SMALL)
 PLAIN = spec("dense[repeat=2]", **SMALL | {"epochs": 1})
+
+
+@register("method", "sleeps_in_steps")
+class SleepsInSteps(Method):
+    """Takes half a dense step longer by its nature, and far longer in the first epoch of a trial that is disturbed."""
+
+    disturbed: ClassVar[bool] = False
+
+    def after_optimizer_step(self, ctx):
+        clock.time.sleep(0.5)
+        if SleepsInSteps.disturbed and ctx.epochs_done == 0:
+            clock.time.sleep(50.0)
 
 
 def in_this_process(candidate, arguments, threads):
@@ -186,6 +201,21 @@ def orders(monkeypatch):
     monkeypatch.setattr(steps, "build_trainer", noted(built, "dense", steps.build_trainer))
     monkeypatch.setattr(steps, "interleaved_times", in_turn)
     return built, begins
+
+
+def test_a_disturbed_trial_gets_the_ratio_of_an_undisturbed_one(tmp_path, monkeypatch, measured, seconds_of_step):
+    seconds_of_step(lambda ledger: 1.0)
+    monkeypatch.setattr(SleepsInSteps, "disturbed", True)
+    folder = train_in_suite(tmp_path, spec("sleeps_in_steps", **SMALL))
+    recorded = json.loads((folder / "trial.json").read_text())["result"]
+    monkeypatch.setattr(SleepsInSteps, "disturbed", False)  # the machine is quiet again
+    drop_ends(folder)
+    time = measured(tmp_path)
+    count = 2 * 64 // 16
+    assert recorded["train_time_s"] > 5 * 1.5 * count
+    assert time.ratio == pytest.approx(1.5 + recorded["reconfigure_time_s"] / count)
+    assert (time.dense_steps, [stage.steps for stage in time.stages]) == (count, [count])
+    assert (time.stages[0].ratio, time.dense_twice) == pytest.approx((1.5, 1.0))
 
 
 def test_stages_run_again_at_the_cost_that_they_had_in_the_trial(
@@ -405,6 +435,19 @@ def test_a_seed_whose_states_are_not_here_is_trained_once(
     assert last_entry(out).passes[0].reconfigure_s == 7.0  # of the trial that was trained here
 
 
+def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, monkeypatch, here):
+    out = without_states(shrinking, tmp_path / "out")
+    own = candidates.this_machine("cpu")
+    for count, hardware in enumerate((own["hardware_id"], own["hardware_id"], "h0000000"), 1):
+        monkeypatch.setattr(
+            candidates, "this_machine", lambda device, own=own, name=hardware: {**own, "hardware_id": name}
+        )
+        (found,) = find_candidates(out, "time", threads=1)
+        assert (found.lacking is None) == (count == 2)
+        time_pass.run(out, measure=invented, passes=1)
+    assert here == [TRIAL.trial_id] * 2
+
+
 def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, here):
     assert time_pass.run(shrinking, measure=invented, passes=1)
     out = without_states(shrinking, tmp_path / "out")
@@ -414,6 +457,13 @@ def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, he
     with pytest.raises(UsageError, match="type --threads"):
         time_pass.run(out, measure=invented, passes=2, threads=7)
     assert here == []
+
+
+def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, tmp_path, here):
+    other = dataclasses.replace(TRIAL, seed=1)
+    out = without_states(shrinking, tmp_path / "out")
+    put(shrinking / "trials" / TRIAL.trial_id, out, other)
+    assert {find_candidates(out, "time", number=number)[0].trial for number in range(3)} == {other.trial_id}
 
 
 def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(plain, tmp_path, lines, here):
@@ -566,6 +616,13 @@ def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(plain, tmp_
         assert [group.methods[name].passes[number].order.place for name in order] == [1, 2, 3, 4]
 
 
+def test_threads_of_run_may_be_those_of_the_environment(monkeypatch):
+    monkeypatch.setattr(time_pass, "available_cores", lambda: 7)
+    for text, threads in (("3", 3), ("4,2", 4), ("", 7), ("x", 7)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert time_pass._threads_of_run() == threads
+
+
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
     out = without_states(shrinking, tmp_path / "out")
     monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
@@ -573,6 +630,12 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
     assert lines[1] == f"{TRIAL.trial_id}: not trained: "
     assert f"{METHOD}: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
+
+
+def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):
+    trial = dataclasses.replace(TRIAL, recipe={**TRIAL.recipe, "train_sizes": (8,)})
+    put(shrinking / "trials" / TRIAL.trial_id, tmp_path, trial)
+    assert time_pass.run(tmp_path, measure=invented, show=lines.append)
 
 
 @pytest.mark.parametrize(("verb", "options", "expected"), [

@@ -177,3 +177,10 @@ def test_a_file_of_the_user_that_hides_a_package_is_named_with_ours(file, progra
     assert f"import {name}: {tmp_path / file} hides the suite's own {root / name / '__init__.py'}; rename yours" in line
     if "main" in program:
         assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_folder_without_code_hides_nothing(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = "from suite.own_packages import check_own_packages; check_own_packages()"
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment).returncode == 0

@@ -54,6 +54,13 @@ def test_a_worker_without_the_folder_sends_all_files(job, tmp_path, monkeypatch)
     assert read_record(job.folder)["provenance"] == {"threads": 5}
 
 
+def test_a_failed_trial_is_sent_back_with_its_reason(job):
+    failing = dataclasses.replace(job, secret="another", spec=spec("crash"))
+    ended = run_job(failing, 1, {})
+    assert (ended.record["status"], ended.record["message"]) == ("error", "RuntimeError: no luck today")
+    assert b"no luck today" in ended.content["trial.json"]
+
+
 def test_two_processes_do_not_train_one_trial(job, monkeypatch):
     monkeypatch.setattr(ray_worker, "EARLIER_WORKER_S", 0.1)
     with only_process_of(job.folder):
@@ -111,6 +118,14 @@ def test_a_task_declares_its_share_of_the_smallest_machine():
     assert [fits(one, {"CPU": 1, "GPU": 2}) for one in nodes] == [2, 1, 0, 0]
     with pytest.raises(UsageError, match=r"none of the 1 machines of the cluster has a CPU and 2 GPU\(s\)"):
         task_needs([node(4, 1)], gpu, 1)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 8, 16, 64])
+def test_the_smallest_machine_runs_as_many_trials_as_wanted_and_never_more(cpus):
+    for jobs in range(1, 70):
+        at_once = fits(node(cpus), task_needs([node(cpus)], spec("dense"), jobs))
+        assert at_once <= jobs
+        assert at_once == jobs or cpus % jobs, "a number that divides the cores is reached"
 
 
 def test_ray_that_is_not_installed_is_said(monkeypatch):
@@ -203,6 +218,19 @@ def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatc
     assert [path.name for path in Path(job.folder.parent).glob(".shared-*")] == []
 
 
+def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
+    fake, looks = FakeRay(), iter([True, False, False])
+    fake.nodes = lambda: [node(2, alive=next(looks, True))]
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
+    monkeypatch.setattr(ray_cluster, "NODES_INTERVAL", 0)
+    trials = [(one, job.folder.parent / one.trial_id) for one in (spec("done", seed) for seed in range(3))]
+    ray_cluster.RayEngine(jobs=1).run(trials, Recorder())
+    assert [read_record(folder)["status"] for _, folder in trials] == ["done"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "--engine ray: the machines of the cluster are down; trials wait until one is up again"
+    ]
+
+
 def test_the_epochs_of_a_worker_without_the_folder_are_told_before_the_end(job, monkeypatch):
     fake = FakeRay()
     monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
@@ -225,6 +253,16 @@ def test_a_task_says_how_many_trials_share_its_machine(job, monkeypatch):
     assert ray_cluster._run_on_node(job, {"CPU": 2}, 9, {}) == 2
     assert ray_cluster._run_on_node(job, {"CPU": 1}, 3, {}) == 3
     assert ray_cluster._run_on_node(job, {"CPU": 1}, 9, {}) == 4
+
+
+def test_the_reason_names_a_worker_that_died_twice(monkeypatch):
+    fake = FakeRay()
+    fake.exceptions = type("exceptions", (), dict(vars(FakeRay.exceptions)) | {"RayTaskError": KeyError})
+    monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
+    engine = ray_cluster.RayEngine()
+    assert engine._in_words(Died("the machine has burnt\nin detail")) == (
+        "its Ray worker died twice: the machine has burnt"
+    )
 
 
 def test_ctrl_c_cancels_the_tasks(job, monkeypatch):
