@@ -4,10 +4,11 @@
 
 DIR, outside of the work tree, has the trials with their networks and stages. RESULTS, such as
 `results/cpu-zen5-2cores/campaign`, gets the record, the curves and the ledger of each finished trial. The settings are
-those of `benchmarks/campaign.toml`, in order: each is a command `run` into DIR, and the same command continues after a
-stop. A training has one thread, as many run as there are cores, and all have the lowest priority. While a file
-DIR/PAUSE exists, nothing is trained: trials that run are interrupted, and continue after their last finished epoch.
-What RESULTS has already is not trained again: a campaign goes on where DIR was lost, or on another machine.
+those of `benchmarks/campaign.toml`, in order, once for each of its `seeds`: each is a command `run` into DIR, and the
+same command continues after a stop. A training has one thread, as many run as there are cores, and all have the lowest
+priority. While a file DIR/PAUSE exists, nothing is trained: trials that run are interrupted, and continue after their
+last finished epoch. What RESULTS has already is not trained again: a campaign goes on where DIR was lost, or on another
+machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from filelock import FileLock, Timeout
 from suite import files
 from suite.cli.export import trial_contents
 from suite.cli.folders.destination import new_folder
-from suite.engine.cost.hardware import available_cores
+from suite.engine.cost.hardware import available_cores, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import die_with
 from suite.trials.folder.records import export_damage, read_record
@@ -63,8 +64,11 @@ class Campaign:
         """Train what is missing, and return 1 if a trial failed, otherwise 0.
 
         Raises:
-            UsageError: A setting is not a valid command, another campaign uses the folder, or a file cannot be written.
+            UsageError: A setting is not a valid command, another campaign uses the folder, a file cannot be written,
+                or this processor would emulate bfloat16.
         """
+        if any(setting.get("dtype") == "bfloat16" for setting in settings) and not has_bfloat16_cpu():
+            raise UsageError("campaign: it trains in bfloat16, and this processor has neither AMX nor AMD's AVX512_BF16")
         self.folder.mkdir(parents=True, exist_ok=True)
         # Next to the folder, since `run` begins in an empty one.
         lock = FileLock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), timeout=0)
@@ -182,9 +186,10 @@ def read_settings(path: Path) -> list[dict[str, Any]]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"campaign: {path} cannot be read: {error}") from error
     common, settings = content.get("common", {}), content.get("setting", [])
-    if not settings or content.keys() - {"common", "setting"}:
-        raise UsageError(f"campaign: {path} must have tables [[setting]], and may have a table [common]")
-    return [{**common, **setting} for setting in settings]
+    if not settings or content.keys() - {"seeds", "common", "setting"}:
+        raise UsageError(f"campaign: {path} must have tables [[setting]], and may have a table [common] and seeds")
+    rounds = [{"seeds": f"{seed},"} for seed in content.get("seeds", ())] or [{}]
+    return [{**common, **setting, **one} for one in rounds for setting in settings]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

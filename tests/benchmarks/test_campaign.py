@@ -163,6 +163,19 @@ def test_settings_are_options_with_those_that_all_share(settings):
     assert campaign.words(first)[5:7] == ["--set=recipe.train_images=64", "--set=recipe.test_images=32"]
 
 
+def test_seeds_are_outermost(tmp_path):
+    (tmp_path / "settings.toml").write_text(f"seeds = [5, 6]\n{SETTINGS}")
+    found = [(one["seeds"], one["epochs"]) for one in campaign.read_settings(tmp_path / "settings.toml")]
+    assert found == [("5,", 3), ("5,", 2), ("6,", 3), ("6,", 2)]
+
+
+def test_bfloat16_is_not_emulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "has_bfloat16_cpu", lambda: False)
+    with pytest.raises(UsageError, match="neither AMX nor AMD's AVX512_BF16"):
+        campaign.Campaign(tmp_path / "work", tmp_path / "results").run([{"dtype": "bfloat16"}])
+    assert not (tmp_path / "work").exists()
+
+
 @pytest.mark.parametrize("text", ["", "[[setting", "[[settings]]\nmethods = 'dense'", "[common]\nseeds = 1"])
 def test_a_file_without_settings_is_refused(tmp_path, text):
     (tmp_path / "wrong.toml").write_text(text)
