@@ -68,7 +68,7 @@ class Campaign:
                 or this processor would emulate bfloat16.
         """
         if any(setting.get("dtype") == "bfloat16" for setting in settings) and not has_bfloat16_cpu():
-            raise UsageError("campaign: it trains in bfloat16, and this processor has neither AMX nor AMD's AVX512_BF16")
+            raise UsageError("campaign: it trains in bfloat16, and this CPU has neither AMX nor AMD's AVX512_BF16")
         self.folder.mkdir(parents=True, exist_ok=True)
         # Next to the folder, since `run` begins in an empty one.
         lock = FileLock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), timeout=0)
