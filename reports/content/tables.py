@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
-from reports.content.verdict import inference_share, word
+from reports.content.verdict import good_word, inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
@@ -15,12 +16,12 @@ from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_o
 from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
-    "± is the half-width of the 95 % confidence interval over seeds. The spread of dense is pooled over its lengths. "
-    "The spread of a method is pooled over all methods, unless its own is larger."
+    "± is the half-width of the 95 % confidence interval over seeds. It comes from the spread of the method's own "
+    "seeds, or from that of dense if it is larger."
 )
 _TIMED = (
     "Geometric mean of the ratios of the undisturbed time passes, each of which compares steps that run in turn. The "
-    "95 % interval in brackets covers differences between passes; it needs three of them."
+    "95 % interval in brackets covers differences between passes, and between seeds that were measured; it needs three."
 )
 _GAIN = (
     "Accuracy minus that of dense training for the same cost. All intervals of a page together hold with a probability "
@@ -28,8 +29,8 @@ _GAIN = (
 )
 _OUTCOME = (
     "better or worse: a gain above or below 0 is shown. same: the gain is shown to be within the margin of {margin:g} "
-    "points. undecided: none of these is shown. The tests are one-sided t-tests at 2.5 %, with Holm's correction for "
-    "the methods of the page."
+    "points. undecided: none of these is shown. preliminary: fewer than five seeds. The tests are one-sided t-tests at "
+    "2.5 %, with Holm's correction for the methods of the page."
 )
 _AS_GOOD = (
     "yes: the method is shown to lose less than the margin of {margin:g} points against the whole dense training, and "
@@ -40,6 +41,8 @@ _INFERENCE = "Of the final model, for one image. Zero weights count, unless the 
 _RATIOS = (
     "Geometric mean of the ratios, paired by seed. The 95 % interval in brackets is computed from their logarithms."
 )
+_SPREAD = "Standard deviation over seeds. That of dense is pooled over its lengths."
+_OF_DENSE = "Seeds may agree by chance: the intervals and tests use the larger spread of dense."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded. --seeds 3 gives an interval."
 _COUNTS = (
     *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
@@ -78,6 +81,7 @@ def verdict_table(
     columns = (
         Column("Method", numeric=False),
         Column("Accuracy", "%", "measured", interval),
+        Column("Spread", "points", "measured", _SPREAD),
         ratios,
         Column("Gain over dense for this cost", "points", "measured, dense fitted", _GAIN, short="Gain over dense"),
         Column(equal, numeric=False, note=_OUTCOME.format(margin=margin)),
@@ -100,11 +104,14 @@ def verdict_table(
 
 def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float, claims: int) -> tuple[Cell, ...]:
     accuracy = _cell(row.accuracy, row.seeds, formatting.percent)
+    spread = _cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
+    if judged is not None and not judged.has_own_spread:
+        spread = replace(spread, note=_OF_DENSE)
     ratio = _cost_cell(row, cost)
     inference = _cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
         nothing = missing_cell("Dense is what methods are compared with.")
-        return accuracy, ratio, nothing, nothing, nothing, inference
+        return accuracy, spread, ratio, nothing, nothing, nothing, inference
     if judged is None:
         reason = (
             "Controls are only there for comparison: they get no verdict."
@@ -112,17 +119,18 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
             else "A smoke test has no verdict."
         )
         nothing = missing_cell(reason)
-        return accuracy, ratio, nothing, nothing, nothing, inference
+        return accuracy, spread, ratio, nothing, nothing, nothing, inference
     missing = missing_cell(judged.reason or "not measured")
     gain, note = missing, missing.note if judged.reason else ""
     if (points := gain_of(judged, claims)) is not None and judged.at_equal_cost != "not measured":
         gain = Cell(formatting.points(points), value=points.mean)
     return (
         accuracy,
+        spread,
         ratio,
         gain,
         Cell(word(judged, margin), note),
-        Cell(judged.as_good, note if judged.as_good == "not measured" else ""),
+        Cell(good_word(judged), note if judged.as_good == "not measured" else ""),
         inference,
     )
 
@@ -135,7 +143,7 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     empty = Cell("")
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
     name = "· the whole dense training" if costs_more(judged) else "· dense for this cost"
-    return Cell(name), accuracy, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
+    return Cell(name), accuracy, empty, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
 def _cost_cell(row: MethodRow, cost: Cost) -> Cell:

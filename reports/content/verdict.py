@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reports import formatting
@@ -19,11 +19,12 @@ from reports.data.rule import (
     FEWEST_SEEDS,
     LEVEL,
     POWER,
+    SURE_SEEDS,
     Answer,
     Judged,
     Mean,
     costs_more,
-    mean_accuracy,
+    mean_of_dense,
     pooled,
 )
 from reports.data.verdict import Answers, Cost, evidence, gain_of
@@ -46,7 +47,7 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
     if len(budgets) < 2 or budgets[-1].share != 1:
         return ()
     spread = pooled(one.accuracies for one in budgets)
-    means = [mean_accuracy(one.accuracies, spread) for one in budgets]
+    means = [mean_of_dense(one.accuracies, spread) for one in budgets]
     columns = (
         Column("Epochs"),
         Column("Cost", "× dense", "counted", "The share of the whole training's time and FLOPs."),
@@ -81,7 +82,6 @@ def _cell(points: Estimate, *, sign: bool) -> Cell:
 
 
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
-_LEVEL_OF_ONE = 0.033  # three seeds of one method; `simulate_claims` gives 3.0 to 3.2 %
 _CHEAPER = 0.005  # costs relative to dense that differ by less count as equal
 
 
@@ -179,7 +179,11 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     """Return one sentence for each purpose, or why there is none."""
     if answer.without_curve is not None:
         return [say("verdict.no_verdict", reason=answer.without_curve.reason)]
-    return [_most_accurate(answer, cost), _fastest(answer, cost, setting), _smallest(methods, answer)]
+    few = [one.candidate.label for one in answer.judged if one.candidate.is_preliminary]
+    sure = replace(answer, judged=tuple(one for one in answer.judged if not one.candidate.is_preliminary))
+    lines = [say("verdict.preliminary", methods=few, all=not sure.judged, seeds=SURE_SEEDS)] if few else []
+    lines += [_most_accurate(sure, cost), _fastest(sure, cost, setting)] if sure.judged else []
+    return [*lines, _smallest(methods, answer)]
 
 
 def _most_accurate(answer: Answer, cost: Cost) -> str:
@@ -246,9 +250,10 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
         dense_time=dense.train_time.mean if dense and isinstance(dense.train_time, Estimate) else 0.0,
         threads=next(filter(None, threads), None),
         disturbed=dense is not None and dense.time_is_disturbed,
-        smallest_gain=answer.smallest_gain,
+        gains=answer.smallest_gains,
         power=POWER,
-        pass_error=answer.pass_error if cost == "time" else None,
+        twice_error=answer.twice_error,
+        unequal=answer.unequal,
     )
 
 
@@ -265,10 +270,10 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if "controls" in needs and setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
         return [say("verdict.too_few_epochs", epochs=setting.epochs, lengths=FEWEST_BUDGETS)]
     advice, options = [], []
-    if "seeds" in needs:
+    if "seeds" in needs or any(judged.candidate.is_preliminary for judged in answer.judged):
         tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
         failed = [len(seeds) - row.seeds for seeds, row in zip(tried, methods.values(), strict=True)]
-        options.append(f"--seeds {FEWEST_SEEDS + max([0, *failed])}")
+        options.append(f"--seeds {SURE_SEEDS + max([0, *failed])}")
     if "controls" in needs:
         options.append("--controls")
     if options:
@@ -341,8 +346,7 @@ def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodR
 
 def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
     """Return what the tests cover."""
-    level = _LEVEL_OF_ONE if answer.claims == 1 else LEVEL
-    return say("verdict.certainty", cost=cost, claims=answer.claims, level=level, margin=setting.margin)
+    return say("verdict.certainty", cost=cost, claims=answer.claims, level=LEVEL, margin=setting.margin)
 
 
 def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
@@ -356,7 +360,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
         more = (judged.seeds_needed or 0) - len(judged.candidate.accuracies) if decide else 0
         texts.append(
             say(
-                "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin),
+                "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin), as_good=good_word(judged),
                 gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
@@ -370,4 +374,14 @@ def word(judged: Judged, margin: float) -> str:
         judged: The method.
         margin: δ, in points.
     """
-    return f"same within {margin:g}" if judged.at_equal_cost == "same" else judged.at_equal_cost
+    text = f"same within {margin:g}" if judged.at_equal_cost == "same" else judged.at_equal_cost
+    return text if text in ("not measured", "unstable") else _preliminary(judged, text)
+
+
+def good_word(judged: Judged) -> str:
+    """Return the answer to the second question as the page says it."""
+    return judged.as_good if judged.as_good == "not measured" else _preliminary(judged, judged.as_good)
+
+
+def _preliminary(judged: Judged, text: str) -> str:
+    return f"{text}, preliminary" if judged.candidate.is_preliminary else text

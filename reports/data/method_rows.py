@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,18 @@ import pandas as pd
 
 from reports.data.disturbed_times import is_disturbed
 from reports.data.looks import Look
-from reports.data.rule import Candidate, CostShare, Evidence, Mean, cost_shares, mean_accuracy, pooled
-from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of, paired
+from reports.data.rule import (
+    FEWEST_SEEDS,
+    Candidate,
+    CostShare,
+    Evidence,
+    Mean,
+    cost_share,
+    mean_accuracy,
+    mean_of_dense,
+    pooled,
+)
+from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, is_guess, mean_of, paired
 from suite.trials.folder.columns import NUMBER_COLUMNS
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import MethodTime, PassTime
@@ -50,8 +61,9 @@ class MethodRow:
         is_baseline: Whether this is dense training without parameters.
         trials: All trials of the method, including failed ones.
         means: Numbers of the finished trials, with a row for each seed (`seed_means`).
-        accuracy: Test accuracy as a fraction; its interval has the pooled spread (`pooled_accuracies`).
-        accuracy_difference: Test accuracy minus that of dense, also with the pooled spread. Seeds are not paired.
+        accuracy: Test accuracy as a fraction; its interval has the spread of the rule (`with_spread`).
+        accuracy_difference: Test accuracy minus that of dense, also with that spread. Seeds are not paired.
+        spread: Standard deviation over its seeds, as a fraction; for dense, pooled over its lengths.
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
@@ -81,6 +93,7 @@ class MethodRow:
     params_ratio: Quantity = NOT_MEASURED
     timed: MethodTime | None = None
     cost: CostShare | None = None
+    spread: Quantity = NOT_MEASURED
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
 
@@ -139,13 +152,51 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
         replace(_row(name, looks[name], trials, dense, means), timed=group.times.get(name))
         for name, trials in members.items()
     ]
-    methods = [row for row in rows if row.timed is not None and not row.is_baseline and not row.is_control]
-    candidates = [Candidate(row.label, (), tuple(one.ratio for one in row.timed.sound)) for row in methods if row.timed]
     twice = tuple(one.dense_twice for time in group.times.values() for one in time.sound)
-    costs, _ = cost_shares(Evidence((), tuple(candidates), twice))
-    rows = [replace(row, cost=costs.get(row.label)) for row in rows]
+
+    def cost(row: MethodRow) -> CostShare | None:
+        if row.timed is None or row.is_baseline or row.is_control:
+            return None
+        return cost_share(candidate(row.label, row.trials, time_ratios(row.timed, row.trials)), Evidence((), (), twice))
+
+    rows = [replace(row, cost=cost(row)) for row in rows]
     budgets = (by_seed((trial for trial in one.trials if trial.done), "test_accuracy") for one in group.budgets)
-    return ranked(pooled_accuracies(rows, [[*one.values()] for one in budgets]))
+    return ranked(with_spread(rows, [[*one.values()] for one in budgets]))
+
+
+class Ratios(NamedTuple):
+    """Costs of a method relative to dense, as `reports.data.rule.Candidate` has them."""
+
+    values: tuple[float, ...]
+    by_seed: bool = False
+    passes: int = 1
+
+
+def candidate(name: str, trials: Sequence[Trial], ratios: Ratios) -> Candidate:
+    """Return what the rule gets to know about a method."""
+    lost = {seed_of(trial) for trial in trials if trial.text("status") == "diverged" or is_guess(trial)}
+    sound = sound_accuracies(trials)
+    return Candidate(name, tuple(sound.values()), ratios.values, len(lost - set(sound)), ratios.by_seed, ratios.passes)
+
+
+def sound_accuracies(trials: Iterable[Trial]) -> dict[int, float]:
+    """Return the accuracy of each seed that learned something, in points, by seed in order."""
+    sound = by_seed([trial for trial in trials if trial.done and not is_guess(trial)], "test_accuracy")
+    return {seed: 100 * sound[seed] for seed in sorted(sound)}
+
+
+def time_ratios(timed: MethodTime, trials: Iterable[Trial]) -> Ratios:
+    """Return the relative training time of each seed if all have equally many undisturbed passes, or of each pass."""
+    known = list(trials)
+    seeds = {trial.name: seed_of(trial) for trial in known}
+    passes: dict[int | None, list[float]] = {}
+    for one in timed.sound:
+        passes.setdefault(seeds.get(one.trial), []).append(math.log(one.ratio))
+    counts = [len(passes.get(seed, ())) for seed in sound_accuracies(known)]
+    if len(counts) < FEWEST_SEEDS or {*counts} != {counts[0]} or not counts[0] or len(passes) > len(counts):
+        return Ratios(tuple(one.ratio for one in timed.sound))
+    means = (math.exp(math.fsum(passes[seed]) / counts[0]) for seed in sound_accuracies(known))
+    return Ratios(tuple(means), by_seed=True, passes=counts[0])
 
 
 def all_timed(rows: Sequence[MethodRow]) -> bool:
@@ -154,11 +205,11 @@ def all_timed(rows: Sequence[MethodRow]) -> bool:
     return bool(compared) and all(row.time.passes for row in compared)
 
 
-def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
-    """Give accuracies, and their differences to dense, intervals with the spread of all methods together.
+def with_spread(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
+    """Give accuracies, and their differences to dense, intervals with the spread of the rule (`reports.data.rule`).
 
-    Three seeds of a method may agree by chance. The spread is therefore that of the rule (`reports.data.rule`): pooled
-    over the dense trainings for dense, and over the methods for a method. A method keeps its own spread if larger.
+    Few seeds may agree by chance. A method therefore has at least the spread of dense, which is pooled over its
+    lengths.
 
     Args:
         rows: Rows of one group.
@@ -167,24 +218,23 @@ def pooled_accuracies(rows: Sequence[MethodRow], budgets: Iterable[Sequence[floa
     cells = {row.label: list(row.by_seed("test_accuracy").values()) for row in rows}
     baseline = next((row.label for row in rows if row.is_baseline), "")
     of_dense = pooled([*budgets, cells.get(baseline, [])])
-    of_methods = pooled(values for name, values in cells.items() if name != baseline)
-    means = {
-        name: mean_accuracy(values, of_dense if name == baseline else of_methods)
-        for name, values in cells.items()
-        if values
-    }
+    means = {name: mean_accuracy(values, of_dense) for name, values in cells.items() if values}
+    if baseline in means:
+        means[baseline] = mean_of_dense(cells[baseline], of_dense)
 
     def changed(row: MethodRow) -> MethodRow:
         if row.label not in means:
             return row
-        mean = means[row.label]
-        pooled_row = replace(row, accuracy=with_interval(mean, len(cells[row.label])))
+        values, mean = cells[row.label], means[row.label]
+        variance, freedom = of_dense if row.is_baseline else pooled([values])
+        spread = Estimate(math.sqrt(variance), None, len(values)) if freedom else NOT_MEASURED
+        own = replace(row, accuracy=with_interval(mean, len(values)), spread=spread)
         if row.is_baseline or baseline not in means:
-            return pooled_row
+            return own
         dense = means[baseline]
         difference = Mean(mean.value - dense.value, (*mean.parts, *dense.parts))
-        count = min(len(cells[row.label]), len(cells[baseline]))
-        return replace(pooled_row, accuracy_difference=with_interval(difference, count))
+        count = min(len(values), len(cells[baseline]))
+        return replace(own, accuracy_difference=with_interval(difference, count))
 
     return [changed(row) for row in rows]
 

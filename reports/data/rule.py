@@ -10,11 +10,17 @@ questions about a method, with accuracies m of its seeds, a cost c and a margin 
    c > 1, and otherwise `undecided`.
 
 **Dense for a cost.** d(c) is a parabola in ln c through dense trainings of several lengths, fitted by least squares.
-The rule does not extrapolate to costs below the shortest of them.
+The rule does not extrapolate to costs below the shortest of them. A method that is shown to cost more than dense is
+compared with the whole dense training.
 
 **Spread.** Seeds are not paired, because accuracies of a method and of dense with the same seed are not correlated. The
-spread of dense is pooled over its lengths, and that of the methods over the methods. A method with a larger spread
-keeps its own. The error of a cost enters by the slope of d. Satterthwaite's formula combines degrees of freedom.
+spread of dense is pooled over its lengths. A method has the spread of its own seeds, and at least that of dense. Where
+each seed has its own cost, the gain is that of each seed; otherwise the error of the cost enters by the slope of d.
+Satterthwaite's formula combines degrees of freedom.
+
+**Few seeds.** A test with the larger of two spreads is too sure of itself when seeds are few: the p-value of a method
+with n seeds is multiplied by n / (n - 2), a factor that was fitted to simulated pages (docs/verdict.md). With fewer
+than `SURE_SEEDS` seeds, an answer is preliminary.
 
 **Many claims.** Holm's method corrects each kind of claim over all methods of a page, at `LEVEL`.
 
@@ -33,6 +39,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc, ndtr, ndtri, stdtr, stdtrit
+from scipy.stats import bartlett
 
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP
 
@@ -40,6 +47,8 @@ LEVEL = 0.025
 """Largest probability of a false claim of each kind on a page."""
 FEWEST_SEEDS = 3
 """Fewest seeds of a method, or of dense training of one length, with which it enters a test."""
+SURE_SEEDS = 5
+"""Fewest seeds of a method with which an answer is not preliminary."""
 FEWEST_PASSES = 3
 NOT_SMOOTH = 0.01
 """Smallest p-value of the lack of fit with which a parabola counts."""
@@ -77,14 +86,23 @@ class Candidate:
     Attributes:
         label: Its name.
         accuracies: Accuracies of its finished seeds, in points.
-        ratios: Its cost relative to the whole dense training, for each time pass, or for each seed for FLOPs.
+        ratios: Its cost relative to the whole dense training, for each time pass or each seed.
         diverged: Number of seeds that diverged or learned nothing.
+        by_seed: Whether `ratios` has a cost for each seed, in the order of `accuracies`.
+        passes: Number of time passes of which each ratio is the mean.
     """
 
     label: str
     accuracies: tuple[float, ...]
     ratios: tuple[float, ...]
     diverged: int = 0
+    by_seed: bool = False
+    passes: int = 1
+
+    @property
+    def is_preliminary(self) -> bool:
+        """Whether there are too few seeds for an answer that is not preliminary."""
+        return len(self.accuracies) < SURE_SEEDS
 
 
 @dataclass(frozen=True)
@@ -95,8 +113,8 @@ class Evidence:
         budgets: Dense trainings.
         candidates: Methods.
         twice: Ratios of dense training to itself, one for each time pass.
-        measured: Whether the costs are times. Then `ratios` has a value for each pass, and their error is pooled.
-            Otherwise the costs are counted FLOPs, one for each seed.
+        measured: Whether the costs are times, which have at least the error of `twice`. Otherwise they are counted
+            FLOPs.
     """
 
     budgets: tuple[Budget, ...]
@@ -113,13 +131,13 @@ class CostShare:
         log: Natural logarithm of the cost.
         error: Standard error of `log`; 0 for a cost that is exact.
         freedom: Degrees of freedom of `error`.
-        half_width: Half of the 95 % interval of `log`.
+        spread: Standard deviation of the logarithms of the ratios.
     """
 
     log: float
     error: float = 0.0
     freedom: float = math.inf
-    half_width: float = 0.0
+    spread: float = 0.0
 
     @property
     def share(self) -> float:
@@ -129,22 +147,26 @@ class CostShare:
     @property
     def low(self) -> float:
         """Lower end of its 95 % interval."""
-        return math.exp(self.log - self.half_width)
+        return math.exp(self.log - self._half_width)
 
     @property
     def high(self) -> float:
         """Upper end of its 95 % interval."""
-        return math.exp(self.log + self.half_width)
+        return math.exp(self.log + self._half_width)
 
     @property
-    def is_same(self) -> bool:
-        """Whether it cannot be told from the cost of dense."""
-        return abs(self.log) <= self.half_width + _ROUNDING
+    def _half_width(self) -> float:
+        return _quantile(1 - LEVEL, self.freedom) * self.error
+
+    @property
+    def is_more(self) -> bool:
+        """Whether it is shown to be more than the cost of dense: its whole interval is."""
+        return self.log - self._half_width > _ROUNDING
 
     @property
     def of_dense(self) -> float:
-        """Cost of the dense training to compare with: this cost, or 1 if it is above 1 or cannot be told from 1."""
-        return 1.0 if self.is_same else min(self.share, 1.0)
+        """Cost of the dense training to compare with: this cost, or 1 if it is shown to be more than 1."""
+        return 1.0 if self.is_more else self.share
 
 
 @dataclass(frozen=True)
@@ -174,9 +196,9 @@ class Mean:
         """Return the p-value of the hypothesis that the mean is not above a bound."""
         return _p_above((self.value - bound) / self.error, self.freedom)
 
-    def half_width(self, claims: int = 1) -> float:
-        """Return the half-width of its interval; all `claims` such intervals hold together with 95 %."""
-        return _quantile(1 - LEVEL / claims, self.freedom) * self.error
+    def half_width(self, level: float = LEVEL) -> float:
+        """Return the half-width of its interval, beyond each end of which lies a probability of `level`."""
+        return _quantile(1 - level, self.freedom) * self.error
 
 
 @dataclass(frozen=True)
@@ -188,6 +210,7 @@ class Judged:
         at_equal_cost, as_good: The answers to both questions.
         cost: Its cost; `None` if it is not known.
         accuracy: Mean accuracy.
+        has_own_spread: Whether its seeds spread more than those of dense, whose spread counts otherwise.
         dense: Accuracy of the dense training that it is compared with at equal cost; `None` if not known.
         gain: Accuracy minus that of dense at equal cost.
         loss: Accuracy minus that of the whole dense training.
@@ -202,6 +225,7 @@ class Judged:
     as_good: AsGood = "not measured"
     cost: CostShare | None = None
     accuracy: Mean | None = None
+    has_own_spread: bool = True
     dense: float | None = None
     gain: Mean | None = None
     loss: Mean | None = None
@@ -209,6 +233,16 @@ class Judged:
     reason: str = ""
     need: Need = "none"
     seeds_needed: int | None = None
+
+    def level(self, claims: int) -> float:
+        """Return the level at which a gain is told from 0 if all `claims` methods of a page are tested."""
+        return _level(len(self.candidate.accuracies)) / claims
+
+    def smallest_gain(self, claims: int) -> float | None:
+        """Return the smallest gain, in points, that would have been shown with a probability of `POWER`."""
+        if self.gain is None or self.at_equal_cost == "not measured":
+            return None
+        return self.gain.half_width(self.level(claims)) + _quantile(POWER, self.gain.freedom) * self.gain.error
 
 
 @dataclass(frozen=True)
@@ -229,9 +263,10 @@ class DenseCurve:
     spread: tuple[float, int]
     lack_of_fit: float
 
-    def at(self, log: float) -> Mean:
-        """Return the accuracy of dense training for a cost, with its error."""
-        return self._mean(np.array([1.0, log, log * log]))
+    def at(self, *logs: float) -> Mean:
+        """Return the accuracy of dense training for a cost, or the mean of those for several, with its error."""
+        known = np.array(logs)
+        return self._mean(np.array([1.0, known.mean(), (known * known).mean()]))
 
     def slope(self, log: float) -> float:
         """Return the derivative of the accuracy by ln c."""
@@ -272,7 +307,7 @@ class Answer:
         judged: The methods, in the order of the evidence.
         curve: Dense training by cost; `None` if there are too few dense trainings.
         shortest: Cost of the shortest dense training that is as good as the whole one.
-        pass_error: Standard deviation of ln of a time ratio between passes; `None` for FLOPs and without passes.
+        twice_error: Standard deviation of ln of the ratio of dense to itself; `None` for FLOPs and without passes.
         without_curve: Why there is no curve, and what would give a curve.
         claims: Number of methods on the page for which something was tested.
     """
@@ -280,21 +315,21 @@ class Answer:
     judged: tuple[Judged, ...]
     curve: DenseCurve | None = None
     shortest: float | None = None
-    pass_error: float | None = None
+    twice_error: float | None = None
     without_curve: NoCurve | None = None
     claims: int = 0
 
     @property
-    def smallest_gain(self) -> float | None:
-        """The smallest gain, in points, that would have been shown with a probability of `POWER` for each method."""
-        gains = [one.gain for one in self.judged if one.gain is not None and one.at_equal_cost != "not measured"]
-        return max(
-            (
-                (_quantile(1 - LEVEL / self.claims, one.freedom) + _quantile(POWER, one.freedom)) * one.error
-                for one in gains
-            ),
-            default=None,
-        )
+    def unequal(self) -> float | None:
+        """p-value of the hypothesis that all methods spread alike (Bartlett); `None` with fewer than two of them."""
+        spreading = [one.candidate.accuracies for one in self.judged if pooled([one.candidate.accuracies])[0]]
+        return float(bartlett(*spreading).pvalue) if len(spreading) > 1 else None
+
+    @property
+    def smallest_gains(self) -> tuple[float, float] | None:
+        """The least and the largest of the methods' smallest gains that would have been shown, in points."""
+        gains = [gain for one in self.judged if (gain := one.smallest_gain(self.claims)) is not None]
+        return (min(gains), max(gains)) if gains else None
 
 
 def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
@@ -406,103 +441,92 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def cost_shares(evidence: Evidence) -> tuple[dict[str, CostShare], float | None]:
-    """Return the cost of each method that has one, and for times the standard deviation between passes."""
-    logs = {candidate.label: [math.log(ratio) for ratio in candidate.ratios] for candidate in evidence.candidates}
-    if not evidence.measured:
-        return {label: _counted(values) for label, values in logs.items() if values}, None
-    enough = {label: values for label, values in logs.items() if len(values) >= FEWEST_PASSES}
-    twice = [math.log(ratio) for ratio in evidence.twice]
-    variance, freedom = pooled([*enough.values(), *([twice] if len(twice) >= FEWEST_PASSES else [])])
-    if not freedom:
-        return {}, None
-    deviation, quantile = math.sqrt(variance), _quantile(1 - LEVEL, freedom)
-    shares = {}
-    for label, values in enough.items():
-        error = deviation / math.sqrt(len(values))
-        shares[label] = CostShare(math.fsum(values) / len(values), error, freedom, quantile * error)
-    return shares, deviation
-
-
-def _counted(logs: Sequence[float]) -> CostShare:
-    mean = math.fsum(logs) / len(logs)
-    error = math.sqrt(pooled([logs])[0] / len(logs))
+def cost_share(candidate: Candidate, evidence: Evidence) -> CostShare | None:
+    """Return the cost of a method; `None` if it has too few ratios, or dense too few to itself."""
+    logs, twice = ([math.log(ratio) for ratio in ratios] for ratios in (candidate.ratios, evidence.twice))
+    if not logs or (evidence.measured and min(len(logs), len(twice)) < FEWEST_PASSES):
+        return None
+    mean, (variance, freedom) = math.fsum(logs) / len(logs), pooled([logs])
+    floor = pooled([twice])[0] / candidate.passes if evidence.measured else 0.0
+    error = math.sqrt(max(variance, floor) / len(logs))
     if error <= _ROUNDING:
         return CostShare(mean)
-    return CostShare(mean, error, len(logs) - 1, _quantile(1 - LEVEL, len(logs) - 1) * error)
+    return CostShare(mean, error, freedom, math.sqrt(variance))
 
 
 def _answer(evidence: Evidence) -> Answer:
     """Return what is known of each method before any claim is tested."""
-    costs, pass_error = cost_shares(evidence)
     curve = dense_curve(evidence.budgets)
-    # The spread leaves out methods with diverged seeds, whose other seeds may not be typical either.
-    sound = [one.accuracies for one in evidence.candidates if not one.diverged and len(one.accuracies) >= FEWEST_SEEDS]
-    spread = pooled(sound)
-    judged = tuple(_before_tests(one, costs.get(one.label), curve, spread, evidence) for one in evidence.candidates)
-    if isinstance(curve, DenseCurve):
-        return Answer(judged, curve, pass_error=pass_error)
-    return Answer(judged, pass_error=pass_error, without_curve=curve)
+    twice, freedom = pooled([[math.log(ratio) for ratio in evidence.twice]])
+    return Answer(
+        judged=tuple(_before_tests(one, curve, evidence) for one in evidence.candidates),
+        curve=curve if isinstance(curve, DenseCurve) else None,
+        twice_error=math.sqrt(twice) if evidence.measured and freedom else None,
+        without_curve=None if isinstance(curve, DenseCurve) else curve,
+    )
 
 
-def _before_tests(
-    candidate: Candidate,
-    cost: CostShare | None,
-    curve: DenseCurve | NoCurve,
-    spread: tuple[float, int],
-    evidence: Evidence,
-) -> Judged:
+def _before_tests(candidate: Candidate, curve: DenseCurve | NoCurve, evidence: Evidence) -> Judged:
     """Return the means that the claims about a method are tested with, or why there are none."""
     count = len(candidate.accuracies)
-    judged = Judged(candidate, cost=cost)
+    judged = Judged(candidate, cost=(cost := cost_share(candidate, evidence)))
     if candidate.diverged:
         unstable = f"{candidate.diverged} of {candidate.diverged + count} seeds diverged or learned nothing"
         judged = replace(judged, at_equal_cost="unstable", reason=unstable)
     if count < FEWEST_SEEDS:
-        return (
-            judged
-            if candidate.diverged
-            else replace(judged, reason=f"it has {count} of at least {FEWEST_SEEDS} seeds", need="seeds")
-        )
-    accuracy = mean_accuracy(candidate.accuracies, spread)
-    judged = replace(judged, accuracy=accuracy)
+        reason = judged.reason or f"it has {count} of at least {FEWEST_SEEDS} seeds"
+        return replace(judged, reason=reason, need="none" if candidate.diverged else "seeds")
     if not isinstance(curve, DenseCurve):
         return replace(judged, reason=judged.reason or curve.reason, need=curve.need)
-    if accuracy.error <= _ROUNDING:
-        same = "all seeds of the methods have the same accuracy, which tells nothing about their spread"
-        return replace(judged, reason=judged.reason or same)
-    whole = curve.at(0.0)
-    judged = replace(judged, loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)))
+    accuracy, whole = mean_accuracy(candidate.accuracies, curve.spread), curve.at(0.0)
+    judged = replace(
+        judged,
+        accuracy=accuracy,
+        has_own_spread=pooled([candidate.accuracies])[0] > curve.spread[0],
+        loss=Mean(accuracy.value - whole.value, (*accuracy.parts, *whole.parts)),
+    )
     if cost is None:
-        passes = f"it has {len(candidate.ratios)} of at least {FEWEST_PASSES} time passes"
-        counted = "its executed FLOPs are not known"
-        return replace(
-            judged,
-            reason=judged.reason or (passes if evidence.measured else counted),
-            need="passes" if evidence.measured else "none",
-        )
+        fewer = min(len(candidate.ratios), len(evidence.twice))
+        passes = f"it has {fewer} of at least {FEWEST_PASSES} time passes"
+        reason = passes if evidence.measured else "its executed FLOPs are not known"
+        return replace(judged, reason=judged.reason or reason, need="passes" if evidence.measured else "none")
     log = math.log(cost.of_dense)
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
         reason = f"it costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
         return replace(judged, reason=judged.reason or reason, need="shorter")
+    if candidate.by_seed:
+        logs = [0.0 if cost.is_more else math.log(ratio) for ratio in candidate.ratios]
+        pairs = zip(candidate.accuracies, logs, strict=True)
+        dense = curve.at(*logs)
+        of_seeds = mean_accuracy([value - curve.at(one).value for value, one in pairs], curve.spread)
+        return replace(judged, dense=dense.value, gain=Mean(of_seeds.value, (*of_seeds.parts, *dense.parts)))
     dense = curve.at(log)
-    slope = max(curve.slope(log), 0.0)
-    uncertain = ((slope * cost.error) ** 2, cost.freedom)
+    uncertain = ((max(curve.slope(log), 0.0) * cost.error) ** 2, cost.freedom)
     parts = (*accuracy.parts, *dense.parts, *([uncertain] if uncertain[0] else []))
     return replace(judged, dense=dense.value, gain=Mean(accuracy.value - dense.value, parts))
 
 
-def mean_accuracy(accuracies: Sequence[float], spread: tuple[float, float]) -> Mean:
-    """Return the mean of a cell. Its variance is the pooled one, or its own if that is larger.
+def mean_accuracy(accuracies: Sequence[float], dense: tuple[float, float]) -> Mean:
+    """Return the mean of a method's seeds. Its variance is their own, or that of dense if it is larger.
 
     Args:
-        accuracies: Accuracies of its seeds, one or more.
-        spread: The pooled variance and its degrees of freedom; with 0 degrees, the cell's own variance counts.
+        accuracies: Accuracies of its seeds, or their gains; one or more.
+        dense: Variance of an accuracy of dense over seeds, and its degrees of freedom.
     """
     count = len(accuracies)
-    of_cell = pooled([accuracies])
-    variance, freedom = (max(of_cell[0], spread[0]), spread[1]) if spread[1] else of_cell
-    return Mean(math.fsum(accuracies) / count, ((variance / count, freedom),))
+    own, freedom = pooled([accuracies])
+    return Mean(math.fsum(accuracies) / count, ((max(own, dense[0]) / count, freedom),))
+
+
+def mean_of_dense(accuracies: Sequence[float], spread: tuple[float, float]) -> Mean:
+    """Return the mean of the seeds of a dense training, with the variance that is pooled over several lengths."""
+    variance, freedom = spread
+    return Mean(math.fsum(accuracies) / len(accuracies), ((variance / len(accuracies), freedom),))
+
+
+def _level(seeds: float) -> float:
+    """Return the level of a single test with so many seeds."""
+    return LEVEL * (1 - 2 / seeds)
 
 
 def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
@@ -529,7 +553,7 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
         if outcome == "undecided":
             result = replace(result, seeds_needed=seeds_needed(result, len(tested)))
             if result.seeds_needed is None:
-                result = replace(result, need="passes" if _cost_hides(result, len(tested)) else "none")
+                result = replace(result, need=_hidden_by(result, len(tested)))
         decided.append(result)
     return decided
 
@@ -539,9 +563,14 @@ def _is_testable(judged: Judged) -> bool:
     return judged.loss is not None and judged.cost is not None
 
 
+def _hidden_by(judged: Judged, claims: int) -> Need:
+    """Return `passes` if the error of the cost alone is too large to tell the gain from 0."""
+    return "none" if _is_told_apart(judged, claims, math.inf) else "passes"
+
+
 def costs_more(judged: Judged) -> bool:
     """Return whether a method is shown to cost more than dense: dense for less than its cost is then the reference."""
-    return judged.cost is not None and judged.cost.log > 0 and not judged.cost.is_same
+    return judged.cost is not None and judged.cost.is_more
 
 
 def _p_values(judged: Judged, margin: float) -> dict[str, float]:
@@ -549,15 +578,20 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     gain, loss, cost = judged.gain, judged.loss, judged.cost
     assert loss is not None
     assert cost is not None
+    factor = LEVEL / _level(len(judged.candidate.accuracies))
+
+    def of_seeds(p_value: float) -> float:
+        return min(1.0, factor * p_value)
+
     faster = _p_above(-cost.log / cost.error, cost.freedom) if cost.error else float(cost.log > -_ROUNDING)
     slower = _p_above(cost.log / cost.error, cost.freedom) if cost.error else float(cost.log < _ROUNDING)
     p_values = {
-        "better": gain.p_above(0.0) if gain else 1.0,
-        "worse": 1 - gain.p_above(0.0) if gain else 1.0,
-        "above": gain.p_above(-margin) if gain else 1.0,
-        "below": 1 - gain.p_above(margin) if gain else 1.0,
-        "yes": max(loss.p_above(-margin), faster),
-        "lossy": 1 - loss.p_above(-margin),
+        "better": of_seeds(gain.p_above(0.0)) if gain else 1.0,
+        "worse": of_seeds(1 - gain.p_above(0.0)) if gain else 1.0,
+        "above": of_seeds(gain.p_above(-margin)) if gain else 1.0,
+        "below": of_seeds(1 - gain.p_above(margin)) if gain else 1.0,
+        "yes": max(of_seeds(loss.p_above(-margin)), faster),
+        "lossy": of_seeds(1 - loss.p_above(-margin)),
         "slower": slower,
     }
     never = {"better", "above", "below"} if costs_more(judged) else set()
@@ -575,27 +609,20 @@ def seeds_needed(judged: Judged, claims: int) -> int | None:
     Returns:
         A number of seeds; `None` if even `MOST_SEEDS` would not decide.
     """
-    count = len(judged.candidate.accuracies)
-    more = range(count + 1, MOST_SEEDS + 1)
+    more = range(len(judged.candidate.accuracies) + 1, MOST_SEEDS + 1)
     # The error falls with the number of seeds, so that bisection finds the first number that decides.
-    place = bisect_left(
-        more, True, key=lambda one: _is_told_apart(judged, claims, one / count, (one - 1) / (count - 1))
-    )
+    place = bisect_left(more, True, key=lambda seeds: _is_told_apart(judged, claims, seeds))
     return more[place] if place < len(more) else None
 
 
-def _cost_hides(judged: Judged, claims: int) -> bool:
-    """Return whether the error of the cost alone is too large to tell the gain from 0."""
-    return not _is_told_apart(judged, claims, math.inf, math.inf)
-
-
-def _is_told_apart(judged: Judged, claims: int, more: float, freedom: float) -> bool:
-    """Return whether a gain would differ from 0 with `more` times the seeds, and the same error of the cost."""
-    gain = judged.gain
+def _is_told_apart(judged: Judged, claims: int, seeds: float) -> bool:
+    """Return whether a gain would differ from 0 with so many seeds, and the same error of the cost."""
+    gain, count = judged.gain, len(judged.candidate.accuracies)
     assert gain is not None
-    seeds = [(variance / more, known * freedom) for variance, known in gain.parts[:2]]
-    scaled = Mean(gain.value, (*seeds, *gain.parts[2:]))
-    return scaled.error == 0 or abs(gain.value) >= _quantile(1 - LEVEL / claims, scaled.freedom) * scaled.error
+    (own, _), (of_dense, freedom), *of_cost = gain.parts
+    more = [(own * count / seeds, seeds - 1), (of_dense * count / seeds, freedom * (seeds - 1) / (count - 1))]
+    scaled = Mean(gain.value, (*more, *of_cost))
+    return scaled.error == 0 or abs(gain.value) >= scaled.half_width(_level(seeds) / claims)
 
 
 def _p_above(statistic: float, freedom: float) -> float:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.method_rows import MethodRow, by_seed, seed_of
-from reports.data.rule import Answer, Budget, Candidate, Evidence, Judged, judge
+from reports.data.method_rows import MethodRow, Ratios, candidate, seed_of, sound_accuracies, time_ratios
+from reports.data.rule import Answer, Budget, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
-from suite.trials.estimates import Estimate, is_guess
-from suite.trials.folder.reader import Trial
+from suite.trials.estimates import Estimate
 from suite.trials.groups import BASELINE, TrialGroup, label, share_of_steps
 
 Cost = Literal["time", "flops"]
@@ -48,7 +47,8 @@ def gain_of(judged: Judged, claims: int) -> Estimate | None:
     """Return a method's gain at equal cost with its interval for all claims of a page together, in points."""
     if judged.gain is None:
         return None
-    return Estimate(judged.gain.value, judged.gain.half_width(claims), len(judged.candidate.accuracies))
+    half_width = judged.gain.half_width(judged.level(claims))
+    return Estimate(judged.gain.value, half_width, len(judged.candidate.accuracies))
 
 
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
@@ -58,38 +58,32 @@ def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Eviden
     ratios = _times if cost == "time" else _flops
     return Evidence(
         budgets=tuple(
-            Budget(share, *_accuracies(trial for trial in one.trials if label(trial) == BASELINE))
+            Budget(share, dense.accuracies, dense.diverged)
             for one, share in budgets
-            if any(label(trial) == BASELINE for trial in one.trials)
+            if (trials := [trial for trial in one.trials if label(trial) == BASELINE])
+            for dense in [candidate(BASELINE, trials, Ratios(()))]
         ),
-        candidates=tuple(
-            Candidate(row.label, accuracies, ratios(row), diverged)
-            for row in methods
-            for accuracies, diverged in [_accuracies(row.trials)]
-        ),
+        candidates=tuple(candidate(row.label, row.trials, ratios(row)) for row in methods),
         twice=tuple(one.dense_twice for time in group.times.values() for one in time.sound),
         measured=cost == "time",
     )
 
 
-def _accuracies(trials: Iterable[Trial]) -> tuple[tuple[float, ...], int]:
-    """Return the accuracy of each seed, in points, and the number of seeds that diverged or learned nothing."""
-    known = list(trials)
-    lost = {seed_of(trial) for trial in known if trial.text("status") == "diverged" or is_guess(trial)}
-    sound = by_seed([trial for trial in known if trial.done and not is_guess(trial)], "test_accuracy")
-    return tuple(100 * sound[seed] for seed in sorted(sound)), len(lost - set(sound))
+def _times(row: MethodRow) -> Ratios:
+    """Return the relative training times of the time pass. Times of trials do not count: they are not paired."""
+    return Ratios(()) if row.timed is None else time_ratios(row.timed, row.trials)
 
 
-def _times(row: MethodRow) -> tuple[float, ...]:
-    """Return the relative training time of each undisturbed pass. Times of trials do not count: they are not paired."""
-    return () if row.timed is None else tuple(timed.ratio for timed in row.timed.sound)
-
-
-def _flops(row: MethodRow) -> tuple[float, ...]:
+def _flops(row: MethodRow) -> Ratios:
+    """Return the relative executed FLOPs of each seed; of this machine's seeds if others were trained elsewhere."""
     flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
     known = flops[(flops > 0).all(axis="columns")]
+    ratios = (known.iloc[:, 0] / known.iloc[:, 1]).to_dict()
+    seeds = sound_accuracies(row.trials)
+    if seeds and seeds.keys() <= ratios.keys():
+        return Ratios(tuple(ratios[seed] for seed in seeds), by_seed=True)
     here = {seed_of(trial) for trial in row.done if not trial.elsewhere}
-    return tuple(known.iloc[:, 0] / known.iloc[:, 1]) if len(known) == len(here) else ()
+    return Ratios(tuple(ratios.values()) if len(ratios) == len(here) else ())
 
 
 def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:

@@ -23,20 +23,20 @@ def sentences(suite: Any) -> dict[str, str]:
 def test_the_three_methods(suite: Any) -> None:
     suite.add_all()
     found = sentences(suite)
-    # Means 71.3 (variance 0.31) and 71.1333 (0.0233; pooled with prunetrain's 0.2433: 0.1333). The difference has the
-    # variance (0.31 + 0.1333) / 3 with 3.55 degrees of freedom (Satterthwaite): half-width 2.92 * 0.3845 = 1.12.
+    # Means 71.3 (variance 0.31) and 71.1333 (0.0233, less than dense's). The difference has the variance
+    # (0.31 + 0.31) / 3 with 4 degrees of freedom (Satterthwaite): half-width 2.776 * 0.4546 = 1.26.
     # Ratios of its times: 391/372, 388/365, 395/379 = 1.0511, 1.0630, 1.0422; mean 1.0521.
     # The mean of their logarithms is 0.0507 ± 0.0245.
     # Effective is 5/6 of dense, executed all of it.
     assert found["sdgp[n=2,m=4]"] == (
-        "3 seeds: the accuracy is not distinguishable from dense (−0.2 ± 1.1 points). The measured training time is "
+        "3 seeds: the accuracy is not distinguishable from dense (−0.2 ± 1.3 points). The measured training time is "
         "1.05 [1.03, 1.08] × dense, longer. 17 % of dense's training multiply-adds could be skipped, but no kernel "
         "here skipped any."
     )
-    # prunetrain keeps its own variance, which is larger: (0.31 + 0.2433) / 3, half-width 1.14. Executed: squares of
+    # prunetrain's variance, 0.2433, is less than dense's, too. Executed: squares of
     # 1, 0.875, 0.75, 0.75, 0.5 make 3.140625 of 5, 37 % are saved. Half of the channels: a quarter of inference.
     assert found["prunetrain[ratio=0.2]"] == (
-        "3 seeds: the accuracy is 2.9 ± 1.1 points below dense. The measured training time is 0.80 [0.75, 0.86] × "
+        "3 seeds: the accuracy is 2.9 ± 1.3 points below dense. The measured training time is 0.80 [0.75, 0.86] × "
         "dense, shorter. The method executed 37 % fewer training FLOPs than the dense network needs. The final model "
         "needs 75 % fewer inference FLOPs."
     )

@@ -18,7 +18,7 @@ def test_the_table_has_the_cells_of_the_page_with_escaped_text(suite) -> None:
     report = build(read(suite.write()))
     text = latex.render(report)
     (group,) = report.groups
-    assert text.count(r"\begin{tabular}{lrrrllr}") == 1
+    assert text.count(r"\begin{tabular}{lrrrrllr}") == 1
     assert r"Method & Accuracy (\%)" in text
     assert r"a\_b\textbackslash \{\}input\{x\}" in text.replace(r"\textbackslash input", r"\textbackslash \{\}input")
     for row in group.summary.rows:

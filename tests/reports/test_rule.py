@@ -18,11 +18,12 @@ DENSE = (
     Budget(0.90, (88.4, 88.3, 88.6)),
     Budget(1.00, (88.8, 88.6, 88.7)),
 )
-A = Candidate("A", (88.7, 88.9, 88.6), (0.862, 0.868, 0.859))
-B = Candidate("B", (88.7, 88.8, 88.5), (0.998, 1.004, 1.001))
+A = Candidate("A", (88.7, 88.9, 88.6, 88.8, 88.5), (0.862, 0.868, 0.859))
+B = Candidate("B", (88.7, 88.8, 88.6, 88.7, 88.7), (1.000, 1.002, 1.001))
 C = Candidate("C", (84.1, 84.6, 84.3), (0.902, 0.906, 0.899))
-D = Candidate("D", (88.9, 88.8, 89.0), (1.051, 1.046, 1.055))
-EXAMPLE = Evidence(DENSE, (A, B, C, D), (0.999, 1.003, 0.998))
+D = Candidate("D", (88.9, 88.8, 89.0, 88.7, 89.1), (1.051, 1.046, 1.055))
+E = Candidate("E", (88.6, 87.2, 88.4, 88.5, 87.9), (0.91, 0.87, 0.93))
+EXAMPLE = Evidence(DENSE, (A, B, C, D, E), (0.999, 1.003, 0.998))
 MARGIN = 0.5
 
 
@@ -41,30 +42,75 @@ def outcomes(page, margin=MARGIN):
 
 def test_the_worked_example():
     answer = only(EXAMPLE)
-    a, b, c, d = answer.judged
     assert answer.curve.spread == (pytest.approx(0.02467, abs=5e-6), 10)
-    assert answer.curve.lack_of_fit == pytest.approx(0.728, abs=5e-4)
-    assert answer.pass_error == pytest.approx(0.00394, abs=5e-6)
-    assert [(one.at_equal_cost, one.as_good) for one in answer.judged] == [
-        ("better", "yes"), ("same", "undecided"), ("worse", "no"), ("not measured", "no"),
+    assert answer.curve.coefficients == pytest.approx((88.7214, 2.6217, -2.8899), abs=5e-5)
+    assert answer.curve.lack_of_fit == pytest.approx(0.7281, abs=5e-5)
+    assert answer.twice_error == pytest.approx(0.00264, abs=5e-6)
+    assert answer.unequal == pytest.approx(0.0029, abs=5e-5)
+    assert [(one.at_equal_cost, one.as_good, one.candidate.is_preliminary) for one in answer.judged] == [
+        ("better", "yes", False), ("same", "undecided", False), ("worse", "no", True), ("not measured", "no", False),
+        ("undecided", "undecided", False),
     ]  # fmt: skip
-    assert a.accuracy.parts == ((pytest.approx(0.03 / 3, abs=1e-9), 8),)
-    assert [round(value, 3) for value in (a.cost.share, a.cost.low, a.cost.high)] == [0.863, 0.859, 0.867]
-    assert a.cost.freedom == 10
-    assert round(a.dense, 3) == 88.272
-    assert (round(a.gain.value, 3), round(a.gain.error, 4), round(a.gain.freedom, 2)) == (0.461, 0.1125, 12.17)
-    assert round(a.p_value, 4) == 0.0029
-    assert (round(b.cost.share, 3), round(b.gain.value, 3), round(b.gain.error, 3)) == (1.001, -0.055, 0.129)
-    assert round(c.gain.value, 3) == -4.088
-    assert [round(value, 3) for value in (d.cost.share, d.cost.low, d.cost.high)] == [1.051, 1.045, 1.056]
-    assert (d.reason, d.need) == ("it costs more than dense, which was not trained for longer", "longer")
+    assert [one.has_own_spread for one in answer.judged] == [True, False, True, True, True]
+    costs = [(one.cost.share, one.cost.low, one.cost.high, one.cost.error) for one in answer.judged]
+    assert [(*(round(value, 4) for value in cost[:3]), round(cost[3], 5)) for cost in costs] == [
+        (0.8630, 0.8517, 0.8744, 0.00306), (1.0010, 0.9944, 1.0076, 0.00153), (0.9023, 0.8936, 0.9111, 0.00225),
+        (1.0507, 1.0395, 1.0619, 0.00248), (0.9030, 0.8298, 0.9826, 0.01964),
+    ]  # fmt: skip
+    gains = [(one.dense, one.gain.value, one.gain.error, one.gain.freedom) for one in answer.judged]
+    assert [tuple(round(value, 4) for value in gain) for gain in gains] == [
+        (88.2723, 0.4277, 0.0878, 8.5830), (88.7240, -0.0240, 0.1080, 12.8389), (88.4214, -4.0881, 0.1541, 2.5210),
+        (88.7214, 0.1786, 0.1080, 12.7927), (88.4237, -0.3037, 0.2719, 4.7799),
+    ]  # fmt: skip
+    assert [(round(v, 6), f) for v, f in answer.judged[4].gain.parts] == [(0.0674, 4), (0.002579, 10), (0.003977, 2)]
+    losses = [(one.loss.value, one.loss.error, one.loss.freedom) for one in answer.judged]
+    assert [tuple(round(value, 4) for value in loss) for loss in losses] == [
+        (-0.0214, 0.1078, 12.7013), (-0.0214, 0.1075, 12.7545), (-4.3880, 0.1665, 3.3852),
+        (0.1786, 0.1078, 12.7013), (-0.6014, 0.2721, 4.8062),
+    ]  # fmt: skip
+    assert [one.p_value and float(f"{one.p_value:.4g}") for one in answer.judged] == [
+        0.004223, 0.002423, 0.002814, None, None,
+    ]  # fmt: skip
+    widths = [one.gain.half_width(one.level(answer.claims)) for one in answer.judged]
+    assert [round(width, 4) for width in widths] == [0.3182, 0.3547, 1.7077, 0.3551, 1.2773]
+    smallest = [one.smallest_gain(answer.claims) for one in answer.judged]
+    assert [gain and round(gain, 4) for gain in smallest] == [0.3960, 0.4487, 1.8631, None, 1.5284]
+    assert answer.smallest_gains == (smallest[0], smallest[2])
+    assert [one.seeds_needed for one in answer.judged] == [None, None, None, None, 69]
+    assert (answer.judged[3].reason, answer.judged[3].need) == (
+        "it costs more than dense, which was not trained for longer", "longer"
+    )  # fmt: skip
+
+
+def test_the_worked_example_of_costs_by_seed():
+    counted = Candidate("E", E.accuracies, (0.91, 0.87, 0.93, 0.92, 0.88), by_seed=True)
+    (found,) = only(Evidence(DENSE, (counted,), measured=False)).judged
+    assert (round(found.cost.share, 4), round(found.cost.low, 4), round(found.cost.high, 4)) == (0.9017, 0.87, 0.9345)
+    assert [round(value, 4) for value in (found.gain.value, found.gain.error, found.gain.freedom)] == [
+        -0.2972, 0.2291, 4.4165,
+    ]  # fmt: skip
+    assert [(round(variance, 6), freedom) for variance, freedom in found.gain.parts] == [(0.049908, 4), (0.002561, 10)]
+    assert round(1 - found.gain.p_above(0), 4) == 0.1290
+
+
+def test_seeds_that_cost_more_than_dense_are_compared_with_the_whole_training():
+    dear = Candidate("E", E.accuracies, (1.05, 1.06, 1.04, 1.07, 1.03), by_seed=True)
+    (found,) = only(Evidence(DENSE, (dear,), measured=False)).judged
+    assert found.gain.value == pytest.approx(found.loss.value)
+    assert found.at_equal_cost == "not measured"
+
+
+def test_the_floor_of_costs_by_seed_is_the_error_of_as_many_passes():
+    equal = dataclasses.replace(E, ratios=(0.9,) * 5, by_seed=True, passes=2)
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(equal,))).judged
+    assert found.cost.error == pytest.approx(np.std(np.log(EXAMPLE.twice), ddof=1) / math.sqrt(2 * 5))
 
 
 def test_what_costs_more_than_dense_can_only_be_worse():
     worse = dataclasses.replace(D, accuracies=(80.0, 80.1, 80.2))
     (found,) = only(dataclasses.replace(EXAMPLE, candidates=(worse,))).judged
     assert (found.at_equal_cost, found.as_good) == ("worse", "no")
-    assert found.dense == pytest.approx(only(EXAMPLE).judged[1].dense)  # the whole dense training, which costs less
+    assert found.dense == only(EXAMPLE).curve.at(0.0).value  # the whole dense training, which costs less
 
 
 @pytest.mark.parametrize(
@@ -120,6 +166,12 @@ def test_a_method_without_enough_evidence_is_not_measured(changes, reason, need)
     assert reason in found.reason
 
 
+def test_dense_needs_three_passes_against_itself():
+    (found, *_) = only(dataclasses.replace(EXAMPLE, twice=EXAMPLE.twice[:2])).judged
+    assert (found.at_equal_cost, found.need, found.cost) == ("not measured", "passes", None)
+    assert found.reason == "it has 2 of at least 3 time passes"
+
+
 def test_below_the_shortest_dense_training_only_the_second_question_has_an_answer():
     short = dataclasses.replace(A, ratios=(0.5, 0.501, 0.502))
     found = only(dataclasses.replace(EXAMPLE, candidates=(short, B))).judged[0]
@@ -129,26 +181,24 @@ def test_below_the_shortest_dense_training_only_the_second_question_has_an_answe
     assert only(dataclasses.replace(EXAMPLE, candidates=(lossy, B))).judged[0].as_good == "no"
 
 
-def test_methods_whose_seeds_all_agree_have_no_outcome():
-    equal = dataclasses.replace(A, accuracies=(88.7, 88.7, 88.7))
+def test_seeds_that_all_agree_have_the_spread_of_dense():
+    equal = dataclasses.replace(A, accuracies=(88.7,) * 5)
     (found,) = only(dataclasses.replace(EXAMPLE, candidates=(equal,))).judged
-    assert (found.at_equal_cost, found.as_good) == ("not measured", "not measured")
-    assert "same accuracy" in found.reason
-    assert only(dataclasses.replace(EXAMPLE, candidates=(equal, B))).judged[0].at_equal_cost == "better"
+    assert found.accuracy.parts == ((pytest.approx(only(EXAMPLE).curve.spread[0] / 5), 4),)
+    assert not found.has_own_spread
 
 
-def test_a_cost_that_cannot_be_told_from_dense_counts_as_1():
-    near = dataclasses.replace(B, ratios=(0.994, 1.0, 0.997))
-    found = only(dataclasses.replace(EXAMPLE, candidates=(near, A))).judged[0]
-    assert found.cost.is_same
-    assert found.cost.of_dense == 1.0
-    assert found.dense == pytest.approx(only(EXAMPLE).judged[1].dense)
+def test_a_cost_that_cannot_be_told_from_dense_counts_as_it_is():
+    above = dataclasses.replace(B, ratios=(0.999, 1.006, 1.003))
+    found = only(dataclasses.replace(EXAMPLE, candidates=(above, A))).judged[0]
+    assert found.cost.low < 1 < found.cost.of_dense == found.cost.share
+    assert found.dense == only(EXAMPLE).curve.at(found.cost.log).value
 
 
 def test_numbers_with_unequal_seeds_are_those_of_another_computation():
     """Weighted least squares by polyfit, and the formulas of the rule written out once more."""
     budgets = (Budget(0.55, (*DENSE[0].accuracies, 86.4, 85.9)), *DENSE[1:4], Budget(1.0, (88.8, 88.6, 88.7, 88.9)))
-    other = dataclasses.replace(B, ratios=(0.93, 0.94, 0.93))
+    other = dataclasses.replace(B, accuracies=(88.7, 88.8, 88.5, 89.9), ratios=(0.93, 0.94, 0.93))
     answer = only(Evidence(budgets, (A, other), EXAMPLE.twice))
     x, n = np.log([one.share for one in budgets]), np.array([len(one.accuracies) for one in budgets])
     means = np.array([np.mean(one.accuracies) for one in budgets])
@@ -159,22 +209,23 @@ def test_numbers_with_unequal_seeds_are_those_of_another_computation():
     units = np.array([np.polyval(np.polyfit(x, unit, 2, w=np.sqrt(n)), c) for unit in np.eye(5)])
     variances = [np.var(one.accuracies, ddof=1) for one in (A, other)]
     of_method, of_dense, *_ = answer.judged[0].gain.parts
-    assert of_method == (pytest.approx(max(variances[0], np.mean(variances)) / 3), 4)
+    assert of_method == (pytest.approx(max(variances[0], spread) / 5), 4)
     assert of_dense == (pytest.approx(spread * (units**2 / n).sum()), freedom)
-    gains = [one.gain for one in answer.judged]
-    shown = [(stats.t.ppf(1 - 0.025 / 2, one.freedom) + stats.t.ppf(0.8, one.freedom)) * one.error for one in gains]
-    assert answer.smallest_gain == pytest.approx(max(shown))
+    shown = [
+        (stats.t.ppf(1 - 0.025 * (1 - 2 / seeds) / 2, one.gain.freedom) + stats.t.ppf(0.8, one.gain.freedom))
+        * one.gain.error
+        for one, seeds in zip(answer.judged, (5, 4), strict=True)
+    ]
+    assert answer.smallest_gains == pytest.approx((min(shown), max(shown)))
 
 
 def test_the_smallest_gain_is_that_of_methods_that_could_be_compared():
     wide = dataclasses.replace(D, accuracies=(80.0, 89.0, 98.0))  # costs more than dense
     answer = only(dataclasses.replace(EXAMPLE, candidates=(A, wide)))
-    first, second = (one.gain for one in answer.judged)
-    assert second.error > first.error
-    assert answer.judged[1].at_equal_cost == "not measured"
-    assert answer.smallest_gain == pytest.approx(
-        (stats.t.ppf(1 - 0.025 / 2, first.freedom) + stats.t.ppf(0.8, first.freedom)) * first.error
-    )
+    first, second = answer.judged
+    assert second.gain.error > first.gain.error
+    assert second.at_equal_cost == "not measured"
+    assert answer.smallest_gains == (first.smallest_gain(2),) * 2
 
 
 def test_a_curve_that_falls_gives_the_cost_no_part_in_the_error():
@@ -201,7 +252,7 @@ def test_the_p_value_of_same_is_the_larger_of_both():
     same = only(EXAMPLE).judged[1]
     distances = [MARGIN + same.gain.value, MARGIN - same.gain.value]
     single = [stats.t.sf(one / same.gain.error, same.gain.freedom) for one in distances]
-    assert 4 * min(single) < max(single) <= same.p_value <= 4 * max(single)
+    assert 2 * min(single) < max(single) <= same.p_value <= 5 * 5 / 3 * max(single)
 
 
 def test_an_exact_cost_of_1_is_neither_less_nor_more():
@@ -211,29 +262,26 @@ def test_an_exact_cost_of_1_is_neither_less_nor_more():
 
 
 def test_the_number_of_seeds_that_is_asked_for_would_decide():
-    close = dataclasses.replace(A, accuracies=(88.5, 88.7, 88.3))
-    evidence = dataclasses.replace(EXAMPLE, candidates=(close, B))
+    evidence = dataclasses.replace(EXAMPLE, candidates=(E, B))
     (found, _) = only(evidence, 0.05).judged
     gain, needed = found.gain, found.seeds_needed
     ((first, f1), (second, f2), *cost) = gain.parts
 
     def is_shown(seeds):
-        parts = ((first * 3 / seeds, f1 * (seeds - 1) / 2), (second * 3 / seeds, f2 * (seeds - 1) / 2), *cost)
+        parts = ((first * 5 / seeds, f1 * (seeds - 1) / 4), (second * 5 / seeds, f2 * (seeds - 1) / 4), *cost)
         variance = sum(one for one, _ in parts)
         freedom = variance**2 / sum(one**2 / of for one, of in parts)
-        return abs(gain.value) >= stats.t.ppf(1 - 0.025 / 2, freedom) * math.sqrt(variance)
+        return abs(gain.value) >= stats.t.ppf(1 - 0.025 * (1 - 2 / seeds) / 2, freedom) * math.sqrt(variance)
 
     assert is_shown(needed)
     assert not is_shown(needed - 1)
 
 
-def test_a_cell_with_two_seeds_or_passes_changes_nothing():
-    short = (Candidate("E", (10.0, 90.0), A.ratios), Candidate("F", (88.0, 88.1, 88.2), (0.5, 0.9)))
-    more = dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, short[0]))
-    passes = dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, short[1]))
-    one, two = only(EXAMPLE).judged[0], only(more).judged[0]
-    assert one.accuracy.parts == two.accuracy.parts
-    assert only(passes).judged[0].cost.half_width == one.cost.half_width
+def test_another_method_changes_neither_spread_nor_cost():
+    wild = Candidate("wild", (20.0, 50.0, 80.0), (0.5, 0.9, 0.7))
+    with_it = only(dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, wild)))
+    for one, same in zip(only(EXAMPLE).judged, with_it.judged, strict=False):
+        assert (one.gain, one.cost) == (same.gain, same.cost)
 
 
 def test_diverged_seeds_are_counted_and_never_better():
@@ -246,12 +294,6 @@ def test_diverged_seeds_are_counted_and_never_better():
     assert only(dataclasses.replace(EXAMPLE, candidates=(few,))).judged[0].at_equal_cost == "unstable"
 
 
-def test_a_diverged_method_leaves_the_pool_of_spreads():
-    wild = Candidate("wild", (20.0, 50.0, 80.0), (0.9, 0.9, 0.9), diverged=1)
-    with_it = only(dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, wild)))
-    assert with_it.judged[0].accuracy.parts == only(EXAMPLE).judged[0].accuracy.parts
-
-
 def test_a_length_of_dense_with_a_diverged_seed_is_left_out():
     budgets = (*DENSE[:2], dataclasses.replace(DENSE[2], diverged=1), *DENSE[3:])
     assert [one.share for one in dense_curve(budgets).budgets] == [0.55, 0.7, 0.9, 1.0]
@@ -260,14 +302,13 @@ def test_a_length_of_dense_with_a_diverged_seed_is_left_out():
 def test_flops_have_the_error_of_the_seeds():
     flops = dataclasses.replace(
         EXAMPLE, measured=False, twice=(),
-        candidates=(dataclasses.replace(A, ratios=(0.8, 0.8, 0.8)), dataclasses.replace(B, ratios=(0.9, 0.95, 1.0))),
+        candidates=(dataclasses.replace(A, ratios=(0.8,) * 3), dataclasses.replace(B, ratios=(0.9, 0.95, 1.0))),
     )  # fmt: skip
     first, second = only(flops).judged
     assert first.cost == CostShare(math.log(0.8))
     assert len(first.gain.parts) == 2
     assert first.as_good == "yes"
     assert (second.cost.freedom, len(second.gain.parts)) == (2, 3)
-    assert second.cost.is_same  # its interval reaches 1, so that it counts as 1
     assert second.as_good == "undecided"
 
 
@@ -285,10 +326,10 @@ def test_more_seeds_are_asked_for_only_where_they_decide():
     close = dataclasses.replace(A, accuracies=(88.5, 88.7, 88.3))
     (found,) = only(dataclasses.replace(EXAMPLE, candidates=(close,)), 0.05).judged
     assert found.at_equal_cost == "undecided"
-    assert 3 < found.seeds_needed < 20
+    assert 3 < found.seeds_needed < 30
     # The cost is too uncertain for any number of seeds.
     vague = dataclasses.replace(close, ratios=(0.7, 0.86, 0.99))
-    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(vague,), twice=()), 0.05).judged
+    (found,) = only(dataclasses.replace(EXAMPLE, candidates=(vague,)), 0.05).judged
     assert (found.at_equal_cost, found.seeds_needed, found.need) == ("undecided", None, "passes")
 
 
