@@ -53,9 +53,9 @@ def gain_of(judged: Judged, claims: int) -> Estimate | None:
 
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
     """Return what is known about the methods of a group, without controls."""
-    budgets = [(one, _share(one, group, cost)) for one in (*group.budgets, group)]
+    fixed = _fixed(group, cost)
+    budgets = [(one, _share(one, group, cost, fixed)) for one in (*group.budgets, group)]
     methods = [row for row in rows if not row.is_baseline and not row.is_control]
-    ratios = _times if cost == "time" else _flops
     return Evidence(
         budgets=tuple(
             Budget(share, dense.accuracies, dense.diverged)
@@ -63,7 +63,9 @@ def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Eviden
             if (trials := [trial for trial in one.trials if label(trial) == BASELINE])
             for dense in [candidate(BASELINE, trials, Ratios(()))]
         ),
-        candidates=tuple(candidate(row.label, row.trials, ratios(row)) for row in methods),
+        candidates=tuple(
+            candidate(row.label, row.trials, _times(row) if cost == "time" else _flops(row, fixed)) for row in methods
+        ),
         twice=tuple(one.dense_twice for time in group.times.values() for one in time.sound),
         measured=cost == "time",
     )
@@ -74,11 +76,11 @@ def _times(row: MethodRow) -> Ratios:
     return Ratios(()) if row.timed is None else time_ratios(row.timed, row.trials)
 
 
-def _flops(row: MethodRow) -> Ratios:
+def _flops(row: MethodRow, fixed: float) -> Ratios:
     """Return the relative executed FLOPs of each seed; of this machine's seeds if others were trained elsewhere."""
     flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
     known = flops[(flops > 0).all(axis="columns")]
-    ratios = (known.iloc[:, 0] / known.iloc[:, 1]).to_dict()
+    ratios = (known.iloc[:, 0] / known.iloc[:, 1] / (1 + fixed)).to_dict()
     seeds = sound_accuracies(row.trials)
     if seeds and seeds.keys() <= ratios.keys():
         return Ratios(tuple(ratios[seed] for seed in seeds), by_seed=True)
@@ -86,7 +88,18 @@ def _flops(row: MethodRow) -> Ratios:
     return Ratios(tuple(ratios.values()) if len(ratios) == len(here) else ())
 
 
-def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
+def _fixed(group: TrialGroup, cost: Cost) -> float:
+    """Return what dense training costs whatever its length, for `precise_bn`, relative to its steps."""
+    if cost == "time":
+        known = [one.fixed for time in group.times.values() for one in time.sound]
+    else:
+        dense = [trial for trial in group.trials if trial.done and label(trial) == BASELINE]
+        pairs = [(trial.number("train_flops_executed"), trial.number("train_flops_dense")) for trial in dense]
+        known = [executed / steps - 1 for executed, steps in pairs if executed and steps]
+    return max(0.0, math.fsum(known) / len(known)) if known else 0.0
+
+
+def _share(budget: TrialGroup, group: TrialGroup, cost: Cost, fixed: float) -> float:
     """Return the cost of a dense training for fewer epochs, relative to the whole one.
 
     With one phase, the cost is the share of the steps, because all steps are equal. With several phases, each epoch
@@ -94,18 +107,18 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost) -> float:
     """
     if budget is group:
         return 1.0
-    of_steps = share_of_steps(budget, group)
+    share = share_of_steps(budget, group)
+    timed = next(iter(group.times.values()), None)
     if cost == "flops":
         flops = [_dense_flops(training) for training in (budget, group)]
-        return flops[0] / flops[1] if all(flops) else of_steps
-    timed = next(iter(group.times.values()), None)
-    if timed is None or len(timed.passes[0].seconds) == 1:
-        return of_steps
-    times = [
-        math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(training))
-        for training in (budget, group)
-    ]
-    return times[0] / times[1]
+        share = flops[0] / flops[1] if all(flops) else share
+    elif timed is not None and len(timed.passes[0].seconds) > 1:
+        times = [
+            math.fsum(part * timed.passes[0].relative_step(phase) for phase, part in _phases(training))
+            for training in (budget, group)
+        ]
+        share = times[0] / times[1]
+    return (share + fixed) / (1 + fixed)
 
 
 def _dense_flops(group: TrialGroup) -> float:

@@ -107,9 +107,9 @@ def time(arguments: Sequence[str]) -> int:
         metavar="N",
         type=whole(1, 100),
         help="passes of each method that the folder has when the command ends, each in a new process; a verdict about "
-        "time needs three (default: 3)",
+        "time needs three (default: 5, or one for each seed if a method has more)",
     )
-    typed = _read_pass(parser, arguments, "as many as run uses with --jobs 1")
+    typed = _read_pass(parser, arguments)
     folder = _suite_folder(typed.folder, "time")
 
     from suite.measure import time_pass  # imports torch
@@ -117,7 +117,7 @@ def time(arguments: Sequence[str]) -> int:
     with files.errors_of(folder):
         complete = time_pass.run(
             folder, typed.methods, threads=typed.threads, busy=typed.busy, plugins=typed.plugin,
-            pairs=typed.pairs or time_pass.DEFAULT_PAIRS, passes=typed.passes or time_pass.DEFAULT_PASSES,
+            pairs=typed.pairs or time_pass.DEFAULT_PAIRS, passes=typed.passes or 0,
         )  # fmt: skip
     update(Path(typed.folder).expanduser())
     return 0 if complete else 1
@@ -165,11 +165,13 @@ def profile(arguments: Sequence[str]) -> int:
     return 0 if complete else 1
 
 
-def _read_pass(parser: Parser, arguments: Sequence[str], threads: str = "those of the trials") -> argparse.Namespace:
+def _read_pass(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Add what all passes take, and parse the arguments of one."""
     parser.add_argument("folder", metavar="DIR", help="output folder of a command")
     parser.add_argument("--methods", metavar="LIST", default="", help="methods to measure (default: all of the folder)")
-    parser.add_argument("--threads", metavar="N", type=whole(1, 1000), help=f"threads of torch (default: {threads})")
+    parser.add_argument(
+        "--threads", metavar="N", type=whole(1, 1000), help="threads of torch (default: those of the trials)"
+    )
     parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
     parser.add_argument(
         "--plugin",

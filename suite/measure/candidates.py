@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -36,8 +37,10 @@ class Candidate:
         trial: Name of the folder of the trial that is run again.
         spec: Specification of that trial; `None` if it cannot be run again.
         stages: Stages of that trial; empty if it cannot be run again.
-        reconfigure_s: Recorded seconds of its reconfigurations.
-        threads: Threads of the trial; 0 if they are not known or are those of another machine.
+        reconfigure_s: Recorded seconds of its reconfigurations, by epoch.
+        threads: Threads of the trial; 0 if they are not known.
+        is_elsewhere: Whether another machine trained it.
+        seeds: Number of seeds that can be run again.
         reason: Why the trial cannot be run again; empty if it can.
         lacking: Specification of a trial that has no states. Training it again would make them.
         home: Folder whose `trials` has the trial: that of the suite, or `AGAIN` in it.
@@ -50,8 +53,10 @@ class Candidate:
     trial: str
     spec: TrialSpec | None = None
     stages: tuple[Stage, ...] = ()
-    reconfigure_s: float = 0.0
+    reconfigure_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
     threads: int = 0
+    is_elsewhere: bool = False
+    seeds: int = 1
     reason: str = ""
     lacking: TrialSpec | None = None
     home: Path = Path()
@@ -60,7 +65,7 @@ class Candidate:
 
 
 def find_candidates(
-    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0, threads: int | None = None
+    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0, timed: bool = False
 ) -> list[Candidate]:
     """Return the methods of every group of a folder.
 
@@ -71,8 +76,7 @@ def find_candidates(
         with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
             method.
         number: Number of the pass, from 0. It selects the seed, in order, among those that can be run again.
-        threads: Threads with which trials of other machines are also measured here, in groups of this machine. `None`
-            leaves them in their own groups.
+        timed: Whether trials of other machines are measured here too, in groups of this machine.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -81,8 +85,8 @@ def find_candidates(
     records = read(folder, current_rows(folder))
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
-    if threads is not None:
-        groups = list(_on_this_machine(groups, threads, [candidate.key for candidate in records.times]))
+    if timed:
+        groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
     for group in groups:
         by_label: dict[str, list[Trial]] = {}
         for trial in group.trials:
@@ -92,7 +96,7 @@ def find_candidates(
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
             ready = [candidate for candidate in several if candidate.spec is not None]
             ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
-            candidates.append(dataclasses.replace(ready[number % len(ready)], number=number))
+            candidates.append(dataclasses.replace(ready[number % len(ready)], number=number, seeds=len(ready)))
     if not methods:
         candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
     if not candidates:
@@ -109,9 +113,7 @@ def _repeated(folder: Path) -> dict[str, Trial]:
     return {one.name: one for one in done if all(one.text(name) == text for name, text in here[one.text("device")])}
 
 
-def _on_this_machine(
-    groups: Iterable[TrialGroup], threads: int, timed: Sequence[Mapping[str, str]]
-) -> Iterator[TrialGroup]:
+def _on_this_machine(groups: Iterable[TrialGroup], timed: Sequence[Mapping[str, str]]) -> Iterator[TrialGroup]:
     """Yield one group for each setting. A method that this machine did not train has the trials of other machines.
 
     The group has the key of earlier passes of this machine, otherwise that of most of this machine's trials.
@@ -125,7 +127,7 @@ def _on_this_machine(
         here = this_machine(device)
         own = [group for group in several if all(group.key[name] in ("", text) for name, text in here.items())]
         own.sort(key=lambda group: -sum(trial.done for trial in group.trials))
-        new = {**several[0].key, **here, "threads": str(threads)}
+        new = {**several[0].key, **here}
         earlier = [key for key in timed if {**key, "threads": new["threads"]} == new]
         key = [*earlier, *(group.key for group in own), new][0]
         known = {label(trial) for group in own for trial in group.trials if trial.done}
@@ -200,6 +202,13 @@ def _candidate(
         refused,
         spec=spec,
         stages=tuple(stages),
-        reconfigure_s=trial.number("reconfigure_time_s") or 0.0,
-        threads=0 if trial.elsewhere else int(trial.number("threads") or 0),
+        reconfigure_s=_by_epoch(trial),
+        threads=int(trial.number("threads") or 0),
+        is_elsewhere=trial.elsewhere,
     )
+
+
+def _by_epoch(trial: Trial) -> dict[int, float]:
+    """Return the seconds of a trial's reconfigurations, which its records add up."""
+    totals = [record.get("reconfigure_time_s") or 0.0 for record in trial.epochs]
+    return {epoch: total - before for epoch, (before, total) in enumerate(pairwise([0.0, *totals]), 1)}

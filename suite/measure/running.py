@@ -90,7 +90,7 @@ class Pass(Generic[Entry]):
                 specs = (one.spec or one.lacking for one in candidates)
                 load_recorded(path, [spec.defined_by for spec in specs if spec is not None])
             if not self.busy and number == 0:  # later, each pass says itself how busy the machine is
-                self._refuse_competition(self.threads or one.threads or available_cores() for one in candidates)
+                self._refuse_competition(map(self.threads_for, candidates))
             if number == 0 and self.prepare(candidates):
                 candidates = self.found(number)
             several = len({tuple(one.key.items()) for one in candidates}) > 1
@@ -101,7 +101,7 @@ class Pass(Generic[Entry]):
                     if candidate.spec is None:
                         raise UsageError(candidate.reason)
                     candidate = dataclasses.replace(candidate, spec=candidate.spec.of_record(self.plugins), place=place)
-                    entry = self.entry_of(candidate, self.threads or candidate.threads or available_cores())
+                    entry = self.entry_of(candidate, self.threads_for(candidate))
                 except UsageError as error:
                     self.show(clean(f"{where}{candidate.label}: not measured: {' '.join(str(error).split())}"))
                     continue
@@ -110,6 +110,10 @@ class Pass(Generic[Entry]):
                     self.show(f"{where}{self.line(candidate.label, entry)}")
                 measured += 1
         return measured == len(candidates)
+
+    def threads_for(self, candidate: Candidate) -> int:
+        """Return the number of threads to measure a candidate with."""
+        return self.threads or candidate.threads or int(candidate.key["threads"] or 0) or available_cores()
 
     def measure_here(self, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
         """Measure stages of a trial on the machine that the trial ran on.

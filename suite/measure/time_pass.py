@@ -11,13 +11,14 @@ that between passes.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, validate
 from suite.measure.again import train_again
 from suite.measure.candidates import Candidate, find_candidates
@@ -26,9 +27,10 @@ from suite.recipe import Phase
 from suite.trials.building import with_data_here
 from suite.trials.controls import dense_spec
 from suite.trials.folder.times import TIMES, MethodTime, PassTime
+from suite.trials.spec import TrialSpec
 
 DEFAULT_PAIRS = 45
-DEFAULT_PASSES = 3
+DEFAULT_PASSES = 5
 
 
 def run(folder: Path, methods: str = "", **options: Any) -> bool:
@@ -49,19 +51,18 @@ class TimePass(Pass[MethodTime]):
     no trial of a method has its states here, the trial of the lowest seed is trained first (`suite.measure.again`).
 
     Attributes:
-        threads: Number of threads; by default that of a command of one job here, whatever the trials used.
         pairs: Pairs of steps of each pass, which the stages of its trial share.
-        passes: Number of passes that each method has at the end.
+        passes: Number of passes that each method has at the end; by default `DEFAULT_PASSES`, or one for each seed if a
+            method has more.
     """
 
     file = TIMES
     FUNCTION = "suite.measure.time_steps:measure"
 
     pairs: int = DEFAULT_PAIRS
-    passes: int = DEFAULT_PASSES
+    passes: int = 0
 
     def __post_init__(self) -> None:
-        self._typed_threads, self.threads = self.threads, self.threads or _threads_of_run()
         self._measured: dict[tuple[str, str], Candidate] = {}
         self._said: set[str] = set()
         self.show = partial(self._say_once, self.show)
@@ -74,6 +75,7 @@ class TimePass(Pass[MethodTime]):
 
     def run(self) -> bool:
         """Run the passes, show what is missing or disturbed, and return whether every method has all of its passes."""
+        self.passes = self.passes or max([DEFAULT_PASSES, *(one.seeds for one in self.found(0))])
         measured = [self.run_once(number) for number in range(self.passes)]
         complete = all(measured)
         for (_, label), candidate in self._measured.items():
@@ -96,7 +98,7 @@ class TimePass(Pass[MethodTime]):
 
     def found(self, number: int) -> list[Candidate]:
         """Return the methods, those that only other machines have trained included."""
-        return find_candidates(self.folder, "time", self.methods, number=number, threads=self.threads)
+        return find_candidates(self.folder, "time", self.methods, number=number, timed=True)
 
     def ordered(self, candidates: list[Candidate], number: int) -> list[Candidate]:
         """Return the methods in an order that the number draws. Each second order is the reverse of the one before."""
@@ -105,14 +107,15 @@ class TimePass(Pass[MethodTime]):
 
     def prepare(self, candidates: Sequence[Candidate]) -> bool:
         """Train what candidates with missing passes lack, and return whether any trial was trained."""
-        assert self.threads
-        wanted = []
+        wanted: dict[int, list[Candidate]] = {}
         for candidate in candidates:
             others = self._known(candidate)
             if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
-                self._refuse_other_threads(others, self.threads)
-                wanted.append(candidate)
-        return train_again(self.folder, wanted, self.plugins, self.threads, self.show)
+                threads = self.threads_for(candidate)
+                self._refuse_other_threads(others, threads)
+                wanted.setdefault(threads, []).append(candidate)
+        trained = [train_again(self.folder, several, self.plugins, n, self.show) for n, several in wanted.items()]
+        return any(trained)
 
     def entry_of(self, candidate: Candidate, threads: int) -> MethodTime | None:
         """Measure a pass of a method and return the method's entry with it; `None` if the pass is already known."""
@@ -120,7 +123,7 @@ class TimePass(Pass[MethodTime]):
         entry = others.get(candidate.label)
         done = self._counted(entry)
         is_known = len(done) >= self.passes or candidate.number in {one.number for one in done}
-        if is_known and self._typed_threads is None:
+        if is_known and self.threads is None:
             return None
         self._refuse_other_threads(others, threads)
         if is_known:
@@ -160,30 +163,33 @@ class TimePass(Pass[MethodTime]):
         built_first, steps_first = drawn(candidate.label, candidate.number)
         arguments = {
             "spec": candidate.spec.to_json(),
-            "dense": dense_spec(candidate.spec).to_json(),
+            "dense": _dense_of(candidate).to_json(),
             "trials": str(candidate.home / "trials"),
             "stages": [dataclasses.asdict(stage) for stage in candidate.stages],
             "pairs": self.pairs,
             "method_built_first": built_first,
             "method_steps_first": steps_first,
-            "choose_again": threads != candidate.threads,
+            "choose_again": candidate.is_elsewhere or threads != candidate.threads,
         }
         found = self.measure_here(candidate, arguments, threads)
         names = {True: "method", False: "dense"}
+        stages, reconfigure_s = [], dict(candidate.reconfigure_s)
+        for stage, measured in zip(candidate.stages, found["stages"], strict=True):
+            steps = {name: value for name, value in measured.items() if name != "reconfigure_s"}
+            stages.append({"epoch": stage.epoch, "steps": stage.steps, **steps})
+            if measured["reconfigure_s"] is not None:
+                reconfigure_s[stage.last] = measured["reconfigure_s"]
         entry = {
             "trial": candidate.trial,
-            "stages": [
-                {"epoch": stage.epoch, "steps": stage.steps, **measured}
-                for stage, measured in zip(candidate.stages, found["stages"], strict=True)
-            ],
+            "stages": stages,
             "dense": [{**Phase(*phase)._asdict(), "steps": count} for phase, count in found["dense"]],
-            "reconfigure_s": candidate.reconfigure_s,
+            "reconfigure_s": math.fsum(reconfigure_s.values()),
             "order": {
                 "number": candidate.number, "place": candidate.place,
                 "built_first": names[built_first], "steps_first": names[steps_first],
             },
             "threads": threads,
-            **{name: found[name] for name in ("twice", "load", "provenance")},
+            **{name: found[name] for name in ("dense_reconfigure_s", "twice", "load", "provenance")},
         }  # fmt: skip
         found_pass: PassTime = validate(PassTime, entry, candidate.trial)
         return found_pass
@@ -205,5 +211,9 @@ def in_words(threads: int) -> str:
     return f"{threads} {'thread' if threads == 1 else 'threads'}"
 
 
-def _threads_of_run() -> int:
-    return threads_of_environment() or available_cores()
+def _dense_of(candidate: Candidate) -> TrialSpec:
+    """Return dense training with the recipe of the candidate's group, which a method may have changed for itself."""
+    assert candidate.spec is not None
+    dense = dense_spec(candidate.spec)
+    shared = json.loads(candidate.key["recipe"]) if candidate.key["recipe"] else dense.recipe
+    return dataclasses.replace(dense, recipe={**dense.recipe, "precise_bn": shared.get("precise_bn", 0)})

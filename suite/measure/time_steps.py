@@ -60,10 +60,12 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `stages`: for each stage `image_size` and `frozen`, its phase, and `start` and `end`, pairs of seconds of a step
-        of the method and of dense, or `None` for an end that was not kept; `twice`: pairs of the second dense trainer
-        and the first; `dense`: steps of dense training, as successive pairs of a phase and a number; `load`: cores that
-        other programs used; `provenance`. If the trial cannot be measured, only `error`, the reason.
+        `stages`: for each stage `image_size` and `frozen`, its phase, `start` and `end`, pairs of seconds of a step of
+        the method and of dense, and `reconfigure_s`, seconds of what follows its last step (`Trainer.finish_epoch`);
+        the last two are `None` for an end that was not kept; `twice`: pairs of the second dense trainer and the first;
+        `dense`: steps of dense training, as successive pairs of a phase and a number; `dense_reconfigure_s`: seconds of
+        dense's `precise_bn`; `load`: cores that other programs used; `provenance`. If the trial cannot be measured,
+        only `error`, the reason.
     """
     own, dense_spec, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
     loads: list[float] = []
@@ -84,26 +86,31 @@ def measure(
         for stage, states in _states(folder / own.trial_id, stages, pairs):
             cost = Cost(**{**stage["cost"], "flops": tuple(stage["cost"]["flops"])})
             refuse = partial(other_cost, expected=cost, executed_before=before, chosen_again=choose_again)
-            of_stages.append({"start": None, "end": None})
+            of_stages.append({"start": None, "end": None, "reconfigure_s": None})
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
-                times, phase = in_turn(both, count, next(built_first), method_steps_first, refuse)
+                times, (trainer, _) = in_turn(both, count, next(built_first), method_steps_first, refuse)
+                of_stages[-1] |= {name: times, **trainer.ledger.phase._asdict()}
+                if name == "end":
+                    of_stages[-1]["reconfigure_s"] = _reconfigure_s(trainer, trainer.finish_epoch)
                 loads.append(busy_cores())
-                of_stages[-1] |= {name: times, **phase._asdict()}
             before = cost.executed
         twice: Pairs = []
         first = Phase(of_stages[0]["image_size"], of_stages[0]["frozen"])
         both = (lambda: at_phase(of_dense(), first), of_dense)
         for first_is_built_first in (method_built_first, not method_built_first):
             count = max(FEWEST_PAIRS, pairs // 2)
-            twice += in_turn(both, count, first_is_built_first, method_steps_first)[0]
+            times, (_, trainer) = in_turn(both, count, first_is_built_first, method_steps_first)
+            twice += times
             loads.append(busy_cores())
+        statistics = trainer.estimate_statistics if trainer.recipe.precise_bn else lambda: None
     except UsageError as error:
         return {"error": str(error)}
     return {
         "stages": of_stages,
         "twice": twice,
         "dense": _dense_steps(own.make_recipe(), splits),
+        "dense_reconfigure_s": _reconfigure_s(trainer, statistics),
         "load": max(float(provenance["busy_cores"]), *loads),
         "provenance": provenance,
     }
@@ -115,8 +122,8 @@ def in_turn(
     first_is_built_first: bool,
     first_begins: bool,
     refuse: Callable[[Steps], str] = lambda steps: "",
-) -> tuple[Pairs, Phase]:
-    """Build two trainers, and return seconds of a step of each in pairs of turns, and their phase.
+) -> tuple[Pairs, tuple[Trainer, Trainer]]:
+    """Build two trainers, and return seconds of a step of each in pairs of turns, and the trainers after these steps.
 
     Args:
         trainers: Functions that build them. The second trainer is dense, and in the phase of the first.
@@ -144,7 +151,14 @@ def in_turn(
 
     stamps = stamps_of(first.trainer.device)
     times = interleaved_times((partial(turn, 0), partial(turn, 1)), count, stamps, last_begins=not first_begins)
-    return [list(map(float, pair)) for pair in times / lengths], first.phase
+    return [list(map(float, pair)) for pair in times / lengths], (both[0].trainer, both[1].trainer)
+
+
+def _reconfigure_s(trainer: Trainer, call: Callable[[], object]) -> float:
+    """Return the seconds of a call that a trial's clock counts as reconfiguration."""
+    before = trainer.clock.seconds["reconfigure"]
+    call()
+    return trainer.clock.seconds["reconfigure"] - before
 
 
 def _states(

@@ -150,18 +150,8 @@ class Trainer:
                     self.average.end_epoch()
             with self.clock.span("io"):
                 self.on_trained(self.state_dict)
-            plan = self.end_epoch()
-            if plan is not None:
-                self.apply_plan(plan)
-            # After the last epoch, the evaluation is that of the final model, without the method.
+            reconfigured = self.finish_epoch()
             is_last = not self.epochs_left
-            if is_last:
-                if self.average:
-                    self.average.finish()
-                self.runner.finish()
-                if self.recipe.precise_bn:
-                    with self.clock.span("reconfigure"):
-                        self.estimate_statistics()
             with self.clock.span("check"):
                 self.parallel.check_states()
             if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
@@ -170,7 +160,7 @@ class Trainer:
                     record |= self.evaluation.record(self.splits, is_last)
                 self.evaluation.check(record, self.ctx.epochs_done)
             self.progress.finished = is_last
-            self._complete(record, reconfigured=plan is not None)
+            self._complete(record, reconfigured)
             self.on_epoch(record)
             with self.clock.span("io"):
                 self.parallel.gather_random_states()
@@ -300,6 +290,22 @@ class Trainer:
         """Return whether gradients may still become finite. The loss scale starts high and halves until they are."""
         return self.scaler is not None and before is not None and 1 <= self.scaler.get_scale() < before
 
+    def finish_epoch(self) -> bool:
+        """Do what follows the last step of an epoch, and return whether the network was reconfigured.
+
+        After the last epoch, what is left is the final model, without the method.
+        """
+        plan = self.end_epoch()
+        if plan is not None:
+            self.apply_plan(plan)
+        if not self.epochs_left:
+            if self.average:
+                self.average.finish()
+            self.runner.finish()
+            if self.recipe.precise_bn:
+                self.estimate_statistics()
+        return plan is not None
+
     def end_epoch(self) -> ReconfigPlan | None:
         """Run the method's hooks at the end of an epoch; return its plan, if there is one, for `apply_plan`."""
         if self.device.type == "cuda":
@@ -313,10 +319,11 @@ class Trainer:
     def estimate_statistics(self) -> None:
         """Estimate the statistics of batch normalisation from `recipe.precise_bn` images, and count the passes."""
         counted = self.ledger.counts()
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            update_bn(self._images_for_statistics(), self.model)
-        self.parallel.add_counts(self.ledger, counted, self.ledger.step_cost())
-        self.parallel.average_buffers()
+        with self.clock.span("reconfigure"):
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                update_bn(self._images_for_statistics(), self.model)
+            self.parallel.add_counts(self.ledger, counted, self.ledger.step_cost())
+            self.parallel.average_buffers()
 
     def _images_for_statistics(self) -> Iterator[Tensor]:
         """Yield this rank's micro-batches of the next epoch. A smaller last batch would have too much weight."""

@@ -132,7 +132,8 @@ class PassTime(Strict):
         trial: Id of the trial whose stages were measured.
         stages: The stages, in order.
         dense: Steps of dense training with this recipe, in order.
-        reconfigure_s: Recorded seconds of the trial's reconfigurations.
+        reconfigure_s: Seconds of the trial's reconfigurations and of its `precise_bn`.
+        dense_reconfigure_s: Seconds of `precise_bn` of dense, if the group's recipe has it.
         twice: Pairs of steps of a second dense trainer and of the first one.
         order: The random choices of this pass.
         load: Largest number of cores that other programs used before, between or after the states.
@@ -144,6 +145,7 @@ class PassTime(Strict):
     stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
     dense: Annotated[tuple[DenseSteps, ...], Field(min_length=1)]
     reconfigure_s: Annotated[float, Ge(0), Le(10**12)]
+    dense_reconfigure_s: Annotated[float, Ge(0), Le(10**12)] = 0.0
     twice: Pairs
     order: Order
     load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
@@ -197,9 +199,19 @@ class PassTime(Strict):
         }
 
     @cached_property
-    def dense_s(self) -> float:
+    def _dense_steps_s(self) -> float:
         """Seconds of all steps of dense training."""
         return math.fsum(part.steps * self.seconds[part.phase] for part in self.dense)
+
+    @property
+    def dense_s(self) -> float:
+        """Seconds of dense training."""
+        return self._dense_steps_s + self.dense_reconfigure_s
+
+    @property
+    def fixed(self) -> float:
+        """Time of dense training that does not depend on its length, that of `precise_bn`, relative to its steps."""
+        return self.dense_reconfigure_s / self._dense_steps_s
 
     @property
     def reconfiguration(self) -> float:
@@ -218,7 +230,7 @@ class PassTime(Strict):
 
     def relative_step(self, phase: Phase) -> float:
         """Return the time of a dense step in a phase relative to the mean step; 1 for a phase without steps."""
-        return self.share_of_step(phase) * self.dense_steps if phase in self.seconds else 1.0
+        return self.seconds[phase] * self.dense_steps / self._dense_steps_s if phase in self.seconds else 1.0
 
     def dense_share(self, progress: float) -> float:
         """Return the share of dense training's time that has passed after a share of its steps."""
