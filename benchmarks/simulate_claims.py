@@ -112,7 +112,8 @@ class Page:
             left = random.random(seeds) >= self.diverging
             ratios = tuple(costs[left]) if self.cost_spread else passes(cost, 1.0 if number else self.uneven)
             lost = int((~left).sum())
-            candidates.append(Candidate(str(number), self._shown((mean + training)[left]), ratios, diverged=lost))
+            accuracies = self._shown((mean + training)[left])
+            candidates.append(Candidate(str(number), accuracies, ratios, lost, by_seed=self.cost_spread > 0))
         return Evidence(budgets, tuple(candidates), passes(1.0), measured=not self.cost_spread)
 
     def _shown(self, accuracies: NDArray[np.float64]) -> tuple[float, ...]:

@@ -37,7 +37,10 @@ _AS_GOOD = (
     "to cost less. no: it is shown to lose more, or to cost more. undecided: neither is shown."
 )
 _CURVE = "Read from a curve that is fitted to dense trainings of several lengths."
-_INFERENCE = "Of the final model, for one image. Zero weights count, unless the method's kernels skip them."
+_INFERENCE = (
+    "Of the final model, for one image. Zero weights count, unless the method's kernels skip them. In brackets: the "
+    "range over seeds."
+)
 _RATIOS = (
     "Geometric mean of the ratios, paired by seed. The 95 % interval in brackets is computed from their logarithms."
 )

@@ -273,9 +273,9 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         time_ratio=_without_interval(against_dense("train_time_s", "ratio"), is_baseline),
         flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
         flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", "train_flops_dense") for kind in FLOPS},
-        inference_ratio=_own_ratio(means, "inference_flops", "inference_flops_dense"),
-        inference_effective_ratio=_own_ratio(means, "inference_flops_effective", "inference_flops_dense"),
-        params_ratio=_own_ratio(means, "params", "params_dense"),
+        inference_ratio=_of_networks(means, "inference_flops", "inference_flops_dense"),
+        inference_effective_ratio=_of_networks(means, "inference_flops_effective", "inference_flops_dense"),
+        params_ratio=_of_networks(means, "params", "params_dense"),
         time_is_disturbed=own_disturbed,
         ratio_is_disturbed=not is_baseline and (own_disturbed or dense_disturbed),  # dense over dense is always 1
     )
@@ -319,6 +319,17 @@ def _own_ratio(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
         return Missing(NONE_DONE)
     values, of_dense = (_known(means[name]) for name in (column, dense_column))
     return paired(values, of_dense, "ratio", not_measured(column))
+
+
+def _of_networks(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
+    """Return a ratio that is counted in the final networks, with their range in place of an interval."""
+    found = _own_ratio(means, column, dense_column)
+    if isinstance(found, Missing):
+        return found
+    ratios = means[column] / means[dense_column]
+    low, high = float(ratios.min()), float(ratios.max())
+    is_range = high - low > 1e-9
+    return Ratio(found.mean, (high - low) / 2, found.count, (low, high)) if is_range else replace(found, bounds=None)
 
 
 def not_measured(column: str) -> str:
