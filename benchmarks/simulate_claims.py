@@ -208,6 +208,7 @@ FALSE: tuple[tuple[str, str, Page], ...] = (
         ("better", f"{methods} methods with {factor} times the spread", Page(methods=methods, spreads=(1, factor)))
         for methods, factor in ((10, 3), (10, 10), (15, 5), (15, 10), (20, 7))
     ),
+    ("better", "seeds added until something is decided, three times the spread", Page(grows=True, spreads=(1, 3))),
 )  # fmt: skip
 TRUE: tuple[tuple[str, str, Page], ...] = (
     *(
