@@ -20,6 +20,7 @@ from methods.clicktrain.pattern_masks import PatternMasks
 from methods.clicktrain.patterns import KEPT, POSITIONS, penalty, penalty_arithmetic
 from methods.masks.backends import MaskedBackends
 from methods.masks.scores import saliency, uniform_random
+from suite.errors import UsageError
 from suite.method import Context, Density, Method, OpPlan
 from suite.parameters import Search
 from suite.plan import random_key
@@ -177,8 +178,7 @@ class ClickTrain(Method):
         momenta: list[Tensor | None] = [None] * len(weights)
         if self.mask_momentum:
             assert ctx.optimizer is not None
-            # An optimizer without momentum may have some of the weights.
-            momenta = [ctx.optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
+            momenta = [momentum_of(ctx.optimizer.state.get(weight, {})) for weight in weights]
         self._masks.apply(weights, momenta)
 
     def on_epoch_end(self, ctx: Context) -> None:
@@ -236,3 +236,22 @@ class ClickTrain(Method):
         self._masked_from = state["masked_from"]
         self._masks.load_state_dict(state)
         self._backends.load_state_dict(state)
+
+
+MOMENTUM = ("momentum_buffer", "exp_avg", "momentum")  # names of SGD, Adam and its relatives, and timm's
+
+
+def momentum_of(state: Mapping[str, Any]) -> Tensor | None:
+    """Return the momentum in an optimizer's state of a weight; `None` if the optimizer has none.
+
+    Raises:
+        UsageError: The state has tensors, and none with a known name.
+    """
+    found = [state[name] for name in MOMENTUM if isinstance(state.get(name), Tensor)]
+    others = [name for name, value in state.items() if isinstance(value, Tensor) and value.ndim > 1]
+    if others and not found:
+        raise UsageError(
+            f"mask_momentum=true knows momentum named {', '.join(MOMENTUM)}, and the optimizer has {', '.join(others)}; "
+            "use SGD or Adam, or mask_momentum=false"
+        )
+    return found[0] if found else None

@@ -29,7 +29,7 @@ from methods.prunetrain.lasso import (
     soft_threshold_heads,
     total_penalty,
 )
-from methods.prunetrain.step_sizes import KNOWN, adaptive, holders, known, step_size
+from methods.prunetrain.step_sizes import KNOWN, UnknownOptimizerError, adaptive, holders, known, step_size
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search, declared, show
@@ -145,9 +145,16 @@ class GroupLasso(Method, ABC):
         held = holders(ctx.optimizer)
         *most, last = [kind.__name__ for kind in KNOWN]
         working = f"{', '.join(most)} or {last} of torch.optim"
-        for optimizer in (held[id(weight)][0] for weight in weights if id(weight) in held):
-            if not adaptive(optimizer):
-                continue
+        holding = {id(held[id(weight)][0]): held[id(weight)][0] for weight in weights if id(weight) in held}
+        for optimizer in holding.values():
+            try:
+                if not adaptive(optimizer):
+                    continue
+            except UnknownOptimizerError as error:
+                raise ValueError(
+                    f"{type(optimizer).__name__} does not show whether it divides by the size of the gradients, under "
+                    f"which the penalty removes nothing ({error}); use SGD, or update=proximal with {working}"
+                ) from error
             if self.update == "subgradient":
                 raise ValueError(
                     f"update=subgradient removes no channel with {type(optimizer).__name__}, which divides the penalty "

@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import random
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
-
-ADAPTIVE = ("SparseAdam", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "Lamb")
-"""Optimizers, with classes derived from them, that divide a step by the size of the gradients; also all whose names
-begin with `Ada`, as Adagrad, or contain `Adam`."""
 
 KNOWN = (Adam, AdamW, NAdam, RMSprop, Adagrad)
 """The adaptive optimizers of torch whose step sizes `step_size` knows."""
 
 
-def adaptive(optimizer: Any) -> bool:
-    """Whether an optimizer divides its step by the size of the gradients."""
-    kinds = {kind.__name__.lower() for kind in type(optimizer).__mro__}
-    names = {one.lower() for one in ADAPTIVE}
-    return any(kind in names or kind.startswith(("ada", "lamb")) or "adam" in kind for kind in kinds)
+PROBE_STEPS = 10
+"""Steps of which the last shows what an optimizer does. Some do nothing in the first; RAdam divides from the sixth."""
+PROBE_SCALE = 100.0
+
+
+class UnknownOptimizerError(Exception):
+    """An optimizer does not show whether it divides a step by the size of the gradients."""
+
+
+def adaptive(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer divides its step by the size of the gradients.
+
+    A copy of it moves a small matrix, by a gradient and by one that is `PROBE_SCALE` times as large. Neither the
+    optimizer nor the state of random numbers changes.
+
+    Raises:
+        UnknownOptimizerError: The copy cannot take steps, for example because the optimizer needs a closure.
+    """
+    small, large = (_moved(optimizer, scale) for scale in (1.0, PROBE_SCALE))
+    return large < small * PROBE_SCALE**0.75
+
+
+def _moved(optimizer: Optimizer, scale: float) -> float:
+    """Return how far a copy of an optimizer moves a matrix by gradients of a size, in its last step."""
+    draw = torch.Generator().manual_seed(0)
+    device = optimizer.param_groups[0]["params"][0].device
+    matrix = nn.Parameter(torch.randn(4, 4, generator=draw).to(device))
+    python_state = random.getstate()
+    # Each parameter of the copy is the matrix, and its state is empty, so that no tensor is copied.
+    known: dict[int, Any] = {id(own): matrix for group in optimizer.param_groups for own in group["params"]}
+    try:
+        twin = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
+        simple = {"lr": 1e-3, "capturable": False, "fused": None}
+        first = twin.param_groups[0]
+        twin.param_groups[:] = [{**first, **{key: simple[key] for key in simple if key in first}, "params": [matrix]}]
+        for hooks in (twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks):
+            hooks.clear()
+        with torch.random.fork_rng(devices=[]):
+            for _ in range(PROBE_STEPS):
+                before = matrix.detach().clone()
+                matrix.grad = scale * torch.randn(4, 4, generator=draw).to(device)
+                type(twin).step(twin)  # a scheduler replaces the method of the object by one that calls the original
+    except Exception as error:
+        raise UnknownOptimizerError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+    finally:
+        random.setstate(python_state)
+    moved = (matrix.detach() - before).abs().mean().item()
+    if not 0 < moved < math.inf:
+        raise UnknownOptimizerError(f"a step moves a weight by {moved:g}")
+    return moved
 
 
 def known(optimizer: Any) -> bool:

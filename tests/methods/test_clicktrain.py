@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from small_clicktrain import SHAPE, Run, stages
 
+from methods.clicktrain.clicktrain import momentum_of
 from methods.dense import Dense
 from suite.choices import build_model
+from suite.errors import UsageError
 
 
 def test_the_first_batch_after_the_warm_up_decides_alone():
@@ -131,6 +133,20 @@ def test_the_momentum_of_each_optimizer_is_masked_if_it_has_one(second):
     assert (first == 0).any()
     for weight in others if second else ():
         assert not other.state[weight]["momentum_buffer"][weight == 0].any()
+
+
+def test_the_momentum_of_adam_is_masked_and_an_unknown_one_is_named():
+    run = Run(stages(mask_momentum=True))
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.01)
+    run.runner.attach(run.optimizer)
+    run.epochs(3)
+    for weight in run.weights().values():
+        assert (weight == 0).any()
+        assert not run.optimizer.state[weight]["exp_avg"][weight == 0].any()
+        assert run.optimizer.state[weight]["exp_avg_sq"][weight == 0].any()
+    with pytest.raises(UsageError, match=r"^mask_momentum=true knows .*, and the optimizer has velocity; use SGD"):
+        momentum_of({"velocity": torch.ones(2, 2), "step": torch.tensor(1.0)})
+    assert momentum_of({"step": torch.tensor(1.0)}) is None
 
 
 @pytest.mark.parametrize("mask_momentum", [False, True])

@@ -18,7 +18,7 @@ from methods.prunetrain.lasso import (
     soft_threshold,
     soft_threshold_arithmetic,
 )
-from methods.prunetrain.step_sizes import StepSize, holders, step_size
+from methods.prunetrain.step_sizes import StepSize, adaptive, holders, step_size
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.ops import apply
 from tasks.models.resnet9 import resnet9
@@ -293,9 +293,43 @@ class Wrapper(torch.optim.Optimizer):
     state = property(lambda self: self.optimizer.state)
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "Adafactor", "Adam8bit", "FusedAdam", "AdaBelief"])
+class Sign(torch.optim.SGD):
+    """Moves each weight by the rate, from the second step on, and draws a random number."""
+
+    @torch.no_grad()
+    def step(self):
+        for one in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            if "seen" in self.state[one]:
+                one -= self.param_groups[0]["lr"] * one.grad.sign() + 0 * torch.rand_like(one)
+            self.state[one]["seen"] = True
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.ASGD, functools.partial(torch.optim.SGD, momentum=0.9)])
+def test_optimizers_are_asked_and_not_changed(make):
+    weight = torch.nn.Parameter(torch.ones(8, 3, 3, 3))
+    optimizer = make([weight], lr=0.1, weight_decay=5e-4)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)  # a warm-up that begins with a rate of 0
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("the user's hook ran"))
+    random_state = torch.get_rng_state()
+    assert not adaptive(optimizer)
+    assert adaptive(Sign([weight], lr=0.0))
+    assert torch.equal(weight, torch.ones_like(weight))
+    assert (dict(optimizer.state), weight.grad) == ({}, None)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert len(optimizer.param_groups[0]["params"]) == 1
+
+
+@pytest.mark.parametrize("update", ["subgradient", "proximal"])
+def test_an_optimizer_that_does_not_show_what_it_does_is_refused_by_name(update):
+    model, _, hooks, _ = started(update)
+    hooks.ctx.optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match=r"^LBFGS does not show whether it divides .* argument: 'closure'\); use SGD"):
+        hooks.method.on_attached(hooks.ctx)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "Adafactor", "Sign"])
 def test_the_proximal_update_refuses_other_adaptive_optimizers(name):
-    make = getattr(torch.optim, name, None) or type(name, (torch.optim.SGD,), {})
+    make = Sign if name == "Sign" else getattr(torch.optim, name)
     advice = "use SGD, or Adam, AdamW, NAdam, RMSprop or Adagrad of torch.optim"
     model, _, hooks, _ = started("proximal")
     for wrap in (lambda one: one, Wrapper):

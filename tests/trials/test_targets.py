@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 
@@ -21,8 +22,10 @@ from suite.trials.folder.targets import (
     read_targets,
     target_columns,
 )
+from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
 
+RUN = {"models": "", "recipe": "", "overrides": {}, "seeds": (0,), "device": "cpu", "dtype": "float32"}
 ACCURACIES = (0.1, 0.55, 0.5, 0.7)
 
 
@@ -60,6 +63,14 @@ def test_targets_are_percentages(text, expected):
 def test_other_targets_are_refused(text, message):
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         read_targets(text)
+
+
+def test_a_target_that_a_guess_reaches_is_refused(tmp_path):
+    suite = SuiteSpec(methods="dense", tasks="digits", preset="smoke", data_root=str(tmp_path), **RUN)
+    suite = dataclasses.replace(suite, targets=(0.88, 0.1))
+    with pytest.raises(UsageError, match=r"^--target 10: a guess among 10 classes reaches 10 %; .* a point: 88\.5$"):
+        plan(suite)
+    assert plan(dataclasses.replace(suite, targets=(0.88, 0.11)))
 
 
 def test_the_first_epoch_counts_and_equality_suffices():

@@ -268,8 +268,7 @@ class MethodRunner:
                     (step or self.ctx.optimizer.step)()
                 if self._cuts and not self._checked_state:
                     self._checked_state = True
-                    for one in getattr(self.ctx.optimizer, "parts", [self.ctx.optimizer]):
-                        refuse_uncut_state(self.method, one)
+                    self._refuse_uncut_state()
             self.method.after_optimizer_step(self.ctx)
             self.end_step()
         return runs
@@ -304,8 +303,14 @@ class MethodRunner:
         self._warn_of_subnormals()
         return plan
 
+    def _refuse_uncut_state(self) -> None:
+        for one in getattr(self.ctx.optimizer, "parts", [self.ctx.optimizer]):
+            refuse_uncut_state(self.method, one)
+
     def apply_plan(self, plan: ReconfigPlan) -> IndexMap:
         """Change model and optimizer, let the method cut its own tensors, and plan the layers."""
+        if self.ctx.optimizer is not None:
+            self._refuse_uncut_state()  # some optimizers create state after their first step
         index_map = self._replay(plan)
         self._plan_all()
         return index_map

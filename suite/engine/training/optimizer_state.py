@@ -33,8 +33,13 @@ def why_not_cut(optimizer: Optimizer) -> str:
     for kind in type(optimizer).__mro__:
         if kind.__name__ in _KEEPS:
             return _KEEPS[kind.__name__]
+    for inner in vars(optimizer).values():
+        if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
+            return f"it is around {type(inner).__name__}, which has a state of its own"
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
+            if isinstance(value, (list, tuple, dict)) and value:
+                return f"its '{key}' is a {type(value).__name__}"
             if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
                 return f"its '{key}' has shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}"
     return ""

@@ -85,6 +85,40 @@ def test_state_of_another_shape_is_refused_after_the_first_step():
         applied.optimizer_step()
 
 
+class Around(torch.optim.SGD):
+    """Holds another optimizer with a state of its own, as timm's Lookahead does."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        self._inner = torch.optim.AdamW(self.param_groups)
+
+
+def test_an_optimizer_around_another_one_is_refused():
+    with pytest.raises(
+        UsageError, match="of Around cannot be cut with it: it is around AdamW, which has a state of its"
+    ):
+        hooks(Shrinks(), Around)
+
+
+def test_state_is_looked_at_again_just_before_a_cut():
+    class Late(torch.optim.SGD):
+        def step(self):
+            super().step()
+            weight = self.param_groups[0]["params"][0]
+            self.state[weight].setdefault("factors", []).append(torch.ones(2, 2))
+
+    applied = hooks(Shrinks(), lambda parameters: Late(parameters, lr=0.1))
+    applied.runner._checked_state = True  # as if the state had appeared after the first step
+    applied.model(torch.randn(4, *SHAPE)).sum().backward()
+    applied.optimizer_step()
+    before = applied.model[0].weight.shape
+    with pytest.raises(
+        UsageError, match="the state of Late cannot be cut with it: its 'factors' is a list; use an opt"
+    ):
+        applied.end_epoch()
+    assert applied.model[0].weight.shape == before
+
+
 def test_numbers_among_an_optimizers_state_are_no_reason_to_refuse_it():
     applied = hooks(Shrinks(), torch.optim.Adam)
     applied.model(torch.randn(4, *SHAPE)).sum().backward()
