@@ -251,7 +251,7 @@ def momentum_of(state: Mapping[str, Any]) -> Tensor | None:
     others = [name for name, value in state.items() if isinstance(value, Tensor) and value.ndim > 1]
     if others and not found:
         raise UsageError(
-            f"mask_momentum=true knows momentum named {', '.join(MOMENTUM)}, and the optimizer has {', '.join(others)}; "
-            "use SGD or Adam, or mask_momentum=false"
+            f"mask_momentum=true knows momentum named {', '.join(MOMENTUM)}, and the optimizer has "
+            f"{', '.join(others)}; use SGD or Adam, or mask_momentum=false"
         )
     return found[0] if found else None
