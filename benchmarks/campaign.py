@@ -188,7 +188,10 @@ def read_settings(path: Path) -> list[dict[str, Any]]:
     common, settings = content.get("common", {}), content.get("setting", [])
     if not settings or content.keys() - {"seeds", "common", "setting"}:
         raise UsageError(f"campaign: {path} must have tables [[setting]], and may have a table [common] and seeds")
-    rounds = [{"seeds": f"{seed},"} for seed in content.get("seeds", ())] or [{}]
+    seeds = content.get("seeds", ())
+    if "seeds" in content and not (isinstance(seeds, list) and seeds and all(type(one) is int for one in seeds)):
+        raise UsageError(f"campaign: {path}: seeds must be a list of numbers, such as [5, 6]")
+    rounds = [{"seeds": f"{seed},"} for seed in dict.fromkeys(seeds)] or [{}]
     return [{**common, **setting, **one} for one in rounds for setting in settings]
 
 

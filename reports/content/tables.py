@@ -12,7 +12,7 @@ from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
-from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_of
+from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of
 from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
@@ -110,7 +110,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
     spread = _cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
     if judged is not None and not judged.has_own_spread:
         spread = replace(spread, note=_OF_DENSE)
-    ratio = _cost_cell(row, cost)
+    ratio = _cost_cell(row, cost, judged)
     inference = _cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
         nothing = missing_cell("Dense is what methods are compared with.")
@@ -149,9 +149,17 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     return Cell(name), accuracy, empty, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
-def _cost_cell(row: MethodRow, cost: Cost) -> Cell:
+def _cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
     if cost == "flops":
-        return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
+        if judged is None or judged.cost is None:
+            return (
+                Cell("1.00", value=1.0)
+                if row.is_baseline
+                else _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
+            )
+        of = judged.cost
+        found = Ratio(of.share, (of.high - of.low) / 2, row.seeds, (of.low, of.high)) if of.error else None
+        return _cell(found or Ratio(of.share, None, row.seeds), row.seeds, _exact_ratio)
     if row.is_baseline:
         return Cell("1.00", value=1.0)
     return _passes_cell(row) if row.time.passes else missing_cell("No time pass measured it.")

@@ -7,6 +7,7 @@ sentences are in `reports/sentences/verdict.j2`. Dense trainings for fewer epoch
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from reports.data.rule import (
     FEWEST_SEEDS,
     LEVEL,
     POWER,
+    SURE_PASSES,
     SURE_SEEDS,
+    UNSTEADY_PASSES,
     Answer,
     Judged,
     Mean,
@@ -117,8 +120,8 @@ class Setting:
 
 
 def main_cost(rows: Sequence[MethodRow]) -> Cost:
-    """Return the cost that decides: time if a time pass was run, otherwise executed FLOPs."""
-    return "time" if any(row.time.passes for row in rows if not row.is_control) else "flops"
+    """Return the cost that decides: time if there is an undisturbed time pass, otherwise executed FLOPs."""
+    return "time" if any(row.timed and row.timed.sound for row in rows if not row.is_control) else "flops"
 
 
 class _Best(NamedTuple):
@@ -145,7 +148,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
         purposes=tuple(_purposes(methods, answer, cost, setting)),
         basis=_basis(rows, answer, cost, setting),
         advice=" ".join(_advice(methods, answer, cost, setting)),
-        certainty=_certainty(answer, cost, setting) if answer.claims else "",
+        certainty=_certainty(answer, cost, setting) if answer.curve is not None else "",
     )
 
 
@@ -179,8 +182,9 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     """Return one sentence for each purpose, or why there is none."""
     if answer.without_curve is not None:
         return [say("verdict.no_verdict", reason=answer.without_curve.reason)]
-    few = [one.candidate.label for one in answer.judged if one.candidate.is_preliminary]
-    sure = replace(answer, judged=tuple(one for one in answer.judged if not one.candidate.is_preliminary))
+    preliminary = [one for one in answer.judged if one.candidate.is_preliminary and is_answered(one)]
+    few = [one.candidate.label for one in preliminary]
+    sure = replace(answer, judged=tuple(one for one in answer.judged if one not in preliminary))
     lines = [say("verdict.preliminary", methods=few, all=not sure.judged, seeds=SURE_SEEDS)] if few else []
     lines += [_most_accurate(sure, cost), _fastest(sure, cost, setting)] if sure.judged else []
     return [*lines, _smallest(methods, answer)]
@@ -253,8 +257,21 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
         gains=answer.smallest_gains,
         power=POWER,
         twice_error=answer.twice_error,
-        unequal=answer.unequal,
+        unequal=_unequal(answer),
+        unsteady=[judged.candidate.label for judged in answer.judged if _is_unsteady(judged)] if cost == "time" else [],
     )
+
+
+def _is_unsteady(judged: Judged) -> bool:
+    """Return whether a cost comes from a few passes that differ much."""
+    few = len(judged.candidate.ratios) * judged.candidate.passes < SURE_PASSES
+    return few and judged.cost is not None and judged.cost.spread > UNSTEADY_PASSES
+
+
+def _unequal(answer: Answer) -> float | None:
+    """Return the p-value of equal spreads. A training that is there with other statistics, too, counts once."""
+    trainings = {re.sub(r",?recipe\.precise_bn=\d+", "", one.candidate.label): one for one in answer.judged}
+    return replace(answer, judged=tuple(trainings.values())).unequal
 
 
 def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
@@ -286,7 +303,7 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
         if any(timed_pass.is_disturbed for row in methods.values() if row.timed for timed_pass in row.timed.passes):
             advice.append(say("verdict.disturbed_passes"))
         else:
-            passes = max([FEWEST_PASSES, *(count + FEWEST_PASSES for count in hidden)])
+            passes = max([SURE_PASSES, *(count + FEWEST_PASSES for count in hidden)])
             advice.append(say("verdict.more_passes", folder=folder, passes=passes))
     seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
     pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
@@ -381,6 +398,11 @@ def word(judged: Judged, margin: float) -> str:
 def good_word(judged: Judged) -> str:
     """Return the answer to the second question as the page says it."""
     return judged.as_good if judged.as_good == "not measured" else _preliminary(judged, judged.as_good)
+
+
+def is_answered(judged: Judged) -> bool:
+    """Return whether one of the questions about a method has an answer."""
+    return not judged.at_equal_cost == judged.as_good == "not measured"
 
 
 def _preliminary(judged: Judged, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -160,8 +161,8 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
         return cost_share(candidate(row.label, row.trials, time_ratios(row.timed, row.trials)), Evidence((), (), twice))
 
     rows = [replace(row, cost=cost(row)) for row in rows]
-    budgets = (by_seed((trial for trial in one.trials if trial.done), "test_accuracy") for one in group.budgets)
-    return ranked(with_spread(rows, [[*one.values()] for one in budgets]))
+    lengths = [[trial for trial in one.trials if label(trial) == BASELINE] for one in (*group.budgets, group)]
+    return ranked(with_spread(rows, [candidate(BASELINE, trials, Ratios(())) for trials in lengths]))
 
 
 class Ratios(NamedTuple):
@@ -188,15 +189,14 @@ def sound_accuracies(trials: Iterable[Trial]) -> dict[int, float]:
 def time_ratios(timed: MethodTime, trials: Iterable[Trial]) -> Ratios:
     """Return the relative training time of each seed if all have equally many undisturbed passes, or of each pass."""
     known = list(trials)
-    seeds = {trial.name: seed_of(trial) for trial in known}
-    passes: dict[int | None, list[float]] = {}
-    for one in timed.sound:
-        passes.setdefault(seeds.get(one.trial), []).append(math.log(one.ratio))
-    counts = [len(passes.get(seed, ())) for seed in sound_accuracies(known)]
-    if len(counts) < FEWEST_SEEDS or {*counts} != {counts[0]} or not counts[0] or len(passes) > len(counts):
-        return Ratios(tuple(one.ratio for one in timed.sound))
-    means = (math.exp(math.fsum(passes[seed]) / counts[0]) for seed in sound_accuracies(known))
-    return Ratios(tuple(means), by_seed=True, passes=counts[0])
+    seeds, finished = {trial.name: seed_of(trial) for trial in known}, sound_accuracies(known)
+    counted = [one for one in timed.sound if one.trial not in seeds or seeds[one.trial] in finished]
+    passes = {seed: [one.ratio for one in counted if seeds.get(one.trial) == seed] for seed in finished}
+    counts = {len(ratios) for ratios in passes.values()}
+    each = max(counts, default=0)
+    if len(finished) < FEWEST_SEEDS or len(counts) > 1 or each * len(finished) != len(counted) or not each:
+        return Ratios(tuple(one.ratio for one in counted))
+    return Ratios(tuple(map(statistics.geometric_mean, passes.values())), by_seed=True, passes=each)
 
 
 def all_timed(rows: Sequence[MethodRow]) -> bool:
@@ -205,7 +205,7 @@ def all_timed(rows: Sequence[MethodRow]) -> bool:
     return bool(compared) and all(row.time.passes for row in compared)
 
 
-def with_spread(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -> list[MethodRow]:
+def with_spread(rows: Sequence[MethodRow], lengths: Sequence[Candidate]) -> list[MethodRow]:
     """Give accuracies, and their differences to dense, intervals with the spread of the rule (`reports.data.rule`).
 
     Few seeds may agree by chance. A method therefore has at least the spread of dense, which is pooled over its
@@ -213,11 +213,13 @@ def with_spread(rows: Sequence[MethodRow], budgets: Iterable[Sequence[float]]) -
 
     Args:
         rows: Rows of one group.
-        budgets: Accuracies of the seeds of each shorter dense training, as fractions.
+        lengths: Dense trainings of each length. Those with few or lost seeds tell nothing about the spread.
     """
-    cells = {row.label: list(row.by_seed("test_accuracy").values()) for row in rows}
+    cells = {row.label: [value / 100 for value in sound_accuracies(row.trials).values()] for row in rows}
     baseline = next((row.label for row in rows if row.is_baseline), "")
-    of_dense = pooled([*budgets, cells.get(baseline, [])])
+    sound = [one.accuracies for one in lengths if not one.diverged and len(one.accuracies) >= FEWEST_SEEDS]
+    variance, freedom = pooled(sound or [one.accuracies for one in lengths])
+    of_dense = (variance / 100**2, freedom)
     means = {name: mean_accuracy(values, of_dense) for name, values in cells.items() if values}
     if baseline in means:
         means[baseline] = mean_of_dense(cells[baseline], of_dense)

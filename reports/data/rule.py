@@ -50,6 +50,9 @@ FEWEST_SEEDS = 3
 SURE_SEEDS = 5
 """Fewest seeds of a method with which an answer is not preliminary."""
 FEWEST_PASSES = 3
+"""Fewest time passes, or seeds with counted FLOPs, that tell a cost."""
+SURE_PASSES, UNSTEADY_PASSES = 5, 0.03
+"""Fewest passes, and the spread of ln of their ratios, from which on fewer passes are named."""
 NOT_SMOOTH = 0.01
 """Smallest p-value of the lack of fit with which a parabola counts."""
 MOST_SEEDS = 100
@@ -309,7 +312,7 @@ class Answer:
         shortest: Cost of the shortest dense training that is as good as the whole one.
         twice_error: Standard deviation of ln of the ratio of dense to itself; `None` for FLOPs and without passes.
         without_curve: Why there is no curve, and what would give a curve.
-        claims: Number of methods on the page for which something was tested.
+        claims: Number of methods on the page, those included for which nothing could be tested.
     """
 
     judged: tuple[Judged, ...]
@@ -340,14 +343,14 @@ def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
         margin: δ, in points.
     """
     answers = [_answer(one) for one in page]
-    tested = [one for answer in answers for one in answer.judged if _is_testable(one)]
-    decided = iter(_decide(tested, margin))
+    everything = [one for answer in answers for one in answer.judged]
+    decided = iter(_decide(everything, margin))
     return [
         replace(
             answer,
-            judged=tuple(next(decided) if _is_testable(one) else one for one in answer.judged),
+            judged=tuple(next(decided) for _ in answer.judged),
             shortest=None if answer.curve is None else shortest_dense(answer.curve, margin),
-            claims=len(tested),
+            claims=len(everything),
         )
         for answer in answers
     ]
@@ -442,9 +445,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def cost_share(candidate: Candidate, evidence: Evidence) -> CostShare | None:
-    """Return the cost of a method; `None` if it has too few ratios, or dense too few to itself."""
+    """Return the cost of a method; `None` if it has too few ratios, or dense has too few to itself."""
     logs, twice = ([math.log(ratio) for ratio in ratios] for ratios in (candidate.ratios, evidence.twice))
-    if not logs or (evidence.measured and min(len(logs), len(twice)) < FEWEST_PASSES):
+    if len(logs) < FEWEST_PASSES or (evidence.measured and len(twice) < FEWEST_PASSES):
         return None
     mean, (variance, freedom) = math.fsum(logs) / len(logs), pooled([logs])
     floor = pooled([twice])[0] / candidate.passes if evidence.measured else 0.0
@@ -488,7 +491,8 @@ def _before_tests(candidate: Candidate, curve: DenseCurve | NoCurve, evidence: E
     if cost is None:
         fewer = min(len(candidate.ratios), len(evidence.twice))
         passes = f"it has {fewer} of at least {FEWEST_PASSES} time passes"
-        reason = passes if evidence.measured else "its executed FLOPs are not known"
+        flops = f"its executed FLOPs are known for {len(candidate.ratios)} of at least {FEWEST_PASSES} seeds"
+        reason = passes if evidence.measured else flops
         return replace(judged, reason=judged.reason or reason, need="passes" if evidence.measured else "none")
     log = math.log(cost.of_dense)
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
@@ -529,12 +533,15 @@ def _level(seeds: float) -> float:
     return LEVEL * (1 - 2 / seeds)
 
 
-def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
-    """Test the claims about all methods of a page."""
-    values = [_p_values(one, margin) for one in tested]
+def _decide(page: Sequence[Judged], margin: float) -> list[Judged]:
+    """Test the claims about all methods of a page. A claim that cannot be made has the p-value 1."""
+    values = [_p_values(one, margin) if _is_testable(one) else dict.fromkeys(CLAIMS, 1.0) for one in page]
     families = {claim: holm([one[claim] for one in values]) for claim in CLAIMS}
     decided = []
-    for index, one in enumerate(tested):
+    for index, one in enumerate(page):
+        if not _is_testable(one):
+            decided.append(one)
+            continue
         corrected = {claim: family[index] for claim, family in families.items()}
         shown = {claim for claim, value in corrected.items() if value <= LEVEL}
         outcome, p_value = one.at_equal_cost, None
@@ -551,9 +558,9 @@ def _decide(tested: Sequence[Judged], margin: float) -> list[Judged]:
         if outcome == "not measured" and costs_more(one):
             result = replace(result, reason="it costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
-            result = replace(result, seeds_needed=seeds_needed(result, len(tested)))
+            result = replace(result, seeds_needed=seeds_needed(result, len(page)))
             if result.seeds_needed is None:
-                result = replace(result, need=_hidden_by(result, len(tested)))
+                result = replace(result, need=_hidden_by(result, len(page)))
         decided.append(result)
     return decided
 

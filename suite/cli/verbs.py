@@ -107,7 +107,7 @@ def time(arguments: Sequence[str]) -> int:
         metavar="N",
         type=whole(1, 100),
         help="passes of each method that the folder has when the command ends, each in a new process; a verdict about "
-        "time needs three (default: 5, or one for each seed if a method has more)",
+        "time needs three (default: at least 5, and equally many of each seed)",
     )
     typed = _read_pass(parser, arguments)
     folder = _suite_folder(typed.folder, "time")

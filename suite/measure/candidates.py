@@ -19,6 +19,7 @@ from suite.trials.folder.columns import minor_version
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import read_record
 from suite.trials.folder.results import current_rows
+from suite.trials.folder.times import GroupTimes
 from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
@@ -65,7 +66,7 @@ class Candidate:
 
 
 def find_candidates(
-    folder: Path, verb: str, methods: str = "", with_dense: bool = False, number: int = 0, timed: bool = False
+    folder: Path, verb: str, methods: str = "", with_dense: bool = False, times: Sequence[GroupTimes] | None = None
 ) -> list[Candidate]:
     """Return the methods of every group of a folder.
 
@@ -75,8 +76,8 @@ def find_candidates(
         methods: Comma list of methods, with or without their parameters; empty for all methods.
         with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
             method.
-        number: Number of the pass, from 0. It selects the seed, in order, among those that can be run again.
-        timed: Whether trials of other machines are measured here too, in groups of this machine.
+        times: Earlier passes, if each method is to be timed. Of the seeds that can be run again, the one with the
+            fewest sound passes is next. Trials of other machines are then measured too, in groups of this machine.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -85,7 +86,7 @@ def find_candidates(
     records = read(folder, current_rows(folder))
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
-    if timed:
+    if times is not None:
         groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
     for group in groups:
         by_label: dict[str, list[Trial]] = {}
@@ -96,13 +97,22 @@ def find_candidates(
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
             ready = [candidate for candidate in several if candidate.spec is not None]
             ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
-            candidates.append(dataclasses.replace(ready[number % len(ready)], number=number, seeds=len(ready)))
+            passes = _passes(times or (), group.key, name)
+            candidates.append(
+                dataclasses.replace(min(ready, key=lambda one: passes.count(one.trial)), seeds=len(ready))
+            )
     if not methods:
         candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
     if not candidates:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
     return candidates if not methods else _chosen(candidates, split(methods))
+
+
+def _passes(times: Iterable[GroupTimes], key: Mapping[str, str], name: str) -> list[str]:
+    """Return the trial of each sound pass of a method."""
+    known = (group.methods[name] for group in times if dict(group.key) == dict(key) and name in group.methods)
+    return [one.trial for method in known for one in method.sound]
 
 
 def _repeated(folder: Path) -> dict[str, Trial]:

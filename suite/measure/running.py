@@ -112,8 +112,9 @@ class Pass(Generic[Entry]):
         return measured == len(candidates)
 
     def threads_for(self, candidate: Candidate) -> int:
-        """Return the number of threads to measure a candidate with."""
-        return self.threads or candidate.threads or int(candidate.key["threads"] or 0) or available_cores()
+        """Return the number of threads to measure a candidate with: one for all methods of a group."""
+        of_group = int(candidate.key["threads"] or 0) or candidate.threads
+        return self.threads or min(of_group, available_cores()) or available_cores()
 
     def measure_here(self, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
         """Measure stages of a trial on the machine that the trial ran on.

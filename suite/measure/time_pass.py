@@ -52,8 +52,8 @@ class TimePass(Pass[MethodTime]):
 
     Attributes:
         pairs: Pairs of steps of each pass, which the stages of its trial share.
-        passes: Number of passes that each method has at the end; by default `DEFAULT_PASSES`, or one for each seed if a
-            method has more.
+        passes: Number of passes that each method has at the end; by default at least `DEFAULT_PASSES`, and equally many
+            of each seed.
     """
 
     file = TIMES
@@ -75,19 +75,18 @@ class TimePass(Pass[MethodTime]):
 
     def run(self) -> bool:
         """Run the passes, show what is missing or disturbed, and return whether every method has all of its passes."""
-        self.passes = self.passes or max([DEFAULT_PASSES, *(one.seeds for one in self.found(0))])
-        measured = [self.run_once(number) for number in range(self.passes)]
+        numbers = range(max((self._wanted(candidate) for candidate in self.found(0)), default=0))
+        measured = [self.run_once(number) for number in numbers]
         complete = all(measured)
         for (_, label), candidate in self._measured.items():
-            if (count := len(self._counted(self._known(candidate).get(label)))) < self.passes:
+            wanted = self._wanted(candidate)
+            if (count := len(self._counted(self._known(candidate).get(label)))) < wanted:
                 complete = False
                 self.show(
-                    f"time: {label} has {count} undisturbed of {self.passes} passes; the same command measures the "
-                    "others"
+                    f"time: {label} has {count} undisturbed of {wanted} passes; the same command measures the others"
                 )
         if complete:
-            passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
-            self.show(f"time: every method has {passes}; --passes measures more")
+            self.show("time: every method has its passes; --passes measures more")
         times = [time for group in TIMES.read(self.folder) for time in group.methods.values()]
         if self.busy and (disturbed := sum(one.is_disturbed for time in times for one in time.passes)):
             self.show(
@@ -98,7 +97,8 @@ class TimePass(Pass[MethodTime]):
 
     def found(self, number: int) -> list[Candidate]:
         """Return the methods, those that only other machines have trained included."""
-        return find_candidates(self.folder, "time", self.methods, number=number, timed=True)
+        found = find_candidates(self.folder, "time", self.methods, times=TIMES.read(self.folder))
+        return [dataclasses.replace(candidate, number=number) for candidate in found]
 
     def ordered(self, candidates: list[Candidate], number: int) -> list[Candidate]:
         """Return the methods in an order that the number draws. Each second order is the reverse of the one before."""
@@ -110,7 +110,7 @@ class TimePass(Pass[MethodTime]):
         wanted: dict[int, list[Candidate]] = {}
         for candidate in candidates:
             others = self._known(candidate)
-            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self.passes:
+            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self._wanted(candidate):
                 threads = self.threads_for(candidate)
                 self._refuse_other_threads(others, threads)
                 wanted.setdefault(threads, []).append(candidate)
@@ -122,7 +122,7 @@ class TimePass(Pass[MethodTime]):
         others = self._known(candidate)
         entry = others.get(candidate.label)
         done = self._counted(entry)
-        is_known = len(done) >= self.passes or candidate.number in {one.number for one in done}
+        is_known = len(done) >= self._wanted(candidate) or candidate.number in {one.number for one in done}
         if is_known and self.threads is None:
             return None
         self._refuse_other_threads(others, threads)
@@ -143,6 +143,15 @@ class TimePass(Pass[MethodTime]):
             f"{last.dense_twice:.3f}; {stages}, {last.pairs} pairs, {in_words(last.threads)}"
             f"{disturbance(last.load, last.threads)}"
         )
+
+    def threads_for(self, candidate: Candidate) -> int:
+        """Return the number of threads of earlier passes, or that of the trials."""
+        earlier = next(iter(self._known(candidate).values()), None)
+        return self.threads or (earlier.threads if earlier else super().threads_for(candidate))
+
+    def _wanted(self, candidate: Candidate) -> int:
+        """Return the number of passes that a method has at the end."""
+        return self.passes or math.ceil(DEFAULT_PASSES / candidate.seeds) * candidate.seeds
 
     def _known(self, candidate: Candidate) -> dict[str, MethodTime]:
         groups = TIMES.read(self.folder)

@@ -103,14 +103,15 @@ def measure(
             times, (_, trainer) = in_turn(both, count, first_is_built_first, method_steps_first)
             twice += times
             loads.append(busy_cores())
-        statistics = trainer.estimate_statistics if trainer.recipe.precise_bn else lambda: None
+        last = Steps(at_phase(trainer, trainer.recipe.phases()[-1])).trainer  # which begins its epoch
+        statistics = last.estimate_statistics if last.recipe.precise_bn else lambda: None
     except UsageError as error:
         return {"error": str(error)}
     return {
         "stages": of_stages,
         "twice": twice,
         "dense": _dense_steps(own.make_recipe(), splits),
-        "dense_reconfigure_s": _reconfigure_s(trainer, statistics),
+        "dense_reconfigure_s": _reconfigure_s(last, statistics),
         "load": max(float(provenance["busy_cores"]), *loads),
         "provenance": provenance,
     }

@@ -169,6 +169,13 @@ def test_seeds_are_outermost(tmp_path):
     assert found == [("5,", 3), ("5,", 2), ("6,", 3), ("6,", 2)]
 
 
+@pytest.mark.parametrize("seeds", ["6", "true", "[]", '"5,6"', "[5.5]", '["0,1"]'])
+def test_seeds_that_are_no_numbers_are_refused(tmp_path, seeds):
+    (tmp_path / "settings.toml").write_text(f"seeds = {seeds}\n{SETTINGS}")
+    with pytest.raises(UsageError, match=r"settings\.toml: seeds must be a list of numbers, such as \[5, 6\]"):
+        campaign.read_settings(tmp_path / "settings.toml")
+
+
 def test_bfloat16_is_not_emulated(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "has_bfloat16_cpu", lambda: False)
     with pytest.raises(UsageError, match="neither AMX nor AMD's AVX512_BF16"):

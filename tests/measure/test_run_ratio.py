@@ -54,6 +54,14 @@ def test_steps_count_with_the_time_of_a_dense_step_of_their_size():
     assert relative == pytest.approx([40 / 70, 160 / 70, 1.0])
 
 
+def test_what_dense_spends_whatever_its_length_is_in_its_time_and_in_no_step():
+    stages = (stage(1.0, 1, 30, 1.0, 96), stage(0.5, 2, 10, 4.0, 160))
+    found = pass_of(*stages, dense=((96, 30), (160, 10)), reconfigure_s=7.0, dense_reconfigure_s=14.0)
+    assert found.ratio == pytest.approx(57 / 84)
+    assert found.fixed == pytest.approx(14 / 70)
+    assert [found.relative_step(Phase(size)) for size in (96, 160)] == pytest.approx([40 / 70, 160 / 70])
+
+
 def test_stages_of_one_size_share_their_dense_steps():
     stages = (stage(1.0, 1, 20, 1.0, 96), stage(1.0, 2, 20, 3.0, 96), stage(0.5, 3, 20, 4.0, 160))
     found = pass_of(*stages, dense=((96, 40), (160, 20)))  # the machine was slower in the second one

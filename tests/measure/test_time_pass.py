@@ -348,7 +348,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
         asked.append(arguments["choose_again"])
         return invented(candidate, arguments, threads)
 
-    assert time_pass.run(tmp_path, measure=measure, threads=3, passes=1, show=lines.append)
+    assert time_pass.run(tmp_path, measure=measure, passes=1, show=lines.append)
     (group,) = TIMES.read(tmp_path)
     assert {**group.key, **other} == dict(group.key)
     assert asked == [True]  # backends are chosen for this machine
@@ -358,7 +358,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
     # The trial of this machine is measured once there is one.
     monkeypatch.setattr(candidates, "this_machine", lambda device: here)
     put(plain, tmp_path, dataclasses.replace(PLAIN, seed=1))
-    assert time_pass.run(tmp_path, measure=measure, threads=3, passes=2)
+    assert time_pass.run(tmp_path, measure=measure, passes=2)
     machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(tmp_path)}
     assert machines == {own, tuple(other.values())}
 
@@ -442,7 +442,7 @@ def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, mon
         monkeypatch.setattr(
             candidates, "this_machine", lambda device, own=own, name=hardware: {**own, "hardware_id": name}
         )
-        (found,) = find_candidates(out, "time", timed=True)
+        (found,) = find_candidates(out, "time", times=())
         assert (found.lacking is None) == (count == 2)
         time_pass.run(out, measure=invented, passes=1)
     assert here == [TRIAL.trial_id] * 2
@@ -463,7 +463,8 @@ def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, t
     other = dataclasses.replace(TRIAL, seed=1)
     out = without_states(shrinking, tmp_path / "out")
     put(shrinking / "trials" / TRIAL.trial_id, out, other)
-    assert {find_candidates(out, "time", number=number)[0].trial for number in range(3)} == {other.trial_id}
+    assert time_pass.run(out, measure=invented)
+    assert {one.trial for one in last_entry(out).passes} == {other.trial_id}
 
 
 def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(plain, tmp_path, lines, here):
@@ -546,7 +547,8 @@ def test_passes_with_other_threads_are_refused(shrinking, lines):
 
 
 @pytest.mark.parametrize(
-    ("of_trial", "typed", "used", "again"), [(0, None, 1, True), (5, None, 5, False), (5, 2, 2, True)]
+    ("of_trial", "typed", "used", "again"),
+    [(0, None, 1, True), (1, None, 1, False), (5, None, 1, True), (5, 2, 2, True)],
 )
 def test_threads_are_those_of_the_trial_and_backends_are_chosen_for_others(
     shrinking, monkeypatch, of_trial, typed, used, again
@@ -589,7 +591,7 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
     ]  # fmt: skip
     lines.clear()
     assert time_pass.run(shrinking, measure=invented, **options)
-    assert lines == ["time: every method has 3 passes; --passes measures more"]
+    assert lines == ["time: every method has its passes; --passes measures more"]
 
 
 def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(plain, tmp_path, lines):
@@ -616,12 +618,73 @@ def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(plain, tmp_
         assert [group.methods[name].passes[number].order.place for name in order] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("seeds", "passes"), [(2, 5), (6, 6)])
-def test_there_are_five_passes_or_one_for_each_seed(plain, tmp_path, seeds, passes):
-    for seed in range(seeds):
-        put(plain, tmp_path, dataclasses.replace(PLAIN, seed=seed))
+def test_what_follows_a_stage_replaces_what_its_last_epoch_recorded(tmp_path):
+    trial = spec("dense[repeat=2]", **SMALL | {"epochs": 3})
+    place = train_in_suite(tmp_path, trial)
+    found = json.loads((place / "trial.json").read_text())
+    records = [json.loads(line) for line in (place / "epochs.jsonl").read_text().splitlines()]
+    for record, total in zip(records, (1.0, 3.0, 8.0), strict=True):
+        record["reconfigure_time_s"] = total
+    (place / "epochs.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    write_record(place, trial, "done", result=found["result"], provenance=found["provenance"])
+
+    def measure(candidate, arguments, threads):
+        found = invented(candidate, arguments, threads)
+        return {**found, "stages": [{**one, "reconfigure_s": 0.25} for one in found["stages"]]}
+
+    assert time_pass.run(tmp_path, measure=measure, passes=1)
+    assert last_entry(tmp_path).passes[0].reconfigure_s == pytest.approx(1 + 2 + 0.25)
+
+
+@pytest.mark.parametrize(("seeds", "passes"), [(1, 5), (3, 6), (6, 6)])
+def test_there_are_at_least_five_passes_and_equally_many_of_each_seed(plain, tmp_path, seeds, passes):
+    trials = [dataclasses.replace(PLAIN, seed=seed) for seed in range(seeds)]
+    for trial in trials:
+        put(plain, tmp_path, trial)
     assert time_pass.run(tmp_path, measure=invented)
-    assert len(last_entry(tmp_path).passes) == passes
+    timed = [one.trial for one in last_entry(tmp_path).passes]
+    assert [timed.count(trial.trial_id) for trial in trials] == [passes // seeds] * seeds
+
+
+def test_seeds_that_come_later_are_timed_as_often(plain, tmp_path):
+    trials = [dataclasses.replace(PLAIN, seed=seed) for seed in range(5)]
+    for some in (trials[:2], trials[2:]):
+        for trial in some:
+            put(plain, tmp_path, trial)
+        assert time_pass.run(tmp_path, measure=invented, passes=2 if some[0] is trials[0] else 0)
+    assert sorted(one.trial for one in last_entry(tmp_path).passes) == sorted(one.trial_id for one in trials)
+
+
+def test_all_methods_of_a_group_have_one_number_of_threads_and_no_more_than_there_are_cores(
+    plain, tmp_path, monkeypatch
+):
+    for name in ("dense[repeat=2]", "dense[repeat=3]"):
+        put(plain, tmp_path, spec(name, **SMALL | {"epochs": 1}))
+    threads, asked = {"dense[repeat=2]": 1, "dense[repeat=3]": 4}, []
+
+    def found(*arguments, **options):
+        many = [dataclasses.replace(one, threads=threads[one.label]) for one in find_candidates(*arguments, **options)]
+        return [dataclasses.replace(one, key={**one.key, "threads": "64"}) for one in many]
+
+    monkeypatch.setattr(time_pass, "find_candidates", found)
+    monkeypatch.setattr(running, "available_cores", lambda: 2)
+    measure = lambda one, arguments, count: asked.append(count) or invented(one, arguments, count)  # noqa: E731
+    assert time_pass.run(tmp_path, measure=measure, passes=1)
+    assert asked == [2, 2]
+
+
+def test_statistics_of_dense_are_estimated_from_images_of_the_last_size(
+    tmp_path, monkeypatch, seconds_of_step, measured
+):
+    """As those of the trial: here, their time is the side of the images."""
+    seconds_of_step(lambda ledger: 1.0)
+    take = lambda images, model: clock.time.sleep(sum(one.shape[-1] for one in images) / 16)  # noqa: E731
+    monkeypatch.setattr("suite.engine.training.trainer.update_bn", take)
+    sizes = {"train_sizes": (16, 32), "size_milestones": (0.5,), "batch_size": 32, "epochs": 2, "precise_bn": 32}
+    train_in_suite(tmp_path, spec("dense[repeat=2]", task="imagenette", **SMALL | sizes))
+    time = measured(tmp_path)
+    assert time.dense_reconfigure_s == pytest.approx(time.reconfigure_s)
+    assert time.ratio == pytest.approx(1.0)
 
 
 def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeypatch, seconds_of_step, measured):

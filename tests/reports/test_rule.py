@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from reports.data import rule
 from reports.data.rule import Budget, Candidate, CostShare, DenseCurve, Evidence, dense_curve, judge, shortest_dense
 
 DENSE = (
@@ -275,6 +276,16 @@ def test_the_number_of_seeds_that_is_asked_for_would_decide():
 
     assert is_shown(needed)
     assert not is_shown(needed - 1)
+
+
+def test_every_p_value_of_seeds_has_the_factor_of_their_number_and_all_methods_of_the_page_count():
+    """Those of C have the factor 3 of three seeds, and that of five methods, or of six with one that is not tested."""
+    untested = Candidate("F", (88.0, 88.1), ())
+    for more, methods in (((), 5), ((untested,), 6)):
+        answer = only(dataclasses.replace(EXAMPLE, candidates=(*EXAMPLE.candidates, *more)))
+        assert answer.claims == methods
+        assert answer.judged[2].p_value == pytest.approx(0.0001876 * 3 * methods, rel=1e-3)
+    assert rule._p_values(only(EXAMPLE).judged[2], MARGIN)["lossy"] == pytest.approx(3 * 0.00003677, rel=1e-3)
 
 
 def test_another_method_changes_neither_spread_nor_cost():

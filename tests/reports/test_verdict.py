@@ -15,13 +15,14 @@ from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
 from reports.data.looks import looks
-from reports.data.method_rows import by_seed, method_rows
+from reports.data.method_rows import by_seed, method_rows, time_ratios
 from reports.data.pooling import pool_machines
 from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
 from reports.figures.forest import gain_figure
 from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
 from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.times import MethodTime
 from suite.trials.groups import fold_budgets, group_trials
 from suite.trials.groups import label as label_of
 
@@ -232,6 +233,100 @@ def test_a_cost_that_is_too_uncertain_needs_more_passes_than_there_are(suite: An
     assert f"`python run_suite.py time {suite.folder} --passes 6`" in group_of(suite).verdict.advice
 
 
+def test_few_passes_that_differ_are_named(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    for ratios, named in (((0.83, 0.86, 0.9), True), ((0.86, 0.87, 0.86), False), ((0.83, 0.86, 0.9) * 2, False)):
+        write_time_passes(suite, "quick", ratios)
+        assert ("The few time passes of `quick` differ by more than 3 %" in group_of(suite).verdict.basis) == named
+
+
+def of_seeds(suite: Any, ratios: dict[int, tuple[float, ...]], **changed: Any) -> Any:
+    """Write time passes of each seed of `quick`, and return what the rule says about it."""
+    names = {row["seed"]: row["trial_id"] for row in suite.rows if row["method"] == "quick"}
+    write_time_passes(suite, "quick", tuple(one for several in ratios.values() for one in several), **changed)
+    content = json.loads((suite.folder / "time.json").read_text())
+    passes = content["groups"][0]["methods"]["quick"]["passes"]
+    for one, seed in zip(passes, [seed for seed, several in ratios.items() for _ in several], strict=True):
+        one["trial"] = names[seed]
+    (suite.folder / "time.json").write_text(json.dumps(content))
+    (judged,) = answers_of(suite)["time"].judged
+    return judged
+
+
+def test_equally_many_passes_of_each_seed_give_each_its_own_gain(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", (86.0, 87.0, 88.0, 88.5, 89.0), executed=0.85)
+    each = {4: (1.0, 1.0), 2: (0.9, 0.9), 0: (0.8, 0.8), 1: (0.85, 0.85), 3: (0.95, 0.95)}
+    judged = of_seeds(suite, each)
+    assert judged.candidate.ratios == pytest.approx((0.8, 0.85, 0.9, 0.95, 1.0))
+    assert (judged.candidate.by_seed, judged.candidate.passes) == (True, 2)
+    uneven = of_seeds(suite, {**each, 4: (1.0,)})
+    assert (uneven.candidate.by_seed, len(uneven.candidate.ratios)) == (False, 9)
+    assert uneven.gain.error > judged.gain.error
+    few = of_seeds(suite, {0: (0.8,) * 3, 1: (0.85,) * 3})
+    assert not few.candidate.by_seed
+
+
+def learns_nothing(suite: Any) -> None:
+    """Give all trials facts about the test images, by which an accuracy of 10 % is a guess."""
+    for path in suite.folder.glob("trials/*/trial.json"):
+        record = json.loads(path.read_text())
+        record["provenance"]["data"] = {"classes": 10, "test_images": 1000, "largest_test_class": 100}
+        path.write_text(json.dumps(record))
+
+
+def test_passes_and_accuracies_of_seeds_that_learned_nothing_do_not_count(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(89.5), executed=0.85)
+    before = cells(group_of(suite).summary, "quick")[:2]
+    suite.add("quick", 5, accuracy=10.0, time=1.0, epochs=EPOCHS, recipe={"epochs": EPOCHS})
+    suite.add("dense", 3, accuracy=10.0, time=1.0, epochs=11, recipe={"epochs": 11})
+    suite.write()
+    learns_nothing(suite)
+    records = read(suite.folder)
+    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
+    rows = {row.label: row for row in method_rows(group, looks(map(label_of, records.trials)))}
+    assert [f"{100 * rows['quick'].accuracy.mean:.2f} ± {100 * rows['quick'].accuracy.half_width:.2f}"] == before[:1]
+    assert rows["dense"].spread.mean == pytest.approx(0.001)
+    timed = MethodTime(passes=[one_pass(0.3 if trial.numbers["seed"] == 5 else 0.9, trial=trial.name)
+                               for trial in rows["quick"].trials])  # fmt: skip
+    assert time_ratios(timed, rows["quick"].trials).values == pytest.approx((0.9,) * 5)
+
+
+@pytest.mark.parametrize(("here", "costs"), [((0,), 0), ((0, 1, 2), 3), ((0, 1, 2, 3, 4), 5)])
+def test_executed_flops_count_from_three_seeds_of_this_machine_on(
+    suite: Any, here: tuple[int, ...], costs: int
+) -> None:
+    add_budgets(suite)
+    for seed, accuracy in enumerate(near(88.7)):
+        flops = {f"train_flops_{kind}": (0.9 + seed / 100) * 3.6e12 for kind in ("current", "effective", "executed")}
+        machine = {} if seed in here else {"hardware_id": "99999999"}
+        suite.add("quick", seed, accuracy=accuracy, time=300.0, epochs=EPOCHS, recipe={"epochs": EPOCHS},
+                  train_flops_dense=3.6e12, **flops, **machine)  # fmt: skip
+    (judged,) = (one for one in answers_of(suite)["flops"].judged)
+    assert (judged.cost is not None) == (costs > 0)
+    assert judged.candidate.by_seed == (costs == 5)
+    if not costs:
+        assert judged.reason == "its executed FLOPs are known for 1 of at least 3 seeds"
+
+
+def test_what_dense_costs_whatever_its_length_counts_in_all_costs(suite: Any) -> None:
+    fixed = 0.05
+    for epochs in (11, 14, 16, 18, 20):
+        share = epochs / EPOCHS
+        flops = {f"train_flops_{kind}": 3.6e12 * (share + fixed) for kind in ("current", "effective", "executed")}
+        add_dense(suite, epochs, train_flops_dense=3.6e12 * share, **flops)
+    add_method(suite, "quick", near(88.7), executed=0.9 + fixed)
+    write_time_passes(suite, "quick", (0.9,) * 5, dense_reconfigure_s=fixed * 20.0, reconfigure_s=fixed * 20.0)
+    for answered in answers_of(suite).values():
+        shares = [one.share for one in answered.curve.budgets]
+        assert shares == pytest.approx([(epochs / 20 + fixed) / (1 + fixed) for epochs in (11, 14, 16, 18, 20)])
+    assert answers_of(suite)["time"].judged[0].cost.share == pytest.approx((0.9 + fixed) / (1 + fixed))
+    assert answers_of(suite)["flops"].judged[0].cost.share == pytest.approx((0.9 + fixed) / (1 + fixed))
+    assert cells(flops_table(group_of(suite)), "quick")[2] == "0.90"
+
+
 def test_where_nothing_could_be_compared_the_page_says_so(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), train_flops_executed=None)
@@ -300,7 +395,7 @@ def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
     group = group_of(suite)
     assert cells(group.summary, "quick")[2:6] == ["0.865", "–", "not measured", "not measured"]
     assert "2 of at least 3 time passes" in line(group, "quick")
-    assert f"`python run_suite.py time {suite.folder} --passes 3`" in group.verdict.advice
+    assert f"`python run_suite.py time {suite.folder} --passes 5`" in group.verdict.advice
 
 
 def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
@@ -311,9 +406,9 @@ def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
     assert cells(group_of(suite).summary, "quick")[4] == "better"
     write_time_passes(suite, "quick", (0.86, 0.87, 0.86), load=1.0)
     group = group_of(suite)
-    assert cells(group.summary, "quick")[2:5] == ["0.863 (disturbed)", "–", "not measured"]
-    assert "On a quiet machine, `time` measures again" in group.verdict.advice
-    assert "run_suite.py time" not in group.verdict.advice
+    assert group.summary.name.endswith("-flops")
+    assert cells(group.summary, "quick")[4] == "better"
+    assert f"For a verdict about time, run `python run_suite.py time {suite.folder}`." in group.verdict.advice
     assert any("sorted by accuracy alone, because times are disturbed" in table.caption for table in group.tables)
     assert any(
         text.startswith("Some time passes were disturbed: other programs used up to 1.0") for text in group.remarks
