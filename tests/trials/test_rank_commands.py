@@ -1,6 +1,9 @@
 """Commands that torchrun has started: what they say to each other, and what happens when one has ended."""
 
+import contextlib
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,12 +22,14 @@ from suite.trials import trial as trials
 from suite.trials.building import device_of
 from suite.trials.folder.records import write_record
 from suite.trials.ranks import allocation as allocations
-from suite.trials.ranks import connection, processes
+from suite.trials.ranks import connection, failures, processes
 from suite.trials.ranks.allocation import Allocation, follow
 from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.messages import RankEnd, Start, receive, send
 from suite.trials.ranks.remote import RemoteRank
 from suite.trials.trial_run import TrialRun
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -236,6 +241,38 @@ def test_ranks_of_one_machine_listen_on_the_loopback_interface(tmp_path, monkeyp
         assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
     finally:
         dist.destroy_process_group()
+
+
+WAITS = """
+import os, sys
+from dataclasses import replace
+sys.path[:0] = sys.argv[2:]
+from small_trials import spec
+from suite.trials.ranks import connection
+
+os.environ |= {"PDT_RANK": "0", "PDT_RENDEZVOUS": f"file://{sys.argv[1]}/store", "PDT_RANK_FAILURES": sys.argv[1]}
+connection.CONNECT_SECONDS = 2.0
+connection.join_ranks(replace(spec("dense"), processes=2))
+"""
+
+
+def test_a_client_that_says_nothing_ends_a_trial_soon_and_with_a_line(tmp_path):
+    """It connects to each port that opens; the other rank does not come."""
+    paths = [str(ROOT), str(ROOT / "tests" / "support")]
+    waiting = subprocess.Popen([sys.executable, "-c", WAITS, tmp_path, *paths], stderr=subprocess.PIPE, text=True)
+    silent = {}
+    while waiting.poll() is None:
+        with contextlib.suppress(psutil.Error, OSError):
+            for one in psutil.Process(waiting.pid).net_connections("tcp"):
+                if one.status == "LISTEN" and one.laddr not in silent:
+                    silent[one.laddr] = socket.create_connection(one.laddr, timeout=1)
+        time.sleep(0.05)
+    for client in silent.values():
+        client.close()
+    message = "rank 0 was not connected with the other ranks after 2 s"
+    assert (waiting.returncode, waiting.stderr.read()) == (1, f"{message}\n")
+    assert failures.reported(tmp_path, 0) == Failure(0, "error", message)
+    assert silent
 
 
 def test_who_has_left_has_no_connections(tmp_path):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +15,15 @@ import torch
 import torch.distributed as dist
 
 from suite.errors import UsageError
+from suite.trials.ranks import failures
+from suite.trials.ranks.failures import Failure
 from suite.trials.ranks.processes import RENDEZVOUS, local_rank, rank_of_environment
 from suite.trials.spec import TrialSpec
 
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # for a rank that is alive: one rank may autotune while the others wait
+CONNECT_SECONDS = 120.0
+"""Time in which all ranks have to be connected. Without a limit, a client that takes a rank's place and says nothing
+would stop a trial for `WAIT_FOR_OTHERS`."""
 
 
 def cuda_device(index: int | None = None) -> torch.device:
@@ -53,13 +62,35 @@ def join_ranks(spec: TrialSpec) -> None:
         # torch would read the name of a folder such as `a#b` as a URL, so it gets a path.
         options = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
         options["store"].set_timeout(WAIT_FOR_OTHERS)
-    dist.init_process_group(
-        "nccl" if spec.device == "cuda" else "gloo",
-        **options,
-        rank=rank,
-        world_size=spec.processes,
-        timeout=WAIT_FOR_OTHERS,
-    )
+    with _limited(rank):
+        dist.init_process_group(
+            "nccl" if spec.device == "cuda" else "gloo",
+            **options,
+            rank=rank,
+            world_size=spec.processes,
+            timeout=WAIT_FOR_OTHERS,
+        )
+        dist.barrier()  # NCCL connects in its first call
+
+
+@contextlib.contextmanager
+def _limited(rank: int) -> Iterator[None]:
+    """End this process, and with it the trial, if what is inside takes longer than `CONNECT_SECONDS`."""
+
+    def end() -> None:
+        message = f"rank {rank} was not connected with the other ranks after {CONNECT_SECONDS:g} s"
+        print(message, file=sys.stderr, flush=True)
+        if failures.FOLDER in os.environ:
+            failures.report(Failure(rank, "error", message))
+        os._exit(1)  # the thread that connects cannot be interrupted
+
+    timer = threading.Timer(CONNECT_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _loopback() -> str:
