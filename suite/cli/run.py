@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.options import RunOptions, read_run_options
-from suite.cli.parser import LINE_WIDTH
+from suite.cli.parser import LINE_WIDTH, program_name
 from suite.engine.cost.hardware import (
     available_cores,
     busy_advice,
@@ -192,6 +193,10 @@ def run_trials(
         try:
             with listener_for(console, [trial for trial, _ in chosen]) as progress:
                 engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
+        except KeyboardInterrupt:
+            if tested and any(store.status(trial.trial_id) == "done" for trial in trials):
+                log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(folder)))
+            raise
         finally:
             with store.writing():
                 rows = write_results(store, none_runs=True)

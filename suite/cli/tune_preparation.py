@@ -16,6 +16,7 @@ from suite.errors import UsageError
 from suite.measure.number_format import faster_formats
 from suite.task import DataCopy
 from suite.trials.building import task_of
+from suite.trials.folder.store import Store
 from suite.trials.planning import plan, read_choices
 from suite.trials.search import MethodSearch, check_names, settings, space
 from suite.trials.spec import SuiteSpec, TrialSpec
@@ -71,6 +72,7 @@ def prepare(
         searches.append(MethodSearch(str(choice), dimensions, drawn, labels, planned, needed))
     every = [trial for search in searches for trial in search.in_order]
     folder = options.out or default_folder(every, options.dtype)
+    Store(folder).check()
     if options.dtype == "auto":
         formats = formats_in(folder, base.device)
         if not formats and may_measure_format(options, base):

@@ -16,6 +16,7 @@ from suite.cli import main as cli
 from suite.cli.run import summary
 from suite.engine.cost.hardware import available_cores
 from suite.trials import planning
+from suite.trials.engines import local
 from suite.trials.folder import store
 
 
@@ -122,6 +123,18 @@ def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):
     assert "Traceback" not in errors
     assert "interrupted" in (folder / "out" / "results.csv").read_text()
     assert suite("--out", "out") == 0
+
+
+@pytest.mark.parametrize("status", ["done", "error"])
+def test_an_interrupted_run_names_the_command_that_shows_what_is_finished(suite, monkeypatch, caplog, status):
+    def interrupted(engine, trials, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local.LocalEngine, "run", interrupted)
+    monkeypatch.setattr(store.Store, "status", lambda self, trial_id, in_use=False: status)
+    caplog.set_level("INFO")
+    assert suite("--out", "out") == 130
+    assert any(line.endswith("/out shows what is finished") for line in caplog.messages) == (status == "done")
 
 
 def test_a_programming_error_keeps_its_traceback(suite, monkeypatch):
