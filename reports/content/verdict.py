@@ -185,8 +185,9 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     preliminary = [one for one in answer.judged if one.candidate.is_preliminary and is_answered(one)]
     few = [one.candidate.label for one in preliminary]
     sure = replace(answer, judged=tuple(one for one in answer.judged if one not in preliminary))
-    lines = [say("verdict.preliminary", methods=few, all=not sure.judged, seeds=SURE_SEEDS)] if few else []
-    lines += [_most_accurate(sure, cost), _fastest(sure, cost, setting)] if sure.judged else []
+    every = bool(few) and not any(map(is_answered, sure.judged))
+    lines = [say("verdict.preliminary", methods=few, all=every, seeds=SURE_SEEDS)] if few else []
+    lines += [] if every else [_most_accurate(sure, cost), _fastest(sure, cost, setting)]
     return [*lines, _smallest(methods, answer)]
 
 

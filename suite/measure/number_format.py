@@ -64,6 +64,8 @@ def faster_formats(trials: Sequence[TrialSpec], jobs: int) -> dict[tuple[str, st
             why = "; a step in float32 takes {median:.2f} ({low:.2f} to {high:.2f}) of the time of one in bfloat16"
             if "failed" in ratio:
                 why = ", since bfloat16 fails: {failed}"
+            elif not is_slow and ratio["median"] < 1:
+                why += f", and would have to take at most {1 - MARGIN:.2f} in the whole interval"
             log.info("%s, %s: trained in %s%s", trial.task, trial.model, chosen, why.format(**ratio))
     return formats
 

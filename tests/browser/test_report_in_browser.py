@@ -203,7 +203,7 @@ def test_the_page_and_its_first_table_fit(browser: Any, folder: Path, width: int
     whole, table = page.evaluate(widths)
     assert whole <= width
     assert table <= page.evaluate("document.querySelector('.first .scroll').clientWidth")
-    assert page.locator("[id$='-time'] tr").first.locator("th").count() == 7
+    assert page.locator("[id$='-time'] tr").first.locator("th").count() == 8
     found.context.close()
 
 
