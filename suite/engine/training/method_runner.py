@@ -311,6 +311,7 @@ class MethodRunner:
         """Change model and optimizer, let the method cut its own tensors, and plan the layers."""
         if self.ctx.optimizer is not None:
             self._refuse_uncut_state()  # some optimizers create state after their first step
+            self._refuse_missing_parameters(self.ctx.optimizer)  # a layer may have been unfrozen since
         index_map = self._replay(plan)
         self._plan_all()
         return index_map

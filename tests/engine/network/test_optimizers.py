@@ -119,6 +119,21 @@ def test_state_is_looked_at_again_just_before_a_cut():
     assert applied.model[0].weight.shape == before
 
 
+def test_a_layer_that_is_unfrozen_after_attach_is_not_cut_without_its_optimizer():
+    model = small_net()
+    first, *rest = model.parameters()
+    first.requires_grad_(False)
+    applied = apply(model, Shrinks(), input_shape=SHAPE, num_classes=4, epochs=3, batch_size=4)
+    applied.attach(torch.optim.SGD(rest, lr=0.1))
+    first.requires_grad_(True)
+    shape = first.shape
+    with pytest.raises(
+        UsageError, match=r"^Shrinks may cut parameter '0\.weight', which no attached optimizer has: att"
+    ):
+        applied.end_epoch()
+    assert model[0].weight.shape == shape
+
+
 def test_numbers_among_an_optimizers_state_are_no_reason_to_refuse_it():
     applied = hooks(Shrinks(), torch.optim.Adam)
     applied.model(torch.randn(4, *SHAPE)).sum().backward()
