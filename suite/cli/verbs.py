@@ -13,8 +13,8 @@ from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.columns import read_table
 from suite.trials.folder.results import write_results
-from suite.trials.folder.store import Store
-from suite.trials.folder.targets import read_targets
+from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.targets import read_targets, refuse_guesses
 from suite.trials.planning import read_names
 
 
@@ -63,6 +63,10 @@ def report(arguments: Sequence[str]) -> int:
     trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
     if not trials and not read_table(folder):
         raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
+    for path in trials if targets else ():
+        data = ((read_record(path) or {}).get("provenance") or {}).get("data") or {}
+        if classes := data.get("classes"):
+            refuse_guesses(targets, classes)
     update(folder, targets, namespace.latex)
     if namespace.latex:
         print(f"tables: {folder / 'report.tex'}")

@@ -20,6 +20,7 @@ from suite.files import read_path
 from suite.parameters import at_default, by_leaf, convert, declared, normal
 from suite.recipe import FEWEST_BUDGETS, FLUSH, Recipe, control_epochs
 from suite.trials import controls
+from suite.trials.folder.targets import refuse_guesses
 from suite.trials.plugin_files import defining_files
 from suite.trials.spec import SuiteSpec, TrialSpec, checksum
 
@@ -102,7 +103,7 @@ def plan(
         }
         for setting in settings:
             _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
-            _check_targets(suite.targets, tasks[setting.task].inputs(setting.recipe, copies[setting.task]).classes)
+            refuse_guesses(suite.targets, tasks[setting.task].inputs(setting.recipe, copies[setting.task]).classes)
 
     specs: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without trials that only controls need
@@ -347,20 +348,6 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
     source = f"{source}; changed: {changed}" if source and changed else source
     return recipe.changed(suite.overrides), source
-
-
-def _check_targets(targets: Sequence[float], classes: int) -> None:
-    """Refuse a target that a guess reaches, such as the 5 % of `--target 88,5`.
-
-    Raises:
-        UsageError: A target is at most that of a guess.
-    """
-    for target in targets:
-        if target <= 1 / classes:
-            raise UsageError(
-                f"--target {100 * target:g}: a guess among {classes} classes reaches {100 / classes:.3g} %; a comma "
-                "separates targets, and decimals have a point: 88.5"
-            )
 
 
 def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:

@@ -10,6 +10,7 @@ import os
 import pytest
 from test_store import put, spec
 
+from suite.cli.main import main
 from suite.cli.options import read_run_options
 from suite.errors import UsageError
 from suite.trials.folder.packed import pack
@@ -71,6 +72,14 @@ def test_a_target_that_a_guess_reaches_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"^--target 10: a guess among 10 classes reaches 10 %; .* a point: 88\.5$"):
         plan(suite)
     assert plan(dataclasses.replace(suite, targets=(0.88, 0.11)))
+
+
+def test_report_refuses_it_too(tmp_path, capsys):
+    put(Store(tmp_path), spec(0), "done", result={}, provenance={"data": {"classes": 10}})
+    (tmp_path / "suite.json").write_text("{}")
+    assert main(["report", str(tmp_path), "--target", "88,5"]) == 2
+    assert "--target 5: a guess among 10 classes reaches 10 %" in capsys.readouterr().err
+    assert not (tmp_path / "report.md").exists()
 
 
 def test_the_first_epoch_counts_and_equality_suffices():

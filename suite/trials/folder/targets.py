@@ -47,6 +47,20 @@ def read_targets(text: str) -> tuple[float, ...]:
     return tuple(targets)
 
 
+def refuse_guesses(targets: Sequence[float], classes: int) -> None:
+    """Refuse a target that a guess among the classes reaches, such as the 5 % of `--target 88,5`.
+
+    Raises:
+        UsageError: A target is at most that of a guess.
+    """
+    for target in targets:
+        if target <= 1 / classes:
+            raise UsageError(
+                f"--target {100 * target:g}: a guess among {classes} classes reaches {100 / classes:.3g} %; a comma "
+                "separates targets, and decimals have a point: 88.5"
+            )
+
+
 def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
     """Return the targets that the commands of a folder declared, in order, without repetitions and without empty ones.
 
