@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +19,13 @@ from suite.trials.folder.columns import minor_version
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import read_record
 from suite.trials.folder.results import current_rows
-from suite.trials.folder.times import GroupTimes
 from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
 """Folder in that of a suite, for trials that were trained again because their states were not here."""
+Timed = Callable[[Mapping[str, str], str], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Candidate:
 
 
 def find_candidates(
-    folder: Path, verb: str, methods: str = "", with_dense: bool = False, times: Sequence[GroupTimes] | None = None
+    folder: Path, verb: str, methods: str = "", with_dense: bool = False, timed: Timed | None = None
 ) -> list[Candidate]:
     """Return the methods of every group of a folder.
 
@@ -76,8 +76,9 @@ def find_candidates(
         methods: Comma list of methods, with or without their parameters; empty for all methods.
         with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
             method.
-        times: Earlier passes, if each method is to be timed. Of the seeds that can be run again, the one with the
-            fewest sound passes is next. Trials of other machines are then measured too, in groups of this machine.
+        timed: Returns the trials of a method's earlier passes, if each method is to be timed. Of the seeds that can be
+            run again, the one with the fewest passes is next. Trials of other machines are then measured too, in groups
+            of this machine.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -86,7 +87,7 @@ def find_candidates(
     records = read(folder, current_rows(folder))
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
-    if times is not None:
+    if timed:
         groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
     for group in groups:
         by_label: dict[str, list[Trial]] = {}
@@ -97,7 +98,7 @@ def find_candidates(
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
             ready = [candidate for candidate in several if candidate.spec is not None]
             ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
-            passes = _passes(times or (), group.key, name)
+            passes = timed(group.key, name) if timed else ()
             candidates.append(
                 dataclasses.replace(min(ready, key=lambda one: passes.count(one.trial)), seeds=len(ready))
             )
@@ -107,12 +108,6 @@ def find_candidates(
         which = "no method" if with_dense else f"no method other than {BASELINE}"
         raise UsageError(f"{verb} {folder}: {which} has a finished trial")
     return candidates if not methods else _chosen(candidates, split(methods))
-
-
-def _passes(times: Iterable[GroupTimes], key: Mapping[str, str], name: str) -> list[str]:
-    """Return the trial of each sound pass of a method."""
-    known = (group.methods[name] for group in times if dict(group.key) == dict(key) and name in group.methods)
-    return [one.trial for method in known for one in method.sound]
 
 
 def _repeated(folder: Path) -> dict[str, Trial]:

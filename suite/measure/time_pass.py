@@ -97,7 +97,7 @@ class TimePass(Pass[MethodTime]):
 
     def found(self, number: int) -> list[Candidate]:
         """Return the methods, those that only other machines have trained included."""
-        found = find_candidates(self.folder, "time", self.methods, times=TIMES.read(self.folder))
+        found = find_candidates(self.folder, "time", self.methods, timed=self._timed)
         return [dataclasses.replace(candidate, number=number) for candidate in found]
 
     def ordered(self, candidates: list[Candidate], number: int) -> list[Candidate]:
@@ -153,9 +153,15 @@ class TimePass(Pass[MethodTime]):
         """Return the number of passes that a method has at the end."""
         return self.passes or math.ceil(DEFAULT_PASSES / candidate.seeds) * candidate.seeds
 
+    def _timed(self, key: Mapping[str, str], label: str) -> list[str]:
+        """Return the trial of each pass of a method that counts."""
+        return [one.trial for one in self._counted(self._of_group(key).get(label))]
+
     def _known(self, candidate: Candidate) -> dict[str, MethodTime]:
-        groups = TIMES.read(self.folder)
-        return next((dict(group.methods) for group in groups if group.key == dict(candidate.key)), {})
+        return self._of_group(candidate.key)
+
+    def _of_group(self, key: Mapping[str, str]) -> dict[str, MethodTime]:
+        return next((dict(group.methods) for group in TIMES.read(self.folder) if group.key == dict(key)), {})
 
     def _counted(self, entry: MethodTime | None) -> tuple[PassTime, ...]:
         return () if entry is None else entry.passes if self.busy else entry.sound

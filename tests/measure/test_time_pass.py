@@ -442,7 +442,7 @@ def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, mon
         monkeypatch.setattr(
             candidates, "this_machine", lambda device, own=own, name=hardware: {**own, "hardware_id": name}
         )
-        (found,) = find_candidates(out, "time", times=())
+        (found,) = find_candidates(out, "time", timed=lambda *_: ())
         assert (found.lacking is None) == (count == 2)
         time_pass.run(out, measure=invented, passes=1)
     assert here == [TRIAL.trial_id] * 2
@@ -644,6 +644,16 @@ def test_there_are_at_least_five_passes_and_equally_many_of_each_seed(plain, tmp
     assert time_pass.run(tmp_path, measure=invented)
     timed = [one.trial for one in last_entry(tmp_path).passes]
     assert [timed.count(trial.trial_id) for trial in trials] == [passes // seeds] * seeds
+
+
+def test_busy_passes_take_the_seeds_in_turn_and_a_disturbed_one_is_that_of_its_seed_again(plain, tmp_path):
+    trials = [dataclasses.replace(PLAIN, seed=seed) for seed in range(3)]
+    for trial in trials:
+        put(plain, tmp_path, trial)
+    assert time_pass.run(tmp_path, measure=partial(invented, load=5.0), busy=True, passes=3)
+    assert [one.trial for one in last_entry(tmp_path).passes] == [one.trial_id for one in trials]
+    assert time_pass.run(tmp_path, measure=invented, passes=3)
+    assert sorted(one.trial for one in last_entry(tmp_path).sound) == sorted(one.trial_id for one in trials)
 
 
 def test_seeds_that_come_later_are_timed_as_often(plain, tmp_path):
