@@ -28,6 +28,7 @@ from suite.recipe import Tuning
 from suite.registry import register
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
+MOMENTUM = ("momentum_buffer", "exp_avg", "momentum")  # names of SGD, Adam and its relatives, and timm's
 
 
 @register("method", "clicktrain")
@@ -236,9 +237,6 @@ class ClickTrain(Method):
         self._masked_from = state["masked_from"]
         self._masks.load_state_dict(state)
         self._backends.load_state_dict(state)
-
-
-MOMENTUM = ("momentum_buffer", "exp_avg", "momentum")  # names of SGD, Adam and its relatives, and timm's
 
 
 def momentum_of(state: Mapping[str, Any]) -> Tensor | None:

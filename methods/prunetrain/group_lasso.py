@@ -152,8 +152,8 @@ class GroupLasso(Method, ABC):
                     continue
             except UnknownOptimizerError as error:
                 raise ValueError(
-                    f"{type(optimizer).__name__} does not show whether it divides by the size of the gradients, under "
-                    f"which the penalty removes nothing ({error}); use SGD, or update=proximal with {working}"
+                    f"{type(optimizer).__name__} does not show whether it divides by the size of the gradients, in "
+                    f"which case the penalty removes nothing ({error}); use SGD, or update=proximal with {working}"
                 ) from error
             if self.update == "subgradient":
                 raise ValueError(

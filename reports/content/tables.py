@@ -150,18 +150,15 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
 
 
 def _cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
-    if cost == "flops":
-        if judged is None or judged.cost is None:
-            return (
-                Cell("1.00", value=1.0)
-                if row.is_baseline
-                else _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
-            )
-        of = judged.cost
-        found = Ratio(of.share, (of.high - of.low) / 2, row.seeds, (of.low, of.high)) if of.error else None
-        return _cell(found or Ratio(of.share, None, row.seeds), row.seeds, _exact_ratio)
     if row.is_baseline:
         return Cell("1.00", value=1.0)
+    if cost == "flops":
+        of = None if judged is None else judged.cost
+        if of is None:
+            return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
+        bounds = (of.low, of.high) if of.error else None
+        half_width = (of.high - of.low) / 2 if of.error else None
+        return _cell(Ratio(of.share, half_width, row.seeds, bounds), row.seeds, _exact_ratio)
     return _passes_cell(row) if row.time.passes else missing_cell("No time pass measured it.")
 
 

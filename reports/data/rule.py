@@ -51,8 +51,9 @@ SURE_SEEDS = 5
 """Fewest seeds of a method with which an answer is not preliminary."""
 FEWEST_PASSES = 3
 """Fewest time passes, or seeds with counted FLOPs, that tell a cost."""
-SURE_PASSES, UNSTEADY_PASSES = 5, 0.03
-"""Fewest passes, and the spread of ln of their ratios, from which on fewer passes are named."""
+SURE_PASSES = 5
+UNSTEADY_PASSES = 0.03
+"""Standard deviation of ln of the ratios above which fewer than `SURE_PASSES` passes are named."""
 NOT_SMOOTH = 0.01
 """Smallest p-value of the lack of fit with which a parabola counts."""
 MOST_SEEDS = 100
