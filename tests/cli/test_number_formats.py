@@ -84,6 +84,7 @@ def test_auto_measures_once_which_type_is_faster(zen_4, tmp_path, caplog):
         assert (trial.dtype, folder) == (expected, first)
     assert len(zen_4) == 1
     assert "trained in bfloat16; a step in float32 takes 0.50 (0.40 to 0.91)" in caplog.text
+    assert "of one in bfloat16, and would have to take at most 0.90 in the whole interval" in caplog.text
     # Each network has its own answer.
     answer(tmp_path / "choices", high=0.9)
     for _ in range(2):
