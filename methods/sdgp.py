@@ -79,6 +79,7 @@ class SDGP(Method):
     source: ClassVar[str] = "McDanel et al., Structured Data Gradient Pruning, ICPR 2022"
     replayable: ClassVar[bool] = True
     random_twin: ClassVar[Mapping[str, Any]] = {"mode": "random"}
+    cpu_kernels: ClassVar[Sequence[str]] = ("prune_nm", "compressed_gradients")
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="publication", source="the paper and its code; equal in all presets"),
     )
@@ -117,8 +118,7 @@ class SDGP(Method):
             for name, layer in ctx.layers.items()
             if (channels := self._pruned_channels(layer))
         ]
-        # Compile the kernels before training time is measured.
-        self._backends.compile_kernels()
+        # Compile the kernels before training time is measured, if the command has not done so.
         kernels.prepare(shapes, ctx.device, self._rule)
         self._choose(ctx)
 

@@ -199,6 +199,7 @@ class Method:
         shrinks_network: Whether a trial may end with a smaller network than it began with.
         random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
             criterion: `{"mode": "random"}`. Empty if it has no such parameter.
+        cpu_kernels: Sources in `kernels/cpu/sources` that it may call. Commands compile them before their first trial.
         tuning: How the defaults were chosen, and how many trials that cost, for `describe` and the report.
     """
 
@@ -208,6 +209,7 @@ class Method:
     replayable: ClassVar[bool] = False
     shrinks_network: ClassVar[bool] = False
     random_twin: ClassVar[Mapping[str, Any]] = {}
+    cpu_kernels: ClassVar[Sequence[str]] = ()
     tuning: ClassVar[Sequence[Tuning]] = ()
 
     ignore: tuple[str, ...] = field(default=(), metadata=LISTED_LAST)

@@ -23,8 +23,7 @@ import hypothesis
 import pytest
 import torch
 
-import kernels
-from kernels.cpu.library import compile_together
+from kernels.first_use import OPENERS, compile_kernels
 from methods.backends import autotune
 
 pytest_plugins = ["toy_fixtures"]
@@ -102,7 +101,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not chosen
     if whole and cores > 1 and config.pluginmanager.hasplugin("xdist") and option.numprocesses is None:
         # Each worker would wait for the kernels, or build them itself.
-        compile_together(*(path.stem for path in Path(kernels.__file__).parent.glob("cpu/sources/*.cpp")))
+        compile_kernels(OPENERS)
         option.numprocesses, option.dist = min(cores, MOST_WORKERS), "loadfile"
         option.loadscopereorder = False  # xdist would begin with the files of most tests, not the longest
 

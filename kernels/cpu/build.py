@@ -24,7 +24,7 @@ from kernels.cpu import bounded
 SOURCES = Path(__file__).resolve().parent / "sources"
 INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
-BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+BASE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 # Instruction sets for which $PDT_CPU_ARCH may compile the kernels. Each lists the features that it adds to the one
 # before, in the names of /proc/cpuinfo.
 ARCHITECTURES = {
@@ -70,15 +70,8 @@ def build(name: str) -> Build:
         BuildError: No compiler was found, or the compilation failed or took too long. Or the cache is refused or cannot
             be written. Or $PDT_CPU_ARCH names an unknown instruction set, or one that this processor does not have.
     """
-    optional_flags = _optional_flags()
-    compiler = find_compiler()
-    version = _compiler_version(compiler)
-    candidates = [
-        Build(_library_path(name, compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
-        for flags in (BASE_FLAGS + optional for optional in optional_flags)
-    ]
-    first_error = ""
-    for candidate in candidates:
+    first_error, compiler = "", find_compiler()
+    for candidate in _candidates(name, compiler):
         try:
             facts = cache.find(candidate.library)
             error = "" if facts is not None else _compile(name, compiler, candidate)
@@ -88,6 +81,25 @@ def build(name: str) -> Build:
             return dataclasses.replace(candidate, refused=first_error, facts=facts or {})
         first_error = first_error or error
     raise BuildError(f"{shlex.join(compiler)} failed: {first_error}")
+
+
+def has_to_compile(name: str) -> bool:
+    """Return whether `build` would compile a library now."""
+    if os.environ.get("PDT_CPU_KERNEL") == "0":
+        return False
+    try:
+        return all(cache.find(candidate.library) is None for candidate in _candidates(name, find_compiler()))
+    except (BuildError, cache.RefusedError):
+        return False
+
+
+def _candidates(name: str, compiler: list[str]) -> list[Build]:
+    """Return the libraries of a source, the fastest first."""
+    version = _compiler_version(compiler)
+    return [
+        Build(_library_path(name, compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
+        for flags in (BASE_FLAGS + optional for optional in _optional_flags())
+    ]
 
 
 def refusal() -> str:

@@ -102,22 +102,3 @@ def open_optional(
         return None
     log.info("%s: compiled (%s; %s)", what, built.compiler, built.library)
     return loaded
-
-
-def compile_together(*names: str) -> None:
-    """Compile several sources at the same time. `open_library` alone would compile one after the other.
-
-    If a source does not compile, `open_library` reports why. `PDT_CPU_KERNEL=0` compiles nothing.
-
-    Args:
-        names: Names of sources, as in `open_library`.
-    """
-    if os.environ.get("PDT_CPU_KERNEL") == "0":
-        return
-
-    def compile_one(name: str) -> None:
-        with contextlib.suppress(BuildError):
-            build(name)
-
-    with ThreadPoolExecutor(len(names)) as threads:
-        list(threads.map(compile_one, names))

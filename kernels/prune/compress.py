@@ -54,7 +54,7 @@ def _compress(
     if grad.numel() == 0:
         return _empty_result(grad, n, m)
     seed = read_key(key) if mode != "magnitude" and key is not None else seed % 2**64
-    if grad.device.type != "cpu" or not is_compiled(grad, mode) or cpu.load_compress() is None:
+    if grad.device.type != "cpu" or not is_compiled(grad, mode):
         return reference.kept_values(prune_nm(grad, rule, seed), reference.keep_mask(grad, rule, seed), rule)
     values, channels = _empty_result(grad, n, m)
     cpu.compress(grad if is_channels_last(grad) else to_channels_last(grad), values, channels, rule, seed)

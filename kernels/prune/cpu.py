@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.build import BuildError
-from kernels.cpu.library import open_library, open_optional
+from kernels.cpu.library import open_library
 from kernels.prune import proof
 from kernels.prune.rule import MODES, SCOPES, PruneRule
 
@@ -32,29 +32,19 @@ _PROBLEM = [ctypes.c_int64] * 3 + [ctypes.c_int] * 5 + [ctypes.c_uint64, ctypes.
 
 @dataclass(frozen=True)
 class Pruning:
-    """The compiled kernel that prunes."""
+    """The compiled kernels that prune."""
 
     library: ctypes.CDLL
 
     def __post_init__(self) -> None:
-        self.library.pdt_prune_nm.restype = ctypes.c_int
-        self.library.pdt_prune_nm.argtypes = [*[ctypes.c_void_p] * 2, *_PROBLEM]
+        for kernel, pointers in ((self.library.pdt_prune_nm, 2), (self.library.pdt_compress_nm, 3)):
+            kernel.restype = ctypes.c_int
+            kernel.argtypes = [*[ctypes.c_void_p] * pointers, *_PROBLEM]
 
     def prune(self, grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, threads: int) -> None:
         """Prune `grad` into `pruned`; see `kernels.prune.cpu.prune`."""
         problem = _problem(grad, rule, seed, threads)
         _check(self.library.pdt_prune_nm(grad.data_ptr(), pruned.data_ptr(), *problem), "prune_nm", grad, rule)
-
-
-@dataclass(frozen=True)
-class Compression:
-    """The compiled kernel that prunes and compresses."""
-
-    library: ctypes.CDLL
-
-    def __post_init__(self) -> None:
-        self.library.pdt_compress_nm.restype = ctypes.c_int
-        self.library.pdt_compress_nm.argtypes = [*[ctypes.c_void_p] * 3, *_PROBLEM]
 
     def compress(
         self, grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int, threads: int
@@ -116,14 +106,6 @@ def prune(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int) -> None:
     kernel.prune(grad, pruned, rule, seed, torch.get_num_threads())
 
 
-@functools.cache
-def load_compress() -> Compression | None:
-    """Build and load the kernel that compresses, once per process; None, logged once, if it is unavailable."""
-    if not load().available:
-        return None
-    return open_optional("compress_nm", "compression in one pass with the pruning", Compression, proof.of_compression)
-
-
 def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, seed: int) -> None:
     """Prune and compress `grad`; see `kernels.compress_nm`.
 
@@ -137,7 +119,7 @@ def compress(grad: Tensor, values: Tensor, channels: Tensor, rule: PruneRule, se
     Raises:
         MemoryError: The memory for sums and masks cannot be allocated.
     """
-    kernel = load_compress()
+    kernel = load().kernel
     assert kernel is not None, "compress() was called without a compiled kernel"
     kernel.compress(grad, values, channels, rule, seed, torch.get_num_threads())
 

@@ -69,6 +69,7 @@ class ClickTrain(Method):
 
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
     random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
+    cpu_kernels: ClassVar[Sequence[str]] = ("sparse_conv",)
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="publication", source="its configurations", presets=("paper",)),
         Tuning(

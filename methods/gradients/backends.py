@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kernels.compressed import dispatch
-from kernels.cpu.library import compile_together
 from kernels.prune.compress import MOST_CHANNELS
 from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
@@ -123,11 +122,6 @@ class PrunedGradientBackends(LayerChoices):
                 f"backend=skip: no kernels that skip pruned channels are available on {device.type} (they need the CPU "
                 "and a C++ compiler); use backend=auto"
             )
-
-    def compile_kernels(self) -> None:
-        """Compile all kernels that these backends need, at the same time."""
-        if self.wanted != MASKED and self._device.type == "cpu":
-            compile_together("prune_nm", "compress_nm", "compressed_gradients")
 
     def choose(self, ctx: Context, names: Sequence[str]) -> None:
         """Choose a backend for every layer whose gradient is pruned, once for all layers of equal shape.

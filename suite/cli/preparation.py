@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels.cpu.build import refusal
+from kernels.first_use import compile_kernels
+from suite import registry
 from suite.cli.options import RunOptions, check_data_root
 from suite.cli.rehearsal import rehearse
 from suite.engine.cost.hardware import emulated_dtype
@@ -120,7 +122,7 @@ def may_measure_format(options: RunOptions, suite: SuiteSpec) -> bool:
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
-    """Check the output folder, and rehearse the trials that were never started in it; see `rehearse`.
+    """Check the output folder, rehearse the trials that were never started in it, and compile their kernels.
 
     Raises:
         UsageError: The folder cannot be used, or a method cannot train a model on a task.
@@ -128,7 +130,12 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = F
     store = Store(folder)
     store.check()
     new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
-    return rehearse(new, not any(store.trial_folders()), skip_unfit) if new else {}
+    if not new:
+        return {}
+    unfit = rehearse(new, not any(store.trial_folders()), skip_unfit)
+    on_cpu = {trial.method for trial in new if trial.device == "cpu"}
+    compile_kernels({name for method in on_cpu for name in registry.get("method", method).cpu_kernels})
+    return unfit
 
 
 def provenance_of(suite: SuiteSpec) -> dict[str, Any]:

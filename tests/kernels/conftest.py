@@ -19,7 +19,7 @@ import kernels
 from kernels import cache
 from kernels.cpu.build import BuildError, find_compiler
 from kernels.cuda import library
-from kernels.prune import cpu, reference
+from kernels.prune import reference
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -53,13 +53,6 @@ def compiled() -> None:
     except BuildError:
         pytest.skip(kernels.backend_report())
     (pytest.skip if os.environ.get("PDT_CPU_KERNEL") == "0" else pytest.fail)(kernels.backend_report())
-
-
-@pytest.fixture(scope="session")
-def compiled_compression(compiled: None) -> None:
-    """As `compiled`, for the kernel that compresses."""
-    with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
-        assert cpu.load_compress() is not None
 
 
 @pytest.fixture

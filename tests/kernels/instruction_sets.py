@@ -22,7 +22,6 @@ from kernels.sparse_conv import proof as sparse_conv_proof
 # For each source: how its library is bound, and its proof.
 KERNELS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
     "prune_nm": (prune.Pruning, prune_proof.of_pruning),
-    "compress_nm": (prune.Compression, prune_proof.of_compression),
     "compressed_gradients": (compressed.Products, compressed_proof.of_products),
     "sparse_conv": (sparse_conv.Kernels, sparse_conv_proof.of_convolutions),
 }

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import kernels
 from kernels import PruneRule
-from kernels.prune import cpu, reference
+from kernels.prune import compress as compress_module
+from kernels.prune import reference
 
 SCOPES = ("none", "group", "sample_channel", "channel")
 Compress = Callable[..., tuple[Tensor, Tensor]]
@@ -23,9 +24,9 @@ Compress = Callable[..., tuple[Tensor, Tensor]]
 def compress(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compress:
     """The public function with the compiled kernel, and with plain torch in its place."""
     if request.param == "compiled":
-        request.getfixturevalue("compiled_compression")
+        request.getfixturevalue("compiled")
     else:
-        monkeypatch.setattr(cpu, "load_compress", lambda: None)
+        monkeypatch.setattr(compress_module, "is_compiled", lambda *_: False)
     return kernels.compress_nm
 
 
@@ -60,7 +61,7 @@ def rules(draw: st.DrawFn) -> PruneRule:
     return PruneRule(*draw(group_shapes()), mode, draw(st.sampled_from(SCOPES)) if mode != "unbiased" else "none")
 
 
-@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.usefixtures("compiled")
 @settings(max_examples=120)
 @given(gradients(special=True), rules(), st.integers(0, 2**64 - 1))
 @example(torch.zeros(2, 8, 3, 3), PruneRule(2, 4), 0)
@@ -165,6 +166,6 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("compiled_compression")
+@pytest.mark.usefixtures("compiled")
 def test_the_most_channels_that_a_number_can_name():
     assert_compresses(torch.randn(2, 2**15 - 1), PruneRule(1, 32))

@@ -27,9 +27,6 @@ pytestmark = [
 ]
 
 
-MARKS = {"compress_nm": pytest.mark.slow, "prune_nm": pytest.mark.long}  # a minute and a half each, optimized
-
-
 def needs(architecture: str) -> None:
     missing = build.missing_features(architecture)
     if missing:
@@ -44,17 +41,13 @@ def elsewhere() -> str:
 
 @pytest.mark.parametrize(("architecture", "bits"), [("x86-64", 128), ("x86-64-v3", 256), ("x86-64-v4", 512)])
 def test_kernels_agree_with_their_definition(architecture, bits):
-    """Compiled without optimization, in a third of the time; the paths of each instruction set are the same.
-
-    Small sources are compiled with a little of it, which they get back in the first run.
-    """
+    """Compiled with less optimization, in less time; the paths of each instruction set are the same."""
     needs(architecture)
     if architecture == elsewhere():
         pytest.skip(f"{architecture}: the other tests run these kernels")
     for name, (bind, proof) in KERNELS.items():
         with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
-            level = "-O0" if name in MARKS else "-O1"
-            bound = bind(compiled(name, (f"-march={architecture}", level, "-fopenmp")))
+            bound = bind(compiled(name, (f"-march={architecture}", "-O1", "-fopenmp")))
         if name == "prune_nm":
             assert bound.library.pdt_vector_bits() == bits
         assert proof(bound) == ""
@@ -71,28 +64,32 @@ def test_optimized_kernels_agree_with_their_definition(architecture, name):
     assert proof(bind(compiled(name, (f"-march={architecture}", "-fopenmp")))) == ""
 
 
-# One wrong lane of AVX2, in each of the sources: the file, a place in it, and what replaces it.
-WRONG_LANES = {
-    "prune_nm": ("lanes.h", "_mm256_set1_epi64x(factor)", "_mm256_set_epi64x(factor, factor, factor ^ 1, factor)"),
-    "compress_nm": ("lanes.h", "_mm_movemask_epi8(narrow)", "_mm_movemask_epi8(narrow) & 0xefff"),
-    "compressed_gradients": (
+# One wrong lane of AVX2, by source: the file, a place in it, and what replaces it.
+WRONG_LANES = (
+    ("prune_nm", "lanes.h", "_mm256_set1_epi64x(factor)", "_mm256_set_epi64x(factor, factor, factor ^ 1, factor)"),
+    ("prune_nm", "lanes.h", "_mm_movemask_epi8(narrow)", "_mm_movemask_epi8(narrow) & 0xefff"),
+    (
+        "compressed_gradients",
         "compressed_layer.h",
         "const Lanes factors = factor - Lanes{};",
         "Lanes factors = factor - Lanes{}; if (width == 8) factors[5] = 0;",
     ),
-    "sparse_conv": (
+    (
+        "sparse_conv",
         "sparse_conv.cpp",
         "{ return load<float>(base + vectors * width); }",
         "{ Lanes v = load<float>(base + vectors * width); if (width == 8) v[6] = 0; return v; }",
     ),
-}
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in WRONG_LANES])
-def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(name, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(("name", "file", "right", "wrong"), WRONG_LANES)
+def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(
+    name, file, right, wrong, tmp_path, monkeypatch, caplog
+):
     """The user's machine has AVX2, and a library whose kernels differ from their definition in one lane."""
     needs("x86-64-v3")
-    sources, include = mutated_sources(tmp_path, *WRONG_LANES[name])
+    sources, include = mutated_sources(tmp_path, file, right, wrong)
     monkeypatch.setattr(build, "BASE_FLAGS", (*build.BASE_FLAGS, "-O1"))  # the last level counts
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setattr(build, "INCLUDE_FOLDERS", (include, sources))
@@ -109,13 +106,11 @@ def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(na
     assert cache.find(made) == {}
 
 
-@pytest.mark.usefixtures("compiled_compression")
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_proof_does_not_depend_on_the_state_of_the_process_and_leaves_it(name):
     """Subnormal numbers are flushed to zero, and torch has another default number format."""
     found = {
         "prune_nm": prune.load().kernel,
-        "compress_nm": prune.load_compress(),
         "compressed_gradients": compressed.library(),
         "sparse_conv": sparse_conv.library(),
     }

@@ -19,6 +19,7 @@ from instruction_sets import library_of
 
 import kernels
 from kernels import cache as cache_module
+from kernels import first_use
 from kernels.cpu import build, library
 from kernels.cpu.build import BuildError
 from kernels.prune import cpu, dispatch, proof
@@ -123,7 +124,9 @@ def test_a_compile_that_fails_and_a_cache_that_cannot_be_written_are_told(slow_p
 def test_a_build_without_openmp_says_so_and_a_damaged_library_is_built_again(copied_library, tmp_path):
     # Refusing -fopenmp makes the build fall back to one thread.
     refuse_flag(tmp_path, "-fopenmp", "no OpenMP")
+    assert build.has_to_compile("prune_nm")
     built = build.build("prune_nm")
+    assert not build.has_to_compile("prune_nm")
     assert built.refused == "error: no OpenMP"
     assert "-fopenmp" not in built.flags
     path, whole = built.library, built.library.read_bytes()
@@ -461,20 +464,17 @@ def test_a_compiler_may_have_arguments(copied_library, monkeypatch):
     assert build.build("prune_nm").library != without
 
 
-def test_several_sources_are_compiled_at_the_same_time(tmp_path, monkeypatch):
+def test_sources_are_compiled_at_the_same_time_and_announced_once(monkeypatch, caplog):
     """Both compilers wait for each other, so that the test would end with an error if one followed the other."""
-    together, built = threading.Barrier(2, timeout=30), []
+    together, opened = threading.Barrier(2, timeout=30), []
 
-    def build(name):
-        together.wait()
-        built.append(name)
-        if name == "broken":
-            raise BuildError("no compiler was found")
+    def opener(name):
+        return lambda: (together.wait(), opened.append(name))
 
-    monkeypatch.setattr(library, "build", build)
-    monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
-    library.compile_together("good", "broken")
-    assert sorted(built) == ["broken", "good"]
-    monkeypatch.setenv("PDT_CPU_KERNEL", "0")
-    library.compile_together("good", "broken")
-    assert len(built) == 2
+    monkeypatch.setattr(first_use, "OPENERS", {name: opener(name) for name in ("one", "other", "old")})
+    monkeypatch.setattr(first_use, "has_to_compile", lambda name: name != "old" and name not in opened)
+    with caplog.at_level(logging.INFO, "pdt.kernels"):
+        for _ in range(2):
+            first_use.compile_kernels({"one", "old", "other"})
+    assert sorted(opened) == ["one", "other"]
+    assert caplog.messages == ["compiling the CPU kernels one, other, once for this machine: about 15 s"]

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import re
 
 import pytest
@@ -23,13 +22,6 @@ from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
 
 CPU = torch.device("cpu")
-compile_once = functools.cache(pruned_gradients.compile_together)
-
-
-@pytest.fixture(autouse=True)
-def _compiled_once(monkeypatch):
-    """Look for the compiled kernels once, and not again for each of some hundred methods: that starts the compiler."""
-    monkeypatch.setattr(pruned_gradients, "compile_together", compile_once)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,10 @@
-// n:m pruning of a gradient on the CPU that returns only the kept values, in fp32, and their channel numbers, as one C
-// function (called through ctypes).
+// Pruning that returns only the kept values, in fp32, and their channel numbers.
 //
 // Pruning writes keep bits, one bit per element, and the kept elements are compressed while they are in the cache. The
 // rescaling adds the same terms in the same order as prune_nm.cpp. The values are therefore bit-identical to its result,
 // for every number of threads.
+#pragma once
+
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -12,9 +13,6 @@
 #include "prune_chunks.h"
 
 namespace pdt {
-namespace {
-
-constexpr int64_t keep_bytes(int64_t elements) { return (elements + 7) / 8 + keep_bits_padding; }
 
 // Destination of a compression: (pixels, kept) values and channel numbers.
 struct Result {
@@ -39,7 +37,7 @@ void compress_pixels(const Problem& problem, const typename Format::Bits* pixel,
     constexpr int width = lanes<typename Format::Bits>;
     const int64_t channels = problem.channels, elements = pixels * channels;
     int64_t done = 0;
-    if (problem.whole_groups() && 64 % problem.m == 0 && (channels % 64 == 0 || 64 % channels == 0)) {
+    if (problem.whole_groups && 64 % problem.m == 0 && (channels % 64 == 0 || 64 % channels == 0)) {
         const KeptWords<Format> words{channels, 64 / problem.m * problem.n};
         done = 64 * words.compress(pixel, keep_bits, elements / 64, to);
     }
@@ -54,23 +52,9 @@ void compress_pixels(const Problem& problem, const typename Format::Bits* pixel,
 // Pixels of a chunk: a multiple of 8, so that its random numbers start at a whole Philox block, unless a pixel has one.
 inline int64_t compressed_pixels(const Problem& problem) {
     const int64_t pixels = std::max<int64_t>(1, chunk_elements / problem.channels);
-    const bool whole = problem.mode == mode_unbiased ? problem.groups_per_pixel() % 4 == 0 : problem.channels % 8 == 0;
+    const bool whole = problem.mode == mode_unbiased ? problem.groups_per_pixel % 4 == 0 : problem.channels % 8 == 0;
     return whole ? pixels : (pixels + 7) / 8 * 8;
 }
-
-// Memory of each thread for keep bits and pruned elements
-template <class Type>
-class ThreadMemory {
-  public:
-    ThreadMemory(int threads, int64_t elements)
-        : each_((elements * static_cast<int64_t>(sizeof(Type)) + 127) / 128 * 128 / static_cast<int64_t>(sizeof(Type))),
-          memory_(static_cast<std::size_t>(each_ * threads)) {}
-    Type* own() { return memory_.data() + thread_index() * each_; }
-
-  private:
-    int64_t each_;
-    std::vector<Type> memory_;
-};
 
 template <class Format>
 void compress_without_rescaling(const Problem& problem, const Result& result) {
@@ -83,30 +67,12 @@ void compress_without_rescaling(const Problem& problem, const Result& result) {
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
-        if (unbiased) {  // the kept values differ from those of the gradient
-            const Target<Format, Output::values_and_keep_bits> to{sampled.own(), keep_bits.own()};
-            prune_pixels(problem, pixel, pixels, to);
-            compress_pixels<Format>(problem, to.values, to.keep_bits, pixels, result.part(pixel, pixels));
-            continue;
-        }
-        const Target<Format, Output::keep_bits> to{nullptr, keep_bits.own()};
-        prune_pixels(problem, pixel, pixels, to);
-        compress_pixels<Format>(problem, static_cast<const Bits*>(problem.grad) + pixel * channels, to.keep_bits, pixels,
-                                result.part(pixel, pixels));
+        // The kept values of unbiased pruning differ from those of the gradient.
+        Bits* values = unbiased ? sampled.own() : nullptr;
+        prune_pixels<Format>(problem, pixel, pixels, values, keep_bits.own());
+        const Bits* kept = unbiased ? values : static_cast<const Bits*>(problem.grad) + pixel * channels;
+        compress_pixels<Format>(problem, kept, keep_bits.own(), pixels, result.part(pixel, pixels));
     }
-}
-
-// Prunes whole pixels into keep bits and, in `pruned`, into values.
-template <class Format>
-void prune_into(const Problem& problem, int64_t first_pixel, int64_t pixels, uint8_t* keep_bits,
-                typename Format::Bits* pruned) {
-    using Bits = typename Format::Bits;
-    const Target<Format, Output::keep_bits> to{nullptr, keep_bits};
-    prune_pixels(problem, first_pixel, pixels, to);
-    const Bits* grad = static_cast<const Bits*>(problem.grad) + first_pixel * problem.channels;
-    const int64_t elements = pixels * problem.channels;
-    for (int64_t e = 0; e < elements; e += lanes<Bits>)
-        store_first(pruned + e, keep_where<Bits>(keep_bits, e, load_first(grad + e, elements - e)), elements - e);
 }
 
 // Ratio per group or per row. A chunk is pruned and rescaled in memory of its thread, and compressed from there.
@@ -114,7 +80,6 @@ template <class Format>
 void compress_and_rescale_runs(const Problem& problem, const Result& result) {
     using Bits = typename Format::Bits;
     const Runs shape(problem);
-    const bool by_groups = problem.scope == scope_group && problem.whole_groups() && (problem.m & (problem.m - 1)) == 0;
     const int64_t channels = problem.channels, all_pixels = problem.samples * problem.pixels;
     const int64_t chunk_pixels = shape.chunk_pixels, chunks = (all_pixels + chunk_pixels - 1) / chunk_pixels;
     ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(chunk_pixels * channels));
@@ -123,15 +88,8 @@ void compress_and_rescale_runs(const Problem& problem, const Result& result) {
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t pixel = chunk * chunk_pixels, pixels = std::min(chunk_pixels, all_pixels - pixel);
-        const Target<Format, Output::values_and_keep_bits> to{pruned.own(), keep_bits.own()};
-        if (by_groups) {
-            prune_into<Format>(problem, pixel, pixels, to.keep_bits, to.values);
-            rescale_groups_of<Format>(problem.m, static_cast<const Bits*>(problem.grad) + pixel * channels, to.values,
-                                      to.values, pixels * channels);
-        } else {
-            prune_and_rescale_chunk(problem, shape, pixel, pixels, to, sums.own());
-        }
-        compress_pixels<Format>(problem, to.values, to.keep_bits, pixels, result.part(pixel, pixels));
+        prune_and_rescale_chunk<Format>(problem, shape, pixel, pixels, pruned.own(), keep_bits.own(), sums.own());
+        compress_pixels<Format>(problem, pruned.own(), keep_bits.own(), pixels, result.part(pixel, pixels));
     }
 }
 
@@ -154,7 +112,7 @@ void keep_and_sum(const Problem& problem, const ChannelSums<Format>& shape, cons
     for (int64_t pixel = 0; pixel < pixels; pixel += kept.chunk_pixels, keep_bits += kept.chunk_bytes) {
         const int64_t count = std::min(kept.chunk_pixels, pixels - pixel);
         add_magnitudes<Format>(shape, grad + pixel * problem.channels, count, shape.dense(sums));
-        prune_into<Format>(problem, first_pixel + pixel, count, keep_bits, pruned);
+        prune_pixels<Format>(problem, first_pixel + pixel, count, pruned, keep_bits);
         add_magnitudes<Format>(shape, pruned, count, shape.kept(sums));
     }
 }
@@ -231,16 +189,4 @@ void compress(const Problem& problem, const Result& result) {
     }
 }
 
-}  // namespace
 }  // namespace pdt
-
-// Arguments and status as those of pdt_prune_nm. `values` and `numbers` have the same shape: (samples, pixels, kept), where
-// `kept` is the sum over the groups of n, or of min(n, size) for a short last group.
-extern "C" int pdt_compress_nm(const void* grad, float* values, int16_t* numbers, int64_t samples, int64_t pixels,
-                               int64_t channels, int n, int m, int format, int mode, int scope, uint64_t seed,
-                               int threads) {
-    const pdt::Problem problem{grad, nullptr, samples, pixels, channels, n, m, mode, scope, seed, threads};
-    return pdt::run_checked(problem, format, [&](auto number) {
-        pdt::compress<decltype(number)>(problem, pdt::Result(problem, values, numbers));
-    });
-}

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "float_formats.h"
+#include "keep_bits.h"
 #include "lanes.h"
 
 namespace pdt {
@@ -16,13 +17,6 @@ struct Compressed {
     int16_t* channels;
     const float* end;
 };
-
-// Returns `count` keep bits from bit `first` on; reads 8 bytes.
-inline uint64_t bits_from(const uint8_t* bits, int64_t first, int count) {
-    uint64_t word;
-    std::memcpy(&word, bits + first / 8, sizeof word);
-    return word >> first % 8 & ((uint64_t{1} << count) - 1);
-}
 
 // Writes `lanes<Bits>` elements from values and channels on, of which only the first `popcount(keep)` count. `channel` is
 // the number of the first element.

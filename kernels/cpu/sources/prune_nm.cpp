@@ -1,4 +1,4 @@
-// n:m pruning of a gradient on the CPU and its rescaling, as one C function (called through ctypes).
+// n:m pruning of a gradient on the CPU and its rescaling, as C functions (called through ctypes).
 //
 // Work is divided into blocks whose size does not depend on the number of threads, and sums are added in block order. The
 // result is therefore bit-identical for every number of threads.
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "compress_chunks.h"
 #include "prune_chunks.h"
 
 namespace pdt {
@@ -17,45 +18,30 @@ constexpr int64_t streaming_bytes = int64_t{16} << 20;  // a result that exceeds
 template <class Format>
 bool worth_streaming(const Problem& problem) {
     const int64_t elements = problem.samples * problem.pixels * problem.channels;
-    return problem.pruned != problem.grad &&
+    return problem.pruned != problem.grad && problem.fast_groups &&
            elements * static_cast<int64_t>(sizeof(typename Format::Bits)) >= streaming_bytes &&
            reinterpret_cast<uintptr_t>(problem.pruned) % vector_bytes == 0;
 }
 
-template <class Format, Output What>
+template <class Format>
 void prune_without_rescaling(const Problem& problem) {
     using Bits = typename Format::Bits;
     const int64_t groups = problem.groups();
-    // A multiple of 64 groups, so that a block starts at a whole vector of groups and at a whole Philox block.
-    const int64_t block_groups = std::max<int64_t>(64, block_elements / problem.m / 64 * 64);
-    const int64_t blocks = (groups + block_groups - 1) / block_groups;
+    // A multiple of 64 groups, so that a chunk starts at a whole vector and at a whole Philox block.
+    const int64_t chunk_groups = std::max<int64_t>(64, chunk_elements / problem.m / 64 * 64);
+    const int64_t chunks = (groups + chunk_groups - 1) / chunk_groups;
+    const bool streamed = worth_streaming<Format>(problem);
 #pragma omp parallel num_threads(problem.threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t first = block * block_groups, offset = locate(problem, first).offset;
-            prune_run<Format, What>(problem, {first, std::min(groups, first + block_groups),
-                                              static_cast<const Bits*>(problem.grad) + offset,
-                                              {static_cast<Bits*>(problem.pruned) + offset, nullptr}});
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            uint8_t keep_bits[keep_bytes(chunk_elements)];
+            const int64_t first = chunk * chunk_groups, offset = problem.offset(first);
+            prune_groups<Format>(problem, first, std::min(groups, first + chunk_groups),
+                                 static_cast<const Bits*>(problem.grad) + offset,
+                                 static_cast<Bits*>(problem.pruned) + offset, keep_bits, streamed);
         }
         finish_streaming();
-    }
-}
-
-// Ratio per group, for whole groups whose size is a power of two. A block is pruned into memory of its thread.
-template <class Format>
-void prune_and_rescale_groups(const Problem& problem) {
-    using Bits = typename Format::Bits;
-    const int64_t groups = problem.groups(), block_groups = chunk_elements / problem.m;
-    const int64_t blocks = (groups + block_groups - 1) / block_groups;
-#pragma omp parallel for schedule(static) num_threads(problem.threads)
-    for (int64_t block = 0; block < blocks; ++block) {
-        alignas(vector_bytes) Bits scratch[chunk_elements];
-        const int64_t first = block * block_groups, last = std::min(groups, first + block_groups);
-        const Bits* grad = static_cast<const Bits*>(problem.grad) + first * problem.m;
-        prune_run<Format, Output::values>(problem, {first, last, grad, {scratch, nullptr}});
-        rescale_groups_of<Format>(problem.m, grad, scratch, static_cast<Bits*>(problem.pruned) + first * problem.m,
-                                  (last - first) * problem.m);
     }
 }
 
@@ -66,13 +52,14 @@ void prune_and_rescale_runs(const Problem& problem) {
     const Runs shape(problem);
     const int64_t all_pixels = problem.samples * problem.pixels;
     const int64_t chunks = (all_pixels + shape.chunk_pixels - 1) / shape.chunk_pixels;
-    std::vector<float> memory_of_threads(static_cast<std::size_t>(problem.threads * shape.memory));
+    ThreadMemory<float> memory(problem.threads, shape.memory);
+    ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(shape.chunk));
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t pixel = chunk * shape.chunk_pixels;
-        const Target<Format, Output::values> to{static_cast<Bits*>(problem.pruned) + pixel * shape.channels, nullptr};
-        prune_and_rescale_chunk(problem, shape, pixel, std::min(shape.chunk_pixels, all_pixels - pixel), to,
-                                memory_of_threads.data() + thread_index() * shape.memory);
+        prune_and_rescale_chunk<Format>(problem, shape, pixel, std::min(shape.chunk_pixels, all_pixels - pixel),
+                                        static_cast<Bits*>(problem.pruned) + pixel * shape.channels, keep_bits.own(),
+                                        memory.own());
     }
 }
 
@@ -81,7 +68,7 @@ void prune_and_rescale_runs(const Problem& problem) {
 // it is pruned, because `to` may be the gradient itself.
 template <class Format>
 void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int64_t first_pixel, int64_t pixels,
-                   typename Format::Bits* to, Vector<float>* sums) {
+                   typename Format::Bits* to, uint8_t* keep_bits, Vector<float>* sums) {
     using Bits = typename Format::Bits;
     const int64_t channels = problem.channels;
     const int64_t chunk_pixels = summed_pixels(channels);
@@ -89,8 +76,7 @@ void prune_and_sum(const Problem& problem, const ChannelSums<Format>& shape, int
     for (int64_t pixel = 0; pixel < pixels; pixel += chunk_pixels) {
         const int64_t count = std::min(chunk_pixels, pixels - pixel);
         add_magnitudes<Format>(shape, grad + pixel * channels, count, shape.dense(sums));
-        const Target<Format, Output::values> place{to + pixel * channels, nullptr};
-        prune_pixels(problem, first_pixel + pixel, count, place);
+        prune_pixels<Format>(problem, first_pixel + pixel, count, to + pixel * channels, keep_bits);
         add_magnitudes<Format>(shape, to + pixel * channels, count, shape.kept(sums));
     }
 }
@@ -102,12 +88,14 @@ void prune_and_rescale_samples(const Problem& problem) {
     using Bits = typename Format::Bits;
     const ChannelSums<Format> shape(problem.channels);
     VectorMemory sums_of_threads(problem.threads * shape.vectors);
+    ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(summed_pixels(problem.channels) * problem.channels));
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
     for (int64_t sample = 0; sample < problem.samples; ++sample) {
         Vector<float>* sums = sums_of_threads.part(thread_index(), shape.vectors);
         Bits* pixels = static_cast<Bits*>(problem.pruned) + sample * problem.pixels * problem.channels;
         shape.clear(sums);
-        prune_and_sum<Format>(problem, shape, sample * problem.pixels, problem.pixels, pixels, sums);
+        prune_and_sum<Format>(problem, shape, sample * problem.pixels, problem.pixels, pixels, keep_bits.own(),
+                              sums);
         shape.divide(sums);
         multiply_pixels<Format>(shape, pixels, pixels, problem.pixels, shape.dense(sums));
     }
@@ -122,6 +110,7 @@ void prune_and_rescale_batch(const Problem& problem) {
     const int64_t blocks = (all_pixels + block_pixels - 1) / block_pixels;
     const ChannelSums<Format> shape(channels);
     VectorMemory sums_of_blocks(blocks * shape.vectors);
+    ThreadMemory<uint8_t> keep_bits(problem.threads, keep_bytes(summed_pixels(channels) * channels));
     Bits* pruned = static_cast<Bits*>(problem.pruned);
     const auto pixels_of = [&](int64_t block) { return std::min(block_pixels, all_pixels - block * block_pixels); };
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
@@ -129,7 +118,7 @@ void prune_and_rescale_batch(const Problem& problem) {
         Vector<float>* sums = sums_of_blocks.part(block, shape.vectors);
         shape.clear(sums);
         prune_and_sum<Format>(problem, shape, block * block_pixels, pixels_of(block),
-                              pruned + block * block_pixels * channels, sums);
+                              pruned + block * block_pixels * channels, keep_bits.own(), sums);
     }
     const Vector<float>* ratio = shape.ratios(sums_of_blocks, blocks);
 #pragma omp parallel for schedule(static) num_threads(problem.threads)
@@ -142,16 +131,9 @@ void prune_and_rescale_batch(const Problem& problem) {
 template <class Format>
 void prune(const Problem& problem) {
     switch (problem.scope) {
-        case scope_none:
-            return worth_streaming<Format>(problem)
-                       ? prune_without_rescaling<Format, Output::streamed_values>(problem)
-                       : prune_without_rescaling<Format, Output::values>(problem);
+        case scope_none: return prune_without_rescaling<Format>(problem);
         case scope_sample_channel: return prune_and_rescale_samples<Format>(problem);
         case scope_channel: return prune_and_rescale_batch<Format>(problem);
-        case scope_group:
-            if (problem.whole_groups() && (problem.m & (problem.m - 1)) == 0)
-                return prune_and_rescale_groups<Format>(problem);
-            return prune_and_rescale_runs<Format>(problem);
         default: return prune_and_rescale_runs<Format>(problem);
     }
 }
@@ -159,13 +141,24 @@ void prune(const Problem& problem) {
 }  // namespace
 }  // namespace pdt
 
-// Returns 0, or 1 if an argument is out of range, 2 if the memory for the sums cannot be allocated.
+// Returns 0, or 2 if the memory for the sums cannot be allocated. m is 2 to 32, and n at most m.
 // format: 0 fp32, 1 bf16, 2 fp16. mode and scope: position in MODES and SCOPES of kernels/prune/rule.py; the scope that
 // follows them (pdt::scope_row) sums over each row of a matrix.
 extern "C" int pdt_prune_nm(const void* grad, void* pruned, int64_t samples, int64_t pixels, int64_t channels, int n,
                             int m, int format, int mode, int scope, uint64_t seed, int threads) {
     const pdt::Problem problem{grad, pruned, samples, pixels, channels, n, m, mode, scope, seed, threads};
-    return pdt::run_checked(problem, format, [&](auto number) { pdt::prune<decltype(number)>(problem); });
+    return pdt::run(problem, format, [&](auto number) { pdt::prune<decltype(number)>(problem); });
+}
+
+// Prunes and writes only what is kept. Arguments and status as those of pdt_prune_nm. `values` and `numbers` have the same
+// shape: (samples, pixels, kept), where `kept` is the sum over the groups of n, or of min(n, size) for a short last group.
+extern "C" int pdt_compress_nm(const void* grad, float* values, int16_t* numbers, int64_t samples, int64_t pixels,
+                               int64_t channels, int n, int m, int format, int mode, int scope, uint64_t seed,
+                               int threads) {
+    const pdt::Problem problem{grad, nullptr, samples, pixels, channels, n, m, mode, scope, seed, threads};
+    return pdt::run(problem, format, [&](auto number) {
+        pdt::compress<decltype(number)>(problem, pdt::Result(problem, values, numbers));
+    });
 }
 
 // Properties of the compiled library, for the report: support of several threads, and width of vectors.
