@@ -17,7 +17,7 @@ def test_only_a_run_of_all_tests_gets_workers(request, monkeypatch, source, keyw
     conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(3), raising=False)
-    monkeypatch.setattr(conftest, "compile_together", lambda *names: None)
+    monkeypatch.setattr(conftest, "compile_kernels", lambda names: None)
     config = SimpleNamespace(
         args_source=source,
         pluginmanager=SimpleNamespace(hasplugin=lambda name: True),

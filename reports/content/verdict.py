@@ -86,6 +86,7 @@ def _cell(points: Estimate, *, sign: bool) -> Cell:
 
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
 _CHEAPER = 0.005  # costs relative to dense that differ by less count as equal
+_CEILING = 99.0  # percent
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     cost = main_cost(rows)
     answer = answers[cost]
     return Verdict(
-        warnings=tuple(_warnings([*methods.values()], answer, setting)),
+        warnings=tuple(_warnings([*methods.values()], answer, setting, _lowest(rows))),
         purposes=tuple(_purposes(methods, answer, cost, setting)),
         basis=_basis(rows, answer, cost, setting),
         advice=" ".join(_advice(methods, answer, cost, setting)),
@@ -163,7 +164,12 @@ def pruned_nothing(row: MethodRow) -> bool:
     return all(isinstance(share, Estimate) and abs(share.mean - 1) < _NOTHING for share in shares)
 
 
-def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
+def _lowest(rows: Sequence[MethodRow]) -> float:
+    """Return the lowest mean accuracy of all rows, in percent."""
+    return min((100 * row.accuracy.mean for row in rows if isinstance(row.accuracy, Estimate)), default=0.0)
+
+
+def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting, lowest: float) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in methods if pruned_nothing(row)]
     lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
@@ -173,6 +179,8 @@ def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting) ->
             lines.append(say("verdict.lost_seeds", method=judged.candidate.label, lost=lost, seeds=seeds))
     if answer.curve is not None and (whole := answer.curve.at(0.0).value) > 100 - setting.margin:
         lines.append(say("verdict.no_room", accuracy=whole, margin=setting.margin))
+    elif lowest >= _CEILING:
+        lines.append(say("verdict.ceiling", accuracy=lowest))
     if setting.is_coarse:
         lines.append(say("verdict.coarse", images=setting.test_images, margin=setting.margin))
     return lines

@@ -383,6 +383,15 @@ def test_dense_without_errors_leaves_no_room_for_a_gain(suite: Any) -> None:
     )
 
 
+def test_a_page_at_a_ceiling_says_so_without_a_curve_of_dense_too(suite: Any) -> None:
+    for method, accuracy in (("dense", 99.8), ("quick", 99.04)):
+        suite.add(method, 0, accuracy=accuracy, time=9.0)
+    said = "The lowest accuracy is 99.0 %: this task is too easy to tell methods apart."
+    assert group_of(suite).verdict.warnings [-1] == said
+    suite.add("other", 0, accuracy=98.9, time=9.0)
+    assert said not in group_of(suite).verdict.warnings
+
+
 def test_one_image_of_exactly_the_margin_is_not_too_coarse() -> None:
     assert not Setting(20, (0.005,), 200).is_coarse
     assert Setting(20, (0.005,), 199).is_coarse

@@ -52,19 +52,18 @@ def test_smaller_budgets_are_whole_epochs_and_fewer_than_all(epochs, expected):
 
 def test_the_controls_of_a_seed_follow_its_methods():
     trials = planned("clicktrain,sdgp[mode=magnitude],prunetrain", seeds=(0, 1), controls=True)
-    assert EPOCHS == 4
     seed = [
-        ("dense", 4),
-        ("clicktrain", 4),
-        ("sdgp[mode=magnitude]", 4),
-        ("prunetrain", 4),
+        ("dense", EPOCHS),
+        ("clicktrain", EPOCHS),
+        ("sdgp[mode=magnitude]", EPOCHS),
+        ("prunetrain", EPOCHS),
+        ("dense", 1),
         ("dense", 2),
-        ("dense", 3),
-        ("clicktrain[selection=random]", 4),
-        ("sdgp[mode=random]", 4),
-        ("prunetrain[selection=random]", 4),
-        ("dense[match=prunetrain]", 4),
-        ("dense[repeat=2]", 4),
+        ("clicktrain[selection=random]", EPOCHS),
+        ("sdgp[mode=random]", EPOCHS),
+        ("prunetrain[selection=random]", EPOCHS),
+        ("dense[match=prunetrain]", EPOCHS),
+        ("dense[repeat=2]", EPOCHS),
     ]
     assert shown(trials) == [(number, *one) for number in (0, 1) for one in seed]
     assert len({trial.hash for trial in trials}) == len(trials)
@@ -161,7 +160,7 @@ def test_one_line_says_what_is_added(caplog):
         planned("dense,sdgp")
     few = "digits: %s epochs allow %s lengths of dense training, and a verdict at equal cost needs 4: none can follow"
     assert caplog.messages == [
-        "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (2, 3), 3 of sdgp[mode=random], "
+        "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (1, 2), 3 of sdgp[mode=random], "
         "3 of prunetrain[selection=random], 3 of dense[match=prunetrain], 3 of dense[repeat=2]",
         few % (4, 3),
         "--controls adds no trials: the command names all of them",

@@ -29,8 +29,8 @@ def test_ids_are_fixed(tmp_path):
     # Committed results and the folders of users have these ids. They change with the default recipe of the task, and
     # with `method_version`. Any other change of them makes every finished training count as not done.
     assert [trial.trial_id for trial in planned(tmp_path)] == [
-        "dense-digits-resnet9-width0.25-s7-a8a91bc8",
-        "sdgp-digits-resnet9-width0.25-s7-807f0370",
+        "dense-digits-resnet9-width0.25-s7-fc44795f",
+        "sdgp-digits-resnet9-width0.25-s7-92c9c561",
     ]
 
 
