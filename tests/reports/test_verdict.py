@@ -387,7 +387,7 @@ def test_a_page_at_a_ceiling_says_so_without_a_curve_of_dense_too(suite: Any) ->
     for method, accuracy in (("dense", 99.8), ("quick", 99.04)):
         suite.add(method, 0, accuracy=accuracy, time=9.0)
     said = "The lowest accuracy is 99.0 %: this task is too easy to tell methods apart."
-    assert group_of(suite).verdict.warnings [-1] == said
+    assert group_of(suite).verdict.warnings[-1] == said
     suite.add("other", 0, accuracy=98.9, time=9.0)
     assert said not in group_of(suite).verdict.warnings
 
