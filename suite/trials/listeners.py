@@ -67,17 +67,17 @@ class Lines:
         self._print(f"{trial.trial_id}  trial {self._begun}/{self._total}: {trial.label}")
 
     def position(self, trial: TrialSpec, position: Position) -> None:
-        """Print once where a resumed trial continues."""
+        """Print once where a resumed trial continues, and from time to time a line about all trials."""
         self._all.sweep.position(trial, position)
         if position.resumed_after and trial.trial_id not in self._resumed:
             self._resumed.add(trial.trial_id)
             self._print(f"{trial.trial_id}  resumed after epoch {position.resumed_after}/{position.epochs}")
+        if line := self._all.line(at_once=False):  # an epoch may take minutes
+            self._print(line)
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         self._print(epoch_line(trial, record, self._before.get(trial.trial_id)))
         self._before[trial.trial_id] = record
-        if line := self._all.line(at_once=False):
-            self._print(line)
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         self._before.pop(trial.trial_id, None)

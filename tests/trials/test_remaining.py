@@ -132,7 +132,8 @@ def test_lines_about_all_trials_come_after_each_trial_and_at_most_once_a_minute(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_both_listeners_show_the_rest_of_the_sweep(terminal):
+def test_both_listeners_show_the_rest_of_the_sweep(terminal, monkeypatch):
+    monkeypatch.setattr(listeners, "SWEEP_INTERVAL", 0.0)
     first, second = trials("dense", "dense")
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     with listener_for(console, [first, second]) as shown:
@@ -143,6 +144,7 @@ def test_both_listeners_show_the_rest_of_the_sweep(terminal):
         shown.started(second)
     text = console.file.getvalue()
     assert "about 3 min 20 s left" in text
+    assert ("0 of 2 trials have ended" in text) is not terminal  # within an epoch
     assert ("all trials" in text) is terminal
 
 
