@@ -22,6 +22,7 @@ from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subpr
 from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.reader import Trial
 from suite.trials.groups import seed_of
+from suite.trials.listeners import Measurements
 
 BUSY = 0.5  # cores; if other programs keep more busy, times are unreliable
 
@@ -36,10 +37,14 @@ def timed_outcome(
     return Outcome(tuple(lines), figure, (doubt,) if busy >= BUSY else (), where)
 
 
-def call(data: ReproductionData, trial: Trial, function: str, arguments: Mapping[str, Any], device: str = "") -> Any:
+def call(
+    data: ReproductionData, shown: Measurements, trial: Trial, function: str, arguments: Mapping[str, Any],
+    device: str = "",
+) -> Any:  # fmt: skip
     """Call a function of `timed_calls` in a new process, on the device of the command unless another one is given."""
-    plugins = data.specs[trial.name].plugins
-    return call_in_subprocess(f"reports.papers.timed_calls:{function}", arguments, device or data.device, plugins)
+    spec, name = data.specs[trial.name], f"reports.papers.timed_calls:{function}"
+    with shown.measuring(spec, f"{function.replace('_', ' ')} of {arguments.get('model', spec.model)}"):
+        return call_in_subprocess(name, arguments, device or data.device, spec.plugins)
 
 
 MODEL, SHAPE, CLASSES = "resnet18", (3, 224, 224), 1000
@@ -58,8 +63,9 @@ def product_shares(page: Reproduction, data: ReproductionData, lines: list[Compa
     batch = BATCH["cuda" if data.device.startswith("cuda") else "cpu"]
     large = {"model": MODEL, "shape": SHAPE, "classes": CLASSES, "batch": batch}
     small = {"model": spec.model, "shape": inputs.shape, "classes": inputs.classes, "batch": spec.recipe["batch_size"]}
+    shown = Measurements([spec, spec])
     timed = [
-        call(data, trials[0], "product_seconds", {"dtype": spec.dtype, "method": METHOD, **network})
+        call(data, shown, trials[0], "product_seconds", {"dtype": spec.dtype, "method": METHOD, **network})
         for network in (large, small)
     ]
     own = f"{spec.model} on {spec.task}"
@@ -102,18 +108,20 @@ def _shares(
     return lines, share, pruning
 
 
+BATCHES = (10, 100)
+
+
 def inference_speed(page: Reproduction, data: ReproductionData, lines: list[Comparison]) -> Outcome:
     """PruneTrain's Table 2: inference images per second of dense and pruned networks."""
     timed: list[SubprocessResult] = []
-    for part, trials in page.with_own_trials(data):
-        method = part.methods.partition("dense,")[2]
-        pruned = {seed_of(trial): trial for trial in trials.get(method, [])}
-        pairs = [(trial, pruned[seed_of(trial)]) for trial in trials.get("dense", []) if seed_of(trial) in pruned]
+    parts = [(part, trials, _pairs(part, trials)) for part, trials in page.with_own_trials(data)]
+    shown = Measurements([data.specs[pair[0].name] for _, _, pairs in parts for pair in pairs for _ in BATCHES])
+    for part, trials, pairs in parts:
         model = trials["dense"][0].text("model") if trials.get("dense") else part.model
         row = part.name if part.task == "imagenet" else part.model
         where = f"{model} on {part.task}" + (f", {part.name}" if part.task == "imagenet" else "")
-        for batch in (10, 100):
-            found = [_images_per_second(data, pair, batch) for pair in pairs]
+        for batch in BATCHES:
+            found = [_images_per_second(data, shown, pair, batch) for pair in pairs]
             timed += found
             for what, group, unit, values in (
                 ("dense, images per second", "dense", "", [one.value[0] for one in found]),
@@ -134,14 +142,20 @@ def _published(page: Reproduction, part: Part, what: str, row: str, batch: int) 
     return f"{name}/{key}" if part.task != "imagenette" and key in page.paper.groups[name].values else ""
 
 
-def _images_per_second(data: ReproductionData, pair: Sequence[Trial], batch: int) -> Any:
+def _pairs(part: Part, trials: Mapping[str, Sequence[Trial]]) -> list[tuple[Trial, Trial]]:
+    """Return the trials of dense and of the method, by seed."""
+    pruned = {seed_of(trial): trial for trial in trials.get(part.methods.partition("dense,")[2], [])}
+    return [(trial, pruned[seed_of(trial)]) for trial in trials.get("dense", []) if seed_of(trial) in pruned]
+
+
+def _images_per_second(data: ReproductionData, shown: Measurements, pair: Sequence[Trial], batch: int) -> Any:
     arguments = {
         "files": [str(data.model_file(trial)) for trial in pair],
         "dtype": pair[0].text("dtype"),
         "shape": inputs_of(data.specs[pair[0].name]).shape,
         "batch": batch,
     }
-    return call(data, pair[0], "images_per_second", arguments)
+    return call(data, shown, pair[0], "images_per_second", arguments)
 
 
 CONVERSIONS = ("to_sparse_csr", "packed form, mask known", "packed form, index and lists rebuilt")
@@ -157,10 +171,12 @@ def conversions(page: Reproduction, data: ReproductionData, lines: list[Comparis
     timed, figures = [], []
     csr, known, rebuilt = CONVERSIONS
     own = [(part.name, trials.get(MASKED_TRIAL, [])) for part, trials in page.with_own_trials(data)]
-    for part, trial in [(part, trials[0]) for part, trials in own if trials]:
+    firsts = [(part, trials[0]) for part, trials in own if trials]
+    shown = Measurements([data.specs[trial.name] for _, trial in firsts])
+    for part, trial in firsts:
         repetitions, shape = REPETITIONS[trial.text("preset")], inputs_of(data.specs[trial.name]).shape
         arguments = {"file": str(data.model_file(trial)), "shape": shape, "repetitions": repetitions}
-        timed.append(call(data, trial, "conversion_times", arguments, "cpu"))
+        timed.append(call(data, shown, trial, "conversion_times", arguments, "cpu"))
         layers, model = timed[-1].value, trial.text("model")
         times = {way: [layer["seconds"][way] for layer in layers.values()] for way in CONVERSIONS}
         total = {way: [sum(points) for points in zip(*several, strict=True)] for way, several in times.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -13,8 +12,6 @@ from suite.cli.options import add_run_options, resolve_run_options
 from suite.cli.parser import LINE_WIDTH, Parser, program_name
 from suite.cli.run import has_one_thread, prepared
 from suite.measure.prediction import as_json, lines, predict, table, total_s
-
-log = logging.getLogger(__name__)
 
 EPILOG = """\
 All options of run apply too (run --help). For each kind of trial, 20 steps of each stage are timed with
@@ -50,7 +47,8 @@ def plan(arguments: Sequence[str]) -> int:
     options = resolve_run_options(namespace)
     suite, trials, folder, provenance = prepared(options)
     threads = 1 if has_one_thread(options, suite, provenance) else None
-    kinds = predict(trials, folder, options.only, options.jobs, lambda line: log.info("%s", line), threads)
+    # stdout is for the table or JSON
+    kinds = predict(trials, folder, options.only, options.jobs, Console(stderr=True), threads)
     seconds = total_s(kinds, trials, options.jobs)
     if namespace.json:
         about = {"folder": str(folder), "jobs": options.jobs, "total_s": seconds, "left_out": list(suite.left_out)}

@@ -6,12 +6,13 @@ This module imports no torch: each probe has its own process.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from suite.trials.controls import dense_spec
 from suite.trials.engines.local import environment
 from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.folder.store import RUNNING, Store
+from suite.trials.listeners import Measurements
 from suite.trials.progress import duration
 from suite.trials.spec import TrialSpec
 
@@ -73,7 +75,7 @@ def predict(
     folder: Path,
     only: str,
     jobs: int,
-    show: Callable[[str], None],
+    console: Console,
     threads: int | None = None,
 ) -> list[TrialKind]:
     """Probe each kind of the trials that a command would run.
@@ -83,7 +85,7 @@ def predict(
         folder: Its output folder, which may not exist.
         only: Which trials the command runs: `missing`, `failed` or `all`.
         jobs: Number of trials that run at the same time. As many probes run at once, and disturb each other alike.
-        show: Function that prints a line of progress.
+        console: Where the progress is shown.
         threads: Threads of each process; `None` for OMP_NUM_THREADS, or its share of the cores.
     """
     store = Store(folder)
@@ -94,19 +96,24 @@ def predict(
     for one in trials:
         groups.setdefault((replace(one, seed=0, depends_on={}).hash, one.control), []).append(one)
 
-    def kind_of(group: Sequence[TrialSpec]) -> TrialKind:
-        kind = TrialKind(tuple(group), tuple(one for one in group if status[one.trial_id] not in ended))
+    kinds = [
+        TrialKind(tuple(group), tuple(one for one in group if status[one.trial_id] not in ended))
+        for group in groups.values()
+    ]
+    shown = Measurements([kind.runs[0] for kind in kinds if kind.runs], console)
+
+    def probed(kind: TrialKind) -> TrialKind:
         if not kind.runs:
             return kind
-        show(f"measuring steps of {kind.name}, {kind.epochs:g} epochs, {kind.where}")
         first = kind.runs[0]
         missing = [other for other in first.depends_on.values() if status.get(other) != "done"]
         share = int(environment(jobs * first.processes)["OMP_NUM_THREADS"].partition(",")[0])
-        found = _probed(dense_spec(first) if missing else first, folder, threads or share)
+        with shown.measuring(first, f"steps of {kind.name}, {kind.epochs:g} epochs, {kind.where}"):
+            found = _probed(dense_spec(first) if missing else first, folder, threads or share)
         return replace(kind, found=found, notes=tuple(_notes(found, missing)))
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(kind_of, groups.values()))
+        return list(pool.map(probed, kinds))
 
 
 def _probed(trial: TrialSpec, folder: Path, threads: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from suite.measure.candidates import Candidate, find_candidates
 from suite.measure.running import METHOD_S, Pass, disturbance
 from suite.trials.controls import BASELINE, dense_spec
 from suite.trials.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile
+from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage
 
 DEFAULT_ROUNDS = 20
@@ -48,6 +49,11 @@ class ProfilePass(Pass[MethodProfile]):
         """Return the methods in the order of the folder."""
         return find_candidates(self.folder, "profile", self.methods, with_dense=True)
 
+    def ahead(self, candidates: Sequence[Candidate]) -> list[TrialSpec]:
+        """Return the trial of each stage that is profiled."""
+        known = [(one.spec, chosen_stages(one.stages, self.all_stages)) for one in candidates if one.spec is not None]
+        return [spec for spec, stages in known for _ in stages]
+
     def entry_of(self, candidate: Candidate, threads: int) -> MethodProfile:
         """Profile the stages of a method."""
         assert candidate.spec is not None
@@ -64,7 +70,8 @@ class ProfilePass(Pass[MethodProfile]):
                 "rounds": self.rounds or DEFAULT_ROUNDS,
                 "limit_s": METHOD_S / len(stages) if self.rounds is None else 1e9,
             }
-            measured.append(self.measure_here(candidate, arguments, threads))
+            what = f"{candidate.label}, stage from epoch {stage.epoch}"
+            measured.append(self.measure_here(candidate, arguments, threads, what))
         return MethodProfile(
             trial=candidate.trial,
             stages=tuple(

@@ -15,7 +15,9 @@ from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.folder.columns import minor_version
 from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
+from suite.trials.listeners import Measurements
 from suite.trials.plugin_files import load_recorded
+from suite.trials.spec import TrialSpec
 
 METHOD_S = 120.0
 """Seconds that the measured steps of one method should take together."""
@@ -62,6 +64,10 @@ class Pass(Generic[Entry]):
         """Make what is missing for a measurement, and return whether the methods have to be found again."""
         return False
 
+    def ahead(self, candidates: Sequence[Candidate]) -> list[TrialSpec]:
+        """Return the trial of each measurement that comes, in this pass and in later ones."""
+        raise NotImplementedError
+
     def entry_of(self, candidate: Candidate, threads: int) -> Entry | None:
         """Measure a method; `None` if it has already been measured.
 
@@ -93,6 +99,8 @@ class Pass(Generic[Entry]):
                 self._refuse_competition(map(self.threads_for, candidates))
             if number == 0 and self.prepare(candidates):
                 candidates = self.found(number)
+            if number == 0:
+                self._shown = Measurements(self.ahead(candidates))
             several = len({tuple(one.key.items()) for one in candidates}) > 1
             measured = 0
             for place, candidate in enumerate(self.ordered(candidates, number), 1):
@@ -116,16 +124,18 @@ class Pass(Generic[Entry]):
         of_group = int(candidate.key["threads"] or 0) or candidate.threads
         return self.threads or min(of_group, available_cores()) or available_cores()
 
-    def measure_here(self, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
-        """Measure stages of a trial on the machine that the trial ran on.
+    def measure_here(self, candidate: Candidate, arguments: dict[str, Any], threads: int, what: str) -> dict[str, Any]:
+        """Measure stages of a trial on the machine that the trial ran on, after a line that says what is measured.
 
         Raises:
             UsageError: The trial cannot be run again, or ran on other hardware or with another version of torch. The
                 report combines its results with the measurements.
         """
-        result = (self.measure or in_subprocess(self.FUNCTION))(candidate, arguments, threads)
-        if "error" in result:
-            raise UsageError(result["error"])
+        assert candidate.spec is not None
+        with self._shown.measuring(candidate.spec, f"{what}, {candidate.key['model']} on {candidate.key['task']}"):
+            result = (self.measure or in_subprocess(self.FUNCTION))(candidate, arguments, threads)
+            if "error" in result:
+                raise UsageError(result["error"])
         provenance = result["provenance"]
         here = {
             "hardware_id": str(provenance.get("hardware_id") or ""),

@@ -79,11 +79,11 @@ class TimePass(Pass[MethodTime]):
         measured = [self.run_once(number) for number in numbers]
         complete = all(measured)
         for (_, label), candidate in self._measured.items():
-            wanted = self._wanted(candidate)
-            if (count := len(self._counted(self._known(candidate).get(label)))) < wanted:
-                complete = False
+            if missing := self._missing(candidate):
+                complete, wanted = False, self._wanted(candidate)
                 self.show(
-                    f"time: {label} has {count} undisturbed of {wanted} passes; the same command measures the others"
+                    f"time: {label} has {wanted - missing} undisturbed of {wanted} passes; the same command measures "
+                    "the others"
                 )
         if complete:
             self.show("time: every method has its passes; --passes measures more")
@@ -94,6 +94,10 @@ class TimePass(Pass[MethodTime]):
                 "command measures them again on a quiet machine"
             )
         return complete
+
+    def ahead(self, candidates: Sequence[Candidate]) -> list[TrialSpec]:
+        """Return the trial of each missing pass."""
+        return [one.spec for one in candidates if one.spec is not None for _ in range(self._missing(one))]
 
     def found(self, number: int) -> list[Candidate]:
         """Return the methods, those that only other machines have trained included."""
@@ -109,10 +113,9 @@ class TimePass(Pass[MethodTime]):
         """Train what candidates with missing passes lack, and return whether any trial was trained."""
         wanted: dict[int, list[Candidate]] = {}
         for candidate in candidates:
-            others = self._known(candidate)
-            if candidate.lacking and len(self._counted(others.get(candidate.label))) < self._wanted(candidate):
+            if candidate.lacking and self._missing(candidate):
                 threads = self.threads_for(candidate)
-                self._refuse_other_threads(others, threads)
+                self._refuse_other_threads(self._known(candidate), threads)
                 wanted.setdefault(threads, []).append(candidate)
         trained = [train_again(self.folder, several, self.plugins, n, self.show) for n, several in wanted.items()]
         return any(trained)
@@ -122,7 +125,7 @@ class TimePass(Pass[MethodTime]):
         others = self._known(candidate)
         entry = others.get(candidate.label)
         done = self._counted(entry)
-        is_known = len(done) >= self._wanted(candidate) or candidate.number in {one.number for one in done}
+        is_known = not self._missing(candidate) or candidate.number in {one.number for one in done}
         if is_known and self.threads is None:
             return None
         self._refuse_other_threads(others, threads)
@@ -152,6 +155,10 @@ class TimePass(Pass[MethodTime]):
     def _wanted(self, candidate: Candidate) -> int:
         """Return the number of passes that a method has at the end."""
         return self.passes or math.ceil(DEFAULT_PASSES / candidate.seeds) * candidate.seeds
+
+    def _missing(self, candidate: Candidate) -> int:
+        """Return the number of passes that a method lacks."""
+        return max(0, self._wanted(candidate) - len(self._counted(self._known(candidate).get(candidate.label))))
 
     def _timed(self, key: Mapping[str, str], label: str) -> list[str]:
         """Return the trial of each pass of a method that counts."""
@@ -186,7 +193,7 @@ class TimePass(Pass[MethodTime]):
             "method_steps_first": steps_first,
             "choose_again": candidate.is_elsewhere or threads != candidate.threads,
         }
-        found = self.measure_here(candidate, arguments, threads)
+        found = self.measure_here(candidate, arguments, threads, f"pass {candidate.number + 1}, {candidate.label}")
         names = {True: "method", False: "dense"}
         stages, reconfigure_s = [], dict(candidate.reconfigure_s)
         for stage, measured in zip(candidate.stages, found["stages"], strict=True):

@@ -1,9 +1,11 @@
-"""What the terminal shows while trials run: bars, or lines where the output is not a terminal."""
+"""What the terminal shows while trials run, or measurements: bars, or lines where the output is not a terminal."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -65,17 +67,17 @@ class Lines:
         self._print(f"{trial.trial_id}  trial {self._begun}/{self._total}: {trial.label}")
 
     def position(self, trial: TrialSpec, position: Position) -> None:
-        """Print once where a resumed trial continues."""
+        """Print once where a resumed trial continues, and from time to time a line about all trials."""
         self._all.sweep.position(trial, position)
         if position.resumed_after and trial.trial_id not in self._resumed:
             self._resumed.add(trial.trial_id)
             self._print(f"{trial.trial_id}  resumed after epoch {position.resumed_after}/{position.epochs}")
+        if line := self._all.line(at_once=False):  # an epoch may take minutes
+            self._print(line)
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         self._print(epoch_line(trial, record, self._before.get(trial.trial_id)))
         self._before[trial.trial_id] = record
-        if line := self._all.line(at_once=False):
-            self._print(line)
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         self._before.pop(trial.trial_id, None)
@@ -99,8 +101,7 @@ class Bars:
     """Shows a bar per running trial with its remaining time, and one for all trials, for terminals."""
 
     def __init__(self, trials: Sequence[TrialSpec], console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self._progress = _bars(console)
         self._total, self._begun = len(trials), 0
         self._all = _AllTrials(trials)
         self._whole = (
@@ -147,6 +148,51 @@ class Bars:
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
+
+
+class Measurements:
+    """Prints before each measurement what comes, how long it and all others may take, and shows a bar on a terminal.
+
+    Args:
+        trials: The trial of each measurement that comes.
+        console: Where they are shown; by default the standard output.
+    """
+
+    def __init__(self, trials: Sequence[TrialSpec], console: Console | None = None) -> None:
+        # A bar that is drawn more often takes time from what is measured.
+        self._progress = _bars(console or Console(), transient=True, refresh_per_second=1)
+        self._bar = self._progress.add_task("all measurements", total=float(len(trials)), note="")
+        self._sweep, self._begun, self._lock = Sweep(trials), 0, threading.Lock()
+
+    @contextmanager
+    def measuring(self, trial: TrialSpec, what: str) -> Iterator[None]:
+        """Announce a measurement, and note its end. Several threads may measure at the same time."""
+        with self._lock:
+            self._begun += 1
+            line = f"measurement {self._begun}/{self._sweep.total}: {what}"
+            if (seconds := self._sweep.expected(trial)) is not None:
+                line += f"; about {duration(seconds)}"
+            self._sweep.started(trial)
+            if (left := self._sweep.remaining()) is not None and self._begun < self._sweep.total:
+                line += f", about {duration(left)} left for all of them"
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._progress.start()
+        began, status = time.monotonic(), "error"
+        try:
+            yield
+            status = "done"
+        finally:
+            with self._lock:
+                self._sweep.ended(trial, status, time.monotonic() - began)
+                self._progress.update(self._bar, completed=self._sweep.num_ended)
+                if self._sweep.num_ended == self._begun:  # what is printed between measurements needs no care for a bar
+                    self._progress.stop()
+
+
+def _bars(console: Console, **options: Any) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, *times, console=console, disable=not console.is_terminal, **options)
 
 
 def listener_for(console: Console, trials: Sequence[TrialSpec]) -> Lines | Bars:

@@ -224,7 +224,7 @@ class _Running:
 
 
 class Sweep:
-    """The remaining time of the trials of a command.
+    """The remaining time of the trials of a command, or of measurements, each given as the trial that it measures.
 
     A waiting trial is expected to take as long as the mean of known trials with its method, task, model and epochs. If
     none is known, its epochs take as long as those of trials with its task and model, or of all trials. Done trials are
@@ -242,14 +242,16 @@ class Sweep:
 
     def __init__(self, trials: Sequence[TrialSpec], now: Callable[[], float] = time.monotonic) -> None:
         self.total, self.num_ended, self._now = len(trials), 0, now
-        self._waiting = {trial.trial_id: trial for trial in trials}
+        self._waiting = list(trials)
         self._running: dict[str, tuple[TrialSpec, _Running]] = {}
         self._done: list[tuple[TrialSpec, float]] = []  # with the seconds of the whole trial
         self._most_at_once = 1
 
     def started(self, trial: TrialSpec) -> None:
         """Note that a trial has started."""
-        self._waiting.pop(trial.trial_id, None)
+        # Any trial with its setting stands for it, because a measurement may be of another seed than was foreseen.
+        if same := [other for other in self._waiting if _setting(other) == _setting(trial)]:
+            self._waiting.remove(same[0])
         self._running[trial.trial_id] = trial, _Running(self._now())
         self._most_at_once = max(self._most_at_once, len(self._running))
 
@@ -262,8 +264,9 @@ class Sweep:
 
     def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
         """Note that a trial has ended. A trial that is not `done` tells nothing about the others."""
-        self._waiting.pop(trial.trial_id, None)
-        _, running = self._running.pop(trial.trial_id, (trial, _Running(0.0)))
+        if trial.trial_id not in self._running:
+            self.started(trial)
+        _, running = self._running.pop(trial.trial_id)
         self.num_ended += 1
         if status == "done" and running.resumed < 1:
             self._done.append((trial, seconds / (1 - running.resumed)))
@@ -272,6 +275,10 @@ class Sweep:
     def done(self) -> float:
         """Number of trials that have ended, plus the finished fractions of running trials."""
         return self.num_ended + sum(running.fraction for _, running in self._running.values())
+
+    def expected(self, trial: TrialSpec) -> float | None:
+        """Return the estimated seconds of a trial that waits; `None` if no trial is done yet."""
+        return _Expected(self._done).of(trial) if self._done else None
 
     def remaining(self) -> float | None:
         """Return the estimated seconds until all trials have ended; `None` if nothing is known yet."""
@@ -286,7 +293,7 @@ class Sweep:
         if not known:
             return None
         expected = _Expected(known)
-        left = [expected.of(trial) for trial in self._waiting.values()]
+        left = [expected.of(trial) for trial in self._waiting]
         for trial, running in self._running.values():
             share = running.work - running.resumed
             if share >= SMALLEST_SHARE:

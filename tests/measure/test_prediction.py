@@ -1,9 +1,11 @@
 """What `plan` probes, what it predicts, and what it prints; the probes run in this process, or are replaced."""
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 from small_trials import spec, write_export
 
 from suite.cli import main as cli
@@ -40,17 +42,19 @@ class Probes:
 
 
 def predicted(trials, folder, only="missing", jobs=1):
-    return predict(trials, folder, only, jobs, lambda line: None)
+    return predict(trials, folder, only, jobs, Console(quiet=True))
 
 
 def test_each_kind_of_trial_is_probed_once(tmp_path, monkeypatch):
     made = Probes(monkeypatch)
     trials = [spec("dense", seed=seed) for seed in (0, 1)] + [spec("sdgp"), spec("dense", model="mlp")]
-    said = []
-    kinds = predict(trials, tmp_path / "none", "missing", 1, said.append)
+    console = Console(file=io.StringIO())
+    kinds = predict(trials, tmp_path / "none", "missing", 1, console)
     assert [(one.method, one.seed) for one in made.trials] == [("dense", 0), ("sdgp", 0), ("dense", 0)]
     assert [len(kind.runs) for kind in kinds] == [2, 1, 1]
-    assert said[1] == "measuring steps of sdgp, 4 epochs, resnet9[width=0.125] on digits, float32"
+    said = console.file.getvalue().splitlines()
+    assert said[0] == "measurement 1/3: steps of dense, 4 epochs, resnet9[width=0.125] on digits, float32"
+    assert said[1].startswith("measurement 2/3: steps of sdgp, 4 epochs, resnet9[width=0.125] on digits, float32; ")
     assert not (tmp_path / "none").exists()
 
 
@@ -170,7 +174,7 @@ def test_threads_are_those_of_the_engine(tmp_path, monkeypatch):
     for typed in ("3,1", "", "many"):
         monkeypatch.setenv("OMP_NUM_THREADS", typed)
         predicted([spec("dense")], tmp_path, jobs=2)
-    predict([spec("dense")], tmp_path, "missing", 2, lambda line: None, threads=1)
+    predict([spec("dense")], tmp_path, "missing", 2, Console(quiet=True), threads=1)
     assert made.threads == [8, 2, 1, 3, 8, 8, 1]
 
 
@@ -191,7 +195,9 @@ def test_plan_prints_a_table_or_json_and_writes_nothing(tmp_path, monkeypatch, c
     out = tmp_path / "out"
     command = ["plan", "--methods", "dense,prunetrain", *SMALL, "--out", str(out)]
     assert cli.main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "measurement 2/2: steps of prunetrain" in printed.err
+    found = json.loads(printed.out)
     assert not out.exists()
     dense, pruned = found["trials"]
     assert [len(kind["to_run"]) for kind in found["trials"]] == [1, 1]

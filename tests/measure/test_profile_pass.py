@@ -153,11 +153,13 @@ def test_first_and_last_stage_unless_all_are_asked_for():
     assert [stage.epoch for stage, _ in profile_pass.chosen_stages(stages[:1], all_stages=False)] == [1]
 
 
-def test_dense_is_profiled_alone_if_it_is_named(folder):
+def test_dense_is_profiled_alone_if_it_is_named(folder, capsys):
     assert profile_pass.run(folder, measure=invented)
     assert profile_pass.run(folder, "dense", measure=invented)
     (group,) = PROFILES.read(folder)
     assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
+    said = [line.partition(", stage from epoch 1")[0] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in said if line[0] == "m"] == ["measurement 1/1: sdgp[n=1,m=4]", "measurement 1/1: dense"]
     (stage,) = group.methods["dense"].stages
     assert (stage.dense, stage.ratio) == (None, None)
 

@@ -524,7 +524,7 @@ def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     assert second.key == {"task": "other"}
 
 
-def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines):
+def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines, capsys):
     trials = [dataclasses.replace(PLAIN, seed=seed) for seed in (3, 1)]
     for trial in trials:
         put(plain, tmp_path, trial)
@@ -535,6 +535,8 @@ def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines):
     assert [one.number for one in time.passes] == [0, 1, 2]
     assert time.pass_of(trials[0].trial_id) == time.passes[1]
     assert [line.split(",")[0] for line in lines if line.startswith("pass")] == ["pass 1", "pass 2", "pass 3"]
+    said = [line.split(", dense")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["measurement 1/1: pass 1", "measurement 1/2: pass 2", "measurement 2/2: pass 3"]
 
 
 def test_passes_with_other_threads_are_refused(shrinking, lines):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import statistics
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -53,12 +55,14 @@ def folder(tmp_path_factory, reproduce):
     """A folder in which all of them ran, with one trained trial of each method."""
     folder = tmp_path_factory.mktemp("pages") / "out"
     engine = Borrowing()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setattr(networks, "NETWORKS", {name: networks.NETWORKS[name] for name in COUNTED})
         for name in NAMES:
             parts = ("--parts", PARTS[name]) if name in PARTS else ()
             reproduce(folder, name, *parts, *SHORT, engine=lambda _, *given: engine(*given))
     assert [*engine.trained] == ["dense", "sdgp", "prunetrain", "clicktrain"]
+    for said in ("2/2: images per second", "1/1: conversion times"):
+        assert f"measurement {said} of {MODEL}" in printed.getvalue()
     return folder
 
 

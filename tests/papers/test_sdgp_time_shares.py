@@ -1,9 +1,11 @@
 """SDGP's Fig. 9 from known times, and the times of a small network."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import small_trials
 from reproduced_files import page
 
 from reports.papers import timed
@@ -19,13 +21,15 @@ SECONDS = {
 
 
 @pytest.mark.usefixtures("drawn")
-def test_shares_and_savings_follow_from_the_times(monkeypatch):
+def test_shares_and_savings_follow_from_the_times(monkeypatch, capsys):
     monkeypatch.setattr(timed, "call_in_subprocess", lambda *arguments: SubprocessResult(SECONDS, "here", 0.0))
     monkeypatch.setattr(timed, "inputs_of", lambda spec: SimpleNamespace(shape=(3, 8, 8), classes=10))
-    spec = SimpleNamespace(model="net", task="made-up", dtype="float32", plugins=(), recipe={"batch_size": 2})
+    spec = dataclasses.replace(small_trials.spec("dense", batch_size=2), model="net", task="made-up")
     trial = Trial({"trial_id": "one", "status": "done"}, {"seed": 0.0})
     data = ReproductionData(Path(), {"resnet9": {"dense": (trial,)}}, {"one": spec}, "cpu")
     found = {line.quantity: line for line in page("sdgp-fig9").outcome(data).comparisons}
+    said = [line.partition(";")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["measurement 1/2: product seconds of resnet18", "measurement 2/2: product seconds of net"]
     share = found["data gradient's share of the products' time, ResNet-18 at 224 pixels"]
     assert (share.ours.mean, share.published, share.kind) == (pytest.approx(30.0), 33.17, "measured")
     assert found["data gradient's share of the products' time, net on made-up"].published == 33.31

@@ -64,6 +64,9 @@ CHILD = textwrap.dedent(
         write_record(folder, spec, "done")
         os.kill(os.getpid(), signal.SIGKILL)
     elif spec.method == "sleep":
+        for place in (folder, folder / "stages"):
+            place.mkdir(exist_ok=True)
+            (place / f".1.pt.{'0' * 16}.part").touch()
         grandchild()
         time.sleep(300)
     elif spec.method == "stuck":

@@ -99,6 +99,7 @@ def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):
         record = read_record(folder)
         assert record["status"] == "error"
         assert record["message"].startswith("interrupted")
+        assert not [*folder.rglob(".*.part")]
 
 
 def test_watching_the_parent_leaves_other_processes_alone():

@@ -57,29 +57,36 @@ main([*options, "--seeds", "3", "--out", sys.argv[1]])
 """
 
 ENDLESS = """
-import time
+import sys, time
+from pathlib import Path
+from suite import files
 from suite.trials.engines.forked import forked
 
 def endless():
     import os
-    print(os.getpid(), flush=True)
-    time.sleep(60)
+    with files.replacing(Path(sys.argv[1])):
+        print(os.getpid(), flush=True)
+        time.sleep(60)
 
 forked(endless)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="calls happen in another process on Linux alone")
-def test_a_call_dies_with_the_process_that_waits_for_it():
-    """Otherwise a killed command would continue to download a data set."""
-    with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE) as process:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_call_dies_with_the_process_that_waits_for_it(tmp_path, number, started_programs):
+    """Otherwise a killed command would continue to download a data set. An interrupted one removes what it has."""
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path / "data")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         called = int(process.stdout.readline())
-        process.kill()
+        process.send_signal(number)
         # Its output ends when the last process that has it open has ended.
         alive = not select.select([process.stdout], [], [], 20)[0]
         if alive:
             os.kill(called, signal.SIGKILL)
+    assert called != process.pid
     assert not alive
+    assert bool([*tmp_path.iterdir()]) is (number == signal.SIGKILL)
 
 
 def test_the_process_that_waits_for_trials_holds_no_torch(tmp_path, started_programs):

@@ -1,13 +1,16 @@
 """The remaining time of a sweep, on a clock that the tests move."""
 
+import contextlib
 import dataclasses
 import io
+import re
 
 import pytest
 from rich.console import Console
 from small_trials import spec
 
-from suite.trials.listeners import SWEEP_INTERVAL, Lines, _AllTrials, listener_for
+from suite.trials import listeners
+from suite.trials.listeners import SWEEP_INTERVAL, Lines, Measurements, _AllTrials, listener_for
 from suite.trials.progress import Position, Sweep
 
 EPOCHS = 10
@@ -129,7 +132,8 @@ def test_lines_about_all_trials_come_after_each_trial_and_at_most_once_a_minute(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_both_listeners_show_the_rest_of_the_sweep(terminal):
+def test_both_listeners_show_the_rest_of_the_sweep(terminal, monkeypatch):
+    monkeypatch.setattr(listeners, "SWEEP_INTERVAL", 0.0)
     first, second = trials("dense", "dense")
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
     with listener_for(console, [first, second]) as shown:
@@ -140,4 +144,26 @@ def test_both_listeners_show_the_rest_of_the_sweep(terminal):
         shown.started(second)
     text = console.file.getvalue()
     assert "about 3 min 20 s left" in text
+    assert ("0 of 2 trials have ended" in text) is not terminal  # within an epoch
     assert ("all trials" in text) is terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_each_measurement_is_announced_with_the_time_of_those_that_have_ended(clock, monkeypatch, terminal):
+    monkeypatch.setattr(listeners.time, "monotonic", clock)
+    dense, again, sdgp, last = trials("dense", "dense", "sdgp[n=1,m=4]", "sdgp[n=1,m=4]")
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    shown = Measurements([dense, dense, sdgp, sdgp, sdgp], console)
+    # `again` has another seed than was foreseen; the first measurement fails and tells nothing about the others.
+    for trial, seconds in ((sdgp, None), (dense, 20.0), (sdgp, 30.0), (again, 10.0), (last, 30.0)):
+        with contextlib.suppress(ZeroDivisionError), shown.measuring(trial, trial.label):
+            clock.seconds += seconds or 1 / 0
+    text = console.file.getvalue()
+    assert re.findall(r"measurement \d.*", text) == [
+        "measurement 1/5: sdgp[n=1,m=4]",
+        "measurement 2/5: dense",
+        "measurement 3/5: sdgp[n=1,m=4]; about 20 s, about 1 min 0 s left for all of them",
+        "measurement 4/5: dense; about 20 s, about 50 s left for all of them",
+        "measurement 5/5: sdgp[n=1,m=4]; about 30 s",
+    ]
+    assert ("all measurements" in text) is terminal

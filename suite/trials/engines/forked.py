@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -11,10 +12,14 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import die_with
 
 Result = TypeVar("Result")
+PATIENCE_S = 1.0
+"""Seconds in which an interrupted process ends."""
 
 
 def forked(call: Callable[[], Result]) -> Result:
@@ -47,8 +52,13 @@ def forked(call: Callable[[], Result]) -> Result:
         with os.fdopen(reader, "rb") as file:
             content = file.read()
     except BaseException:  # includes Ctrl-C
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        # A terminal has interrupted the call too, and a killed call would leave the part of a file that it downloads.
+        process = psutil.Process(child)
+        for number in (0, signal.SIGINT, signal.SIGKILL):
+            process.send_signal(number)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                process.wait(PATIENCE_S)
+                break
         raise
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status in (130, -signal.SIGINT):

@@ -188,7 +188,7 @@ class LocalEngine:
         finally:
             # No trial may keep running after Ctrl-C or an error in this process.
             for item in running:
-                _kill(item.process)
+                _kill(item)
                 if status_of(item.folder) == RUNNING:
                     record_end(item.trial, item.folder, "error", "interrupted; the same command continues it")
 
@@ -211,7 +211,7 @@ class LocalEngine:
         return _Running(trial, folder, process, reader, place)
 
     def _finish(self, item: _Running, timed_out: bool, progress: ProgressListener) -> None:
-        status = _kill(item.process)
+        status = _kill(item)
         record = read_record(item.folder)
         if record is None or status_of(item.folder) == RUNNING:
             # The trial did not record how it ended.
@@ -259,8 +259,12 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill the rest of a trial's process group and return the exit status of its first process."""
+def _kill(item: _Running) -> int:
+    """Kill the rest of a trial's process group, and return the exit status of its first process.
+
+    This removes what the processes have half written, for example a checkpoint.
+    """
+    process = item.process
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -269,6 +273,9 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     status = process.wait()
     if process.stdin is not None:
         process.stdin.close()
+    for folder in (item.folder, item.folder / "stages"):
+        for part in files.parts(folder):
+            part.unlink(missing_ok=True)
     return status
 
 
