@@ -24,7 +24,9 @@ from kernels.cpu import bounded
 SOURCES = Path(__file__).resolve().parent / "sources"
 INCLUDE_FOLDERS = (SOURCES.parents[1] / "include", SOURCES)
 COMPILERS = ("c++", "g++", "clang++")
-BASE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+# Sources that are as fast with less optimization, which takes less time.
+LEVELS = {"prune_nm": ("-O2",)}
 # Instruction sets for which $PDT_CPU_ARCH may compile the kernels. Each lists the features that it adds to the one
 # before, in the names of /proc/cpuinfo.
 ARCHITECTURES = {
@@ -98,7 +100,7 @@ def _candidates(name: str, compiler: list[str]) -> list[Build]:
     version = _compiler_version(compiler)
     return [
         Build(_library_path(name, compiler, version, flags), f"{Path(compiler[0]).name}: {version}", flags)
-        for flags in (BASE_FLAGS + optional for optional in _optional_flags())
+        for flags in (BASE_FLAGS + LEVELS.get(name, ()) + optional for optional in _optional_flags())
     ]
 
 

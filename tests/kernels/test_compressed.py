@@ -21,8 +21,8 @@ class Gradient(NamedTuple):
     m: int
 
 
-def compressed(shape, n, m, generator):
-    """Return a random gradient with n of every m channels, dense in float64 and compressed."""
+def compressed(shape, n, m, generator, dtype=torch.float32):
+    """Return a random gradient with n of every m channels, dense in float64 and compressed, with numbers of a dtype."""
     outer, channels = (shape[0], *shape[2:]), shape[1]
     sizes = [min(m, channels - begin) for begin in range(0, channels, m)]
     kept = torch.cat(
@@ -32,7 +32,7 @@ def compressed(shape, n, m, generator):
         ],
         -1,
     )
-    values = torch.randn(kept.shape, generator=generator)
+    values = torch.randn(kept.shape, generator=generator).to(dtype).float()
     grad = torch.zeros(*outer, channels, dtype=torch.float64).scatter_(-1, kept, values.double()).movedim(-1, 1)
     return grad, Gradient(values, kept.to(torch.int16).contiguous(), n, m)
 

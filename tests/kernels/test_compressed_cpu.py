@@ -47,7 +47,7 @@ def operands(images, drawn, dtype, seed=0):
         (s + 2 * p - d * (k - 1) - 1) // t + 1
         for s, p, d, k, t in zip(size, padding, dilation, kernel, stride, strict=True)
     ]
-    _, grad = compressed((images, outputs, *out), n, m, generator)
+    _, grad = compressed((images, outputs, *out), n, m, generator, dtype)
     return grad, activation, weight, Geometry("conv", stride, padding, dilation, groups)
 
 
@@ -83,7 +83,7 @@ def test_products_of_linear_layers(rows, inputs, outputs, m, dtype):
     generator = torch.Generator().manual_seed(0)
     activation = torch.randn(rows, inputs, generator=generator).to(dtype)
     weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-    _, grad = compressed((rows, outputs), 1, m, generator)
+    _, grad = compressed((rows, outputs), 1, m, generator, dtype)
     found = dispatch.data_gradient(grad, weight, (1, 1), LINEAR)
     agree(found, reference.data_gradient, grad, weight, (1, 1), LINEAR)
     found = dispatch.weight_gradient(grad, activation, weight, LINEAR)

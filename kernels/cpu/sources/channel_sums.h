@@ -73,21 +73,6 @@ struct Wide<Float16> {
     }
 };
 
-// Loads the first `count` elements; zeros follow.
-template <class Bits>
-HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
-    if (count >= lanes<Bits>) return load<Bits>(from);
-    Vector<Bits> value{};
-    std::memcpy(&value, from, static_cast<std::size_t>(count) * sizeof(Bits));
-    return value;
-}
-
-template <class Bits>
-HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
-    if (count >= lanes<Bits>) return store<Bits>(to, value);
-    std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
-}
-
 // Returns quotients of sums, and 0 if nothing was kept.
 HOST_DEVICE Vector<float> ratio_of(Vector<float> dense, Vector<float> kept) {
     const Vector<int32_t> some = kept != 0.0f;

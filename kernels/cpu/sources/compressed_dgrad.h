@@ -23,15 +23,16 @@ struct ValuesOfImage {
 
 // Adds the products of the values of one image to `image` (padded rows x padded columns x block). `weight` contains the
 // window of weights of every output channel. Step is the number of columns that a window leaves when it moves on.
-template <int Rows, int Columns, int Step, int Wide, bool Checked>
-void add_products(const Layer& layer, ValuesOfImage values, const float* weight, float* image) {
+template <class Number, int Rows, int Columns, int Step, int Wide, bool Checked>
+void add_products(const Layer& layer, ValuesOfImage values, const Number* weight, float* image) {
+    using Products = Windows<Number, Rows, Columns, Wide>;
     constexpr int64_t place = int64_t{Wide} * width, line = Rows * Columns * place;
     const int64_t padded_row = layer.padded_columns() * place, row = layer.row_dilation * padded_row;
     const int64_t column = Step < Columns ? place : layer.column_dilation * place;
     for (int64_t p = 0; p < layer.out_rows; ++p) {
         float* to = image + p * layer.row_stride * padded_row;
         Lanes sum[Rows][Columns][Wide] = {};
-        const auto add_columns = [&](int count) {
+        const auto add_columns = [&](int count) __attribute__((always_inline)) {
             UNROLL
             for (int r = 0; r < Rows; ++r)
                 UNROLL
@@ -43,10 +44,15 @@ void add_products(const Layer& layer, ValuesOfImage values, const float* weight,
                     }
         };
         for (int64_t q = 0; q < layer.out_columns; ++q) {
-            for (int64_t j = values.first; j < values.last; ++j) {
-                const int64_t channel = values.channel[j];
-                if (Checked && (channel < values.lowest || channel >= values.end)) continue;
-                add_window<Rows, Columns, Wide>(values.value[j], weight + channel * line, Columns * place, place, sum);
+            for (int64_t j = values.first; j < values.last; j += Products::factors) {
+                Factor<Number> factor[Products::factors];
+                UNROLL
+                for (int f = 0; f < Products::factors; ++f) {
+                    const int64_t at = f > 0 && j + f >= values.last ? j : j + f, channel = values.channel[at];
+                    const bool used = (f == 0 || at > j) && !(Checked && (channel < values.lowest || channel >= values.end));
+                    factor[f] = {used ? values.value[at] : 0.0f, weight + (used ? channel : values.lowest) * line};
+                }
+                Products{Columns * place, place}.add(factor, sum);
             }
             add_columns(Step);
             UNROLL
@@ -64,61 +70,64 @@ void add_products(const Layer& layer, ValuesOfImage values, const float* weight,
     }
 }
 
-using AddProducts = void (*)(const Layer&, ValuesOfImage, const float*, float*);
-
-template <int Rows, int Columns, int Wide>
-AddProducts products_of_window(const Layer& layer, bool checked) {
-    if (checked) return add_products<Rows, Columns, Columns, Wide, true>;
-    if constexpr (Columns > 1)
-        if (layer.column_dilation == 1 && layer.column_stride == 1) return add_products<Rows, Columns, 1, Wide, false>;
-    if constexpr (Columns > 2)
-        if (layer.column_dilation == 1 && layer.column_stride == 2) return add_products<Rows, Columns, 2, Wide, false>;
-    return add_products<Rows, Columns, Columns, Wide, false>;
-}
-
+template <class Number>
 struct DataGradientLoop {
     Window window;
-    AddProducts run;
+    void (*run)(const Layer&, ValuesOfImage, const Number*, float*);
 };
 
-template <int Rows, int Columns, int Wide>
-DataGradientLoop data_gradient_window(const Layer& layer, bool checked) {
-    return {{Rows, Columns, Wide}, products_of_window<Rows, Columns, Wide>(layer, checked)};
+template <class Number, int Rows, int Columns, int Wide>
+DataGradientLoop<Number> data_gradient_window(const Layer& layer, bool checked) {
+    constexpr Window window{Rows, Columns, Wide};
+    if (checked) return {window, add_products<Number, Rows, Columns, Columns, Wide, true>};
+    if constexpr (Columns > 1)
+        if (layer.column_dilation == 1 && layer.column_stride == 1)
+            return {window, add_products<Number, Rows, Columns, 1, Wide, false>};
+    if constexpr (Columns > 2)
+        if (layer.column_dilation == 1 && layer.column_stride == 2)
+            return {window, add_products<Number, Rows, Columns, 2, Wide, false>};
+    return {window, add_products<Number, Rows, Columns, Columns, Wide, false>};
 }
 
 // Returns the window with the most sums that fit into the registers: 32 vectors of 64 bytes, otherwise 16.
-inline DataGradientLoop data_gradient_loop(const Layer& layer, bool checked) {
+template <class Order>
+DataGradientLoop<typename Order::Number> data_gradient_loop(const Layer& layer, bool checked) {
+    using Number = typename Order::Number;
     constexpr bool many_registers = vector_bytes == 64;
+    constexpr int least = Order::vectors;
     const int64_t vectors = (layer.group_inputs() + width - 1) / width;
+    const bool even = vectors % 2 == 0;
     if (layer.kernel_rows == 3 && layer.kernel_columns == 3) {
         if constexpr (many_registers)
-            if (vectors % 2 == 0) return data_gradient_window<3, 3, 2>(layer, checked);
-        return data_gradient_window<3, 3, 1>(layer, checked);
+            if (even) return data_gradient_window<Number, 3, 3, 2>(layer, checked);
+        return data_gradient_window<Number, 3, 3, least>(layer, checked);
     }
     if (layer.kernel_columns == 5) {
-        if (vectors % 2 == 0) return data_gradient_window<1, 5, 2>(layer, checked);
-        return data_gradient_window<1, 5, 1>(layer, checked);
+        if (even) return data_gradient_window<Number, 1, 5, 2>(layer, checked);
+        return data_gradient_window<Number, 1, 5, least>(layer, checked);
     }
-    if (vectors >= 8) return data_gradient_window<1, 1, 8>(layer, checked);
-    if (vectors >= 4) return data_gradient_window<1, 1, 4>(layer, checked);
-    if (vectors >= 2) return data_gradient_window<1, 1, 2>(layer, checked);
-    return data_gradient_window<1, 1, 1>(layer, checked);
+    if (vectors >= 8) return data_gradient_window<Number, 1, 1, 8>(layer, checked);
+    if (vectors >= 4) return data_gradient_window<Number, 1, 1, 4>(layer, checked);
+    if (vectors >= 2) return data_gradient_window<Number, 1, 1, 2>(layer, checked);
+    return data_gradient_window<Number, 1, 1, least>(layer, checked);
 }
 
 // Copies weights (K, R, S, C / groups) to (groups, blocks, windows, K / groups, window, block); channels that a block does
 // not have are 0.
-inline void pack_weights(const Layer& layer, const Blocks& blocks, const float* weight, float* packed, int threads) {
+template <class Order>
+void pack_weights(const Layer& layer, const Blocks& blocks, const int32_t* weight, typename Order::Number* packed,
+                  int threads) {
     const int64_t outputs = layer.group_outputs(), inputs = layer.group_inputs(), taps = blocks.window_taps();
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t part = 0; part < layer.groups * blocks.count * blocks.windows; ++part) {
         const BlockChannels channels(layer, blocks, part / blocks.windows);
         const int64_t window = part % blocks.windows;
-        float* to = packed + part * outputs * blocks.line;
+        auto* to = packed + part * outputs * blocks.line;
         for (int64_t k = 0; k < outputs; ++k)
             for (int64_t tap = 0; tap < taps; ++tap, to += blocks.place) {
                 const int64_t line = (channels.group * outputs + k) * layer.taps() + window * taps + tap;
-                std::copy_n(weight + line * inputs + channels.first, channels.count, to);
-                std::fill(to + channels.count, to + blocks.place, 0.0f);
+                const int32_t* from = weight + line * inputs + channels.first;
+                Order::template store_row<Float32>(from, channels.count, blocks.place, to);
             }
     }
 }
@@ -131,29 +140,34 @@ void write_image(const Layer& layer, const Blocks& blocks, const float* image, i
     for (int64_t h = 0; h < layer.rows; ++h)
         for (int64_t w = 0; w < layer.columns; ++w, to += layer.in_channels) {
             const float* from = interior + (h * layer.padded_columns() + w) * blocks.place;
+#pragma omp simd
             for (int64_t c = 0; c < count; ++c) to[c] = Format::encode(from[c]);
         }
 }
 
-// value, channel: (N, P, Q, kept); weight: (K, R, S, C / groups); out: (N, H, W, C).
+// value, channel: (N, P, Q, kept); weight: fp32, (K, R, S, C / groups); out: (N, H, W, C).
 template <class Format>
-void data_gradient(const Layer& layer, const float* value, const int16_t* channel, const float* weight,
+void data_gradient(const Layer& layer, const float* value, const int16_t* channel, const int32_t* weight,
                    typename Format::Bits* out, int threads) {
+    using Order = OrderOf<Format>;
+    using Number = typename Order::Number;
     // A group of pruning may contain channels of two groups of the convolution.
     const bool checked = layer.groups > 1 && layer.group_outputs() % layer.m != 0;
-    const DataGradientLoop loop = data_gradient_loop(layer, checked);
+    const DataGradientLoop<Number> loop = data_gradient_loop<Order>(layer, checked);
     const Blocks blocks(layer, loop.window);
     const int64_t outputs = layer.group_outputs(), group_blocks = layer.groups * blocks.count;
-    AlignedFloats packed(group_blocks * blocks.windows * outputs * blocks.line);
-    pack_weights(layer, blocks, weight, packed.data(), threads);
+    Aligned<Number> packed(group_blocks * blocks.windows * outputs * blocks.line);
+    pack_weights<Order>(layer, blocks, weight, packed.data(), threads);
 
-    // Divide the batch into units of images, and the output channels into tiles of whole groups of pruning.
+    // Divide the batch into units of images, and the output channels into tiles of whole groups of pruning, which have an
+    // even number of values if two are multiplied at a time.
     const int64_t image_size = layer.padded_rows() * layer.padded_columns() * blocks.place;
     const int64_t unit = std::min(layer.images, std::max<int64_t>(1, pixels_of_tile / layer.out_pixels()));
     const int64_t units = (layer.images + unit - 1) / unit;
-    const int64_t fitting = first_level_bytes() / (blocks.line * static_cast<int64_t>(sizeof(float)));
-    const int64_t tile = std::max<int64_t>(1, fitting / layer.m) * layer.m;
-    AlignedFloats memory(threads * unit * image_size);
+    const int64_t fitting = first_level_bytes() / (blocks.line * static_cast<int64_t>(sizeof(Number)));
+    const int64_t least = layer.n % Order::vectors == 0 ? layer.m : Order::vectors * layer.m;
+    const int64_t tile = std::max<int64_t>(1, fitting / least) * least;
+    Aligned<float> memory(threads * unit * image_size);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t task = 0; task < units * group_blocks; ++task) {
         float* padded = memory.data() + thread_index() * unit * image_size;
@@ -163,7 +177,7 @@ void data_gradient(const Layer& layer, const float* value, const int16_t* channe
         const int64_t lowest = channels.group * outputs, end = lowest + outputs;
         std::fill_n(padded, images * image_size, 0.0f);
         for (int64_t window = 0; window < blocks.windows; ++window) {
-            const float* weights = packed.data() + ((block * blocks.windows + window) * outputs - lowest) * blocks.line;
+            const Number* weights = packed.data() + ((block * blocks.windows + window) * outputs - lowest) * blocks.line;
             float* shifted = padded + blocks.shift(layer, window) * blocks.place;
             for (int64_t k = lowest / layer.m * layer.m; k < end; k += tile) {
                 const int64_t first = layer.values_below(k);

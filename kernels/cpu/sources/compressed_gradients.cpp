@@ -34,7 +34,7 @@ int run_with(const int64_t* numbers, const int16_t* channel, int format, int thr
 // (N, P, Q, kept).
 
 // weight: fp32, (K, R, S, C / groups). out: (N, H, W, C) of the format.
-extern "C" int pdt_data_gradient(const int64_t* numbers, const float* value, const int16_t* channel, const float* weight,
+extern "C" int pdt_data_gradient(const int64_t* numbers, const float* value, const int16_t* channel, const int32_t* weight,
                                  void* out, int format, int threads) {
     return run_with(numbers, channel, format, threads, [&](const pdt::Layer& layer, auto of) {
         using Format = decltype(of);

@@ -5,12 +5,17 @@
 //
 // The kernels multiply one value at a time by a row of vectors: a block of `wide` vectors of input channels at each
 // position of a window of the convolution kernel. The sums of a window stay in registers.
+//
+// With AVX512_BF16, a row of a bf16 layer holds bf16 numbers, and two values are multiplied at a time, each by its own row.
+// Products are exact in fp32. The instruction takes subnormal operands and sums as zeros, and rounds to nearest even,
+// whatever the process has set.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #if defined(__linux__)
@@ -69,6 +74,7 @@ inline bool channels_are_in_their_groups(const Layer& layer, const int16_t* chan
         const int64_t count = std::min(stretch, pixels - pixel) * layer.kept;
         const int16_t* from = channel + pixel * layer.kept;
         uint16_t outside = 0;
+#pragma omp simd reduction(| : outside)
         for (int64_t j = 0; j < count; ++j)
             outside |= static_cast<uint16_t>(from[j] - lowest[static_cast<std::size_t>(j)]) >= size[static_cast<std::size_t>(j)];
         wrong = wrong || outside != 0;
@@ -117,18 +123,19 @@ struct BlockChannels {
 };
 
 // Numbers that are aligned to vectors and have no initial value.
-class AlignedFloats {
+template <class Number>
+class Aligned {
   public:
-    explicit AlignedFloats(int64_t count)
-        : memory_(static_cast<float*>(::operator new(static_cast<std::size_t>(count) * sizeof(float), alignment))) {}
-    float* data() { return memory_.get(); }
+    explicit Aligned(int64_t count)
+        : memory_(static_cast<Number*>(::operator new(static_cast<std::size_t>(count) * sizeof(Number), alignment))) {}
+    Number* data() { return memory_.get(); }
 
   private:
     static constexpr std::align_val_t alignment{vector_bytes};
     struct Free {
-        void operator()(float* memory) const { ::operator delete(memory, alignment); }
+        void operator()(Number* memory) const { ::operator delete(memory, alignment); }
     };
-    std::unique_ptr<float, Free> memory_;
+    std::unique_ptr<Number, Free> memory_;
 };
 
 // Returns the number of bytes of the first-level cache that a block may occupy: three quarters of it.
@@ -140,16 +147,100 @@ inline int64_t first_level_bytes() {
     return (size > 0 ? size : 32768) / 4 * 3;
 }
 
-// Adds a factor times the window at `from` to sums. Its rows are `row` floats apart, and its columns `column` floats.
+// A value and the window of numbers that it is multiplied by.
+template <class Number>
+struct Factor {
+    float value;
+    const Number* from;
+};
+
+// Adds factors times their windows to sums, one factor at a time for fp32 numbers. The rows of a window are `row` numbers
+// apart, and its columns `column` numbers.
+template <class Number, int Rows, int Columns, int Wide>
+struct Windows;
+
 template <int Rows, int Columns, int Wide>
-inline void add_window(float factor, const float* from, int64_t row, int64_t column, Lanes (&sum)[Rows][Columns][Wide]) {
-    const Lanes factors = factor - Lanes{};
-    UNROLL
-    for (int r = 0; r < Rows; ++r)
+struct Windows<float, Rows, Columns, Wide> {
+    static constexpr int factors = 1;
+    int64_t row, column;
+
+    HOST_DEVICE void add(const Factor<float> (&factor)[1], Lanes (&sum)[Rows][Columns][Wide]) const {
+        const Lanes value = factor[0].value - Lanes{};
         UNROLL
-        for (int c = 0; c < Columns; ++c)
+        for (int r = 0; r < Rows; ++r)
             UNROLL
-            for (int i = 0; i < Wide; ++i) sum[r][c][i] += factors * load<float>(from + r * row + c * column + i * width);
-}
+            for (int c = 0; c < Columns; ++c)
+                UNROLL
+                for (int i = 0; i < Wide; ++i)
+                    sum[r][c][i] += value * load<float>(factor[0].from + r * row + c * column + i * width);
+    }
+};
+
+// The numbers of a row, and the order in which they are stored.
+struct PlainOrder {
+    using Number = float;
+    static constexpr int vectors = 1; // a row has a multiple of these vectors of sums
+    template <class Format>
+    static void store_row(const typename Format::Bits* from, int64_t count, int64_t places, float* to) {
+#pragma omp simd
+        for (int64_t c = 0; c < count; ++c) to[c] = Format::decode(from[c]);
+        std::fill(to + count, to + places, 0.0f);
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Numbers 0-3, 16-19, 4-7, 20-23, ... of each 32, so that `unpack` of two rows gives 16 neighbours of both.
+struct PairOrder {
+    using Number = int16_t;
+    static constexpr int vectors = 2;
+    template <class Format>
+    static void store_row(const typename Format::Bits* from, int64_t count, int64_t places, int16_t* to) {
+        const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+        for (int64_t c = 0; c < places; c += lanes<int16_t>) {
+            const int64_t left = std::max<int64_t>(0, count - c);
+            Vector<int16_t> row;
+            if constexpr (std::is_same_v<Format, BFloat16>) {
+                row = load_first(from + c, left);
+            } else {
+                for (int i = 0; i < lanes<int16_t>; ++i)
+                    row[i] = i < left ? BFloat16::encode(Format::decode(from[c + i])) : int16_t{0};
+            }
+            _mm512_store_si512(to + c, _mm512_permutexvar_epi64(order, (__m512i)row));
+        }
+    }
+};
+
+// Two factors at a time. Values are bf16 numbers; others lose their lower bits.
+template <int Rows, int Columns, int Wide>
+struct Windows<int16_t, Rows, Columns, Wide> {
+    static constexpr int factors = 2;
+    int64_t row, column;
+
+    HOST_DEVICE void add(const Factor<int16_t> (&factor)[2], Lanes (&sum)[Rows][Columns][Wide]) const {
+        const uint32_t low = bits_of_float(factor[0].value) >> 16, high = bits_of_float(factor[1].value) & 0xffff0000u;
+        const auto values = (__m512bh)_mm512_set1_epi32(static_cast<int>(low | high));
+        UNROLL
+        for (int r = 0; r < Rows; ++r)
+            UNROLL
+            for (int c = 0; c < Columns; ++c)
+                UNROLL
+                for (int i = 0; i < Wide; i += 2) {
+                    const int64_t place = r * row + c * column + i * width;
+                    const __m512i one = in_register(_mm512_load_si512(factor[0].from + place));
+                    const __m512i other = in_register(_mm512_load_si512(factor[1].from + place));
+                    Lanes(&to)[Wide] = sum[r][c];
+                    to[i] = (Lanes)_mm512_dpbf16_ps((__m512)to[i], values, (__m512bh)_mm512_unpacklo_epi16(one, other));
+                    to[i + 1] = (Lanes)_mm512_dpbf16_ps((__m512)to[i + 1], values,
+                                                       (__m512bh)_mm512_unpackhi_epi16(one, other));
+                }
+    }
+};
+
+template <class Format>
+using OrderOf = std::conditional_t<std::is_same_v<Format, BFloat16>, PairOrder, PlainOrder>;
+#else
+template <class Format>
+using OrderOf = PlainOrder;
+#endif
 
 } // namespace pdt

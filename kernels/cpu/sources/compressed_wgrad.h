@@ -22,9 +22,9 @@ struct Units {
     int64_t images, rows, of_image, count; // images and rows of a unit; units of an image (if not whole), and in total
     int64_t tile_rows, tile_places;        // rows and positions of the activation that one image of a unit reads
 
-    Units(const Layer& layer, const Blocks& blocks) {
+    Units(const Layer& layer, const Blocks& blocks, int64_t number_bytes) {
         // Pixels whose tile of the activation fits into the first-level cache.
-        const int64_t bytes = blocks.place * static_cast<int64_t>(sizeof(float)) * layer.row_stride * layer.column_stride;
+        const int64_t bytes = blocks.place * number_bytes * layer.row_stride * layer.column_stride;
         const int64_t pixels = std::max(fewest_pixels, first_level_bytes() * 2 / 3 / bytes);
         images = std::min(layer.images, std::max<int64_t>(1, pixels / layer.out_pixels()));
         rows = layer.out_rows;
@@ -91,51 +91,74 @@ inline void sort_by_channel(const Layer& layer, const Units& units, const float*
 }
 
 // Adds the products of `count` values of one channel to its window of the gradient.
-template <int Rows, int Columns, int Wide>
-void add_entries(const Layer& layer, const float* tile, const Entry* entry, int64_t count, float* gradient) {
+template <class Number, int Rows, int Columns, int Wide>
+void add_entries(const Layer& layer, const Number* tile, const Entry* entry, int64_t count, float* gradient) {
+    using Products = Windows<Number, Rows, Columns, Wide>;
     constexpr int64_t place = int64_t{Wide} * width;
     const int64_t row = layer.row_dilation * layer.padded_columns() * place, column = layer.column_dilation * place;
     Lanes sum[Rows][Columns][Wide];
-    std::memcpy(sum, gradient, sizeof sum);
-    for (int64_t e = 0; e < count; ++e)
-        add_window<Rows, Columns, Wide>(entry[e].value, tile + entry[e].place * place, row, column, sum);
-    std::memcpy(gradient, sum, sizeof sum);
+    UNROLL
+    for (int r = 0; r < Rows; ++r)
+        UNROLL
+        for (int c = 0; c < Columns; ++c)
+            UNROLL
+            for (int i = 0; i < Wide; ++i) sum[r][c][i] = load<float>(gradient + (r * Columns + c) * place + i * width);
+    for (int64_t e = 0; e < count; e += Products::factors) {
+        Factor<Number> factor[Products::factors];
+        UNROLL
+        for (int f = 0; f < Products::factors; ++f) {
+            const bool missing = f > 0 && e + f >= count;
+            const Entry& from = entry[missing ? e : e + f];
+            factor[f] = {missing ? 0.0f : from.value, tile + from.place * place};
+        }
+        Products{row, column}.add(factor, sum);
+    }
+    UNROLL
+    for (int r = 0; r < Rows; ++r)
+        UNROLL
+        for (int c = 0; c < Columns; ++c)
+            UNROLL
+            for (int i = 0; i < Wide; ++i) store<float>(gradient + (r * Columns + c) * place + i * width, sum[r][c][i]);
 }
 
+template <class Number>
 struct WeightGradientLoop {
     Window window;
-    void (*run)(const Layer&, const float*, const Entry*, int64_t, float*);
+    void (*run)(const Layer&, const Number*, const Entry*, int64_t, float*);
 };
 
-template <int Rows, int Columns, int Wide>
-constexpr WeightGradientLoop weight_gradient_window() {
-    return {{Rows, Columns, Wide}, add_entries<Rows, Columns, Wide>};
+template <class Number, int Rows, int Columns, int Wide>
+constexpr WeightGradientLoop<Number> weight_gradient_window() {
+    return {{Rows, Columns, Wide}, add_entries<Number, Rows, Columns, Wide>};
 }
 
-inline WeightGradientLoop weight_gradient_loop(const Layer& layer) {
+template <class Order>
+WeightGradientLoop<typename Order::Number> weight_gradient_loop(const Layer& layer) {
+    using Number = typename Order::Number;
+    constexpr int least = Order::vectors;
     const int64_t vectors = (layer.group_inputs() + width - 1) / width;
-    if (layer.kernel_rows == 3 && layer.kernel_columns == 3) return weight_gradient_window<3, 3, 1>();
-    if (layer.kernel_columns == 5) return weight_gradient_window<1, 5, 1>();
-    if (vectors >= 8) return weight_gradient_window<1, 1, 8>();
-    if (vectors >= 4) return weight_gradient_window<1, 1, 4>();
-    if (vectors >= 2) return weight_gradient_window<1, 1, 2>();
-    return weight_gradient_window<1, 1, 1>();
+    if (layer.kernel_rows == 3 && layer.kernel_columns == 3) return weight_gradient_window<Number, 3, 3, least>();
+    if (layer.kernel_columns == 5) return weight_gradient_window<Number, 1, 5, least>();
+    if (vectors >= 8) return weight_gradient_window<Number, 1, 1, 8>();
+    if (vectors >= 4) return weight_gradient_window<Number, 1, 1, 4>();
+    if (vectors >= 2) return weight_gradient_window<Number, 1, 1, 2>();
+    return weight_gradient_window<Number, 1, 1, least>();
 }
 
 // Copies the part of one image that a unit reads to `tile` (rows x padded columns x block), with zeros as its border and in
 // channels that the block does not have. `image` begins at the first channel of the block.
 template <class Format>
 void read_tile(const Layer& layer, const Units& units, const Blocks& blocks, int64_t first_row, int64_t count,
-               const typename Format::Bits* image, float* tile) {
+               const typename Format::Bits* image, typename OrderOf<Format>::Number* tile) {
     const int64_t columns = std::min(layer.columns, layer.padded_columns() - layer.column_padding);
-    std::fill_n(tile, units.tile_places * blocks.place, 0.0f);
+    std::fill_n(tile, units.tile_places * blocks.place, typename OrderOf<Format>::Number{});
     for (int64_t r = 0; r < units.tile_rows; ++r) {
         const int64_t h = first_row * layer.row_stride - layer.row_padding + r;
         if (h < 0 || h >= layer.rows) continue;
-        float* to = tile + (r * layer.padded_columns() + layer.column_padding) * blocks.place;
+        auto* to = tile + (r * layer.padded_columns() + layer.column_padding) * blocks.place;
         const typename Format::Bits* from = image + h * layer.columns * layer.in_channels;
         for (int64_t w = 0; w < columns; ++w, to += blocks.place, from += layer.in_channels)
-            for (int64_t c = 0; c < count; ++c) to[c] = Format::decode(from[c]);
+            OrderOf<Format>::template store_row<Format>(from, count, blocks.place, to);
     }
 }
 
@@ -163,19 +186,21 @@ inline void add_parts(const Layer& layer, const Blocks& blocks, int64_t parts, c
 template <class Format>
 void weight_gradient(const Layer& layer, const float* value, const int16_t* channel,
                      const typename Format::Bits* activation, float* out, int threads) {
-    const WeightGradientLoop loop = weight_gradient_loop(layer);
+    using Number = typename OrderOf<Format>::Number;
+    const WeightGradientLoop<Number> loop = weight_gradient_loop<OrderOf<Format>>(layer);
     const Blocks blocks(layer, loop.window);
-    const Units units(layer, blocks);
+    const Units units(layer, blocks, sizeof(Number));
     const int64_t outputs = layer.group_outputs(), group_blocks = layer.groups * blocks.count;
     SortedValues sorted(layer, units);
     sort_by_channel(layer, units, value, channel, sorted, threads);
 
     const int64_t parts = std::min(units.count, (fewest_tasks + group_blocks - 1) / group_blocks);
     const int64_t task_size = blocks.windows * outputs * blocks.line, image_size = units.tile_places * blocks.place;
-    AlignedFloats sums(parts * group_blocks * task_size), memory(threads * units.images * image_size);
+    Aligned<float> sums(parts * group_blocks * task_size);
+    Aligned<Number> memory(threads * units.images * image_size);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t task = 0; task < parts * group_blocks; ++task) {
-        float* tile = memory.data() + thread_index() * units.images * image_size;
+        Number* tile = memory.data() + thread_index() * units.images * image_size;
         const int64_t part = task / group_blocks;
         const BlockChannels channels(layer, blocks, task % group_blocks);
         std::fill_n(sums.data() + task * task_size, task_size, 0.0f);
@@ -190,7 +215,7 @@ void weight_gradient(const Layer& layer, const float* value, const int16_t* chan
             const Entry* entry = sorted.entry.get() + unit.pixel * layer.kept;
             const int32_t* start = sorted.start.data() + index * (layer.out_channels + 1) + channels.group * outputs;
             for (int64_t window = 0; window < blocks.windows; ++window) {
-                const float* shifted = tile + blocks.shift(layer, window) * blocks.place;
+                const Number* shifted = tile + blocks.shift(layer, window) * blocks.place;
                 float* gradient = sums.data() + task * task_size + window * outputs * blocks.line;
                 for (int64_t k = 0; k < outputs; ++k, gradient += blocks.line)
                     loop.run(layer, shifted, entry + start[k], start[k + 1] - start[k], gradient);

@@ -92,7 +92,7 @@ struct Tile {
     uint8_t* keep_bits;
 
     HOST_DEVICE void keep() const {
-        if constexpr (M >= 4 && has_mask_words)
+        if constexpr (M >= 4 && M <= 16 && has_mask_words)  // M = 32 would compile for another second
             if (n <= 2) return keep_few();
         if constexpr (M <= 4) {
             rank();
@@ -101,10 +101,19 @@ struct Tile {
             UNROLL
             for (int i = 0; i < M; ++i) sorted[i] = key(i);
             deinterleave<Bits, M>(sorted);
-            sort_descending<M>(sorted);  // the order of the channels does not matter
-            const Vec threshold = sorted[n - 1];
+            Vec threshold, next;
+            if constexpr (M == 32) {  // the whole network would double the time of compilation
+                sort_half(sorted);
+                sort_half(sorted + M / 2);
+                threshold = largest_of_halves(sorted, n);
+                next = largest_of_halves(sorted, std::min(n + 1, M));
+            } else {
+                sort_descending<M>(sorted);  // the order of the channels does not matter
+                threshold = sorted[n - 1];
+                next = sorted[std::min(n, M - 1)];
+            }
             // If no group has equal keys on both sides of the cut, the threshold decides.
-            if (n < M && any_lane(threshold == sorted[n]))
+            if (n < M && any_lane(threshold == next))
                 break_ties(threshold);
             else
                 keep_reaching(threshold, all);
@@ -115,6 +124,22 @@ struct Tile {
     HOST_DEVICE Vec key(int vector) const {
         return magnitude_key(load<Bits>(from + vector * lanes<Bits>), Lane<Vec>::splat(std::numeric_limits<Bits>::max()),
                              Lane<Vec>::splat(not_a_number));
+    }
+
+    static __attribute__((noinline)) void sort_half(Vec* key) {
+        sort_descending<M / 2>(*reinterpret_cast<Vec(*)[M / 2]>(key));
+    }
+    // Returns the count-th largest of two sorted halves: for some division of the count among them, it is the smaller one
+    // of the last keys.
+    static HOST_DEVICE Vec largest_of_halves(const Vec (&sorted)[M], int count) {
+        Vec largest = Lane<Vec>::splat(-1);
+        for (int first = std::max(0, count - M / 2); first <= std::min(count, M / 2); ++first) {
+            const Vec one = first == 0 ? sorted[M / 2 + count - 1] : sorted[first - 1];
+            const Vec other = first == count ? one : sorted[M / 2 + count - first - 1];
+            const Vec smaller = one < other ? one : other;
+            largest = largest < smaller ? smaller : largest;
+        }
+        return largest;
     }
 
     // Keeps the one or two largest of each group.

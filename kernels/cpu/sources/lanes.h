@@ -77,6 +77,32 @@ HOST_DEVICE void store(Bits* to, Vector<Bits> value) {
     std::memcpy(to, &value, sizeof value);
 }
 
+// Returns the value, and prevents the compiler from reading it from memory again.
+template <class Vec>
+HOST_DEVICE Vec in_register(Vec value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#endif
+    return value;
+}
+
+// Loads the first `count` elements; zeros follow.
+template <class Bits>
+HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
+    if (count >= lanes<Bits>) return load<Bits>(from);
+    Vector<Bits> value{};
+    std::memcpy(&value, from, static_cast<std::size_t>(count) * sizeof(Bits));
+    return value;
+}
+
+template <class Bits>
+HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
+    if (count >= lanes<Bits>) return store<Bits>(to, value);
+    std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
+}
+
 // Stores past the caches: the overwritten line is not read first, which saves a third of the traffic of a copy. `to` is
 // aligned to a vector. Call `finish_streaming` before another thread reads the result.
 template <class Bits>

@@ -38,16 +38,6 @@ struct Grid {
 
 HOST_DEVICE Lanes at(const float* base, int64_t vectors) { return load<float>(base + vectors * width); }
 
-// Returns the value, and prevents the compiler from reading it from memory again.
-HOST_DEVICE Lanes in_register(Lanes value) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(value));
-#elif defined(__x86_64__)
-    asm("" : "+x"(value));
-#endif
-    return value;
-}
-
 // Taps of one output channel: squares of four adjacent taps, and others. The offset of a square is that of its first tap;
 // its values are those of the upper two taps, then those of the lower two.
 struct Taps {
