@@ -33,7 +33,8 @@ def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry
     Returns:
         (N, C, H, W) in channels-last order, or (rows, C), in the dtype of `weight`; summed in float32 at least. Plain
         torch, which is slow, computes in float64 for dtypes and devices without a kernel. The result does not depend on
-        the number of threads.
+        the number of threads. In bfloat16, processors with AVX512_BF16 take subnormal numbers as zeros, and the values
+        as bfloat16 numbers: their lower bits, which a bfloat16 gradient does not have, are lost.
 
     Raises:
         ValueError: The gradient does not have the number, shape, dtype or layout that `Gradient` describes, or a

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from pathlib import Path
 
 import filelock
 import pytest
@@ -64,15 +65,16 @@ def test_optimized_kernels_agree_with_their_definition(architecture, name):
     assert proof(bind(compiled(name, (f"-march={architecture}", "-fopenmp")))) == ""
 
 
-# One wrong lane of AVX2, by source: the file, a place in it, and what replaces it.
+# One wrong lane of AVX2, and of pairs of bfloat16, by source: the file, a place in it, and what replaces it.
 WRONG_LANES = (
+    ("compressed_gradients", "compressed_layer.h", "(7, 3, 6, 2, 5, 1, 4, 0)", "(7, 3, 6, 2, 5, 1, 0, 4)"),
     ("prune_nm", "lanes.h", "_mm256_set1_epi64x(factor)", "_mm256_set_epi64x(factor, factor, factor ^ 1, factor)"),
     ("prune_nm", "lanes.h", "_mm_movemask_epi8(narrow)", "_mm_movemask_epi8(narrow) & 0xefff"),
     (
         "compressed_gradients",
         "compressed_layer.h",
-        "const Lanes factors = factor - Lanes{};",
-        "Lanes factors = factor - Lanes{}; if (width == 8) factors[5] = 0;",
+        "const Lanes value = factor[0].value - Lanes{};",
+        "Lanes value = factor[0].value - Lanes{}; if (width == 8) value[5] = 0;",
     ),
     (
         "sparse_conv",
@@ -88,12 +90,15 @@ def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(
     name, file, right, wrong, tmp_path, monkeypatch, caplog
 ):
     """The user's machine has AVX2, and a library whose kernels differ from their definition in one lane."""
+    architecture = "native" if right.startswith("(7, 3") else "x86-64-v3"
+    if architecture == "native" and "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor does not multiply pairs of bfloat16")
     needs("x86-64-v3")
     sources, include = mutated_sources(tmp_path, file, right, wrong)
     monkeypatch.setattr(build, "BASE_FLAGS", (*build.BASE_FLAGS, "-O1"))  # the last level counts
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setattr(build, "INCLUDE_FOLDERS", (include, sources))
-    monkeypatch.setenv("PDT_CPU_ARCH", "x86-64-v3")
+    monkeypatch.setenv("PDT_CPU_ARCH", architecture)
     monkeypatch.setenv("PDT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
     bind, proof = KERNELS[name]
