@@ -140,8 +140,7 @@ void write_image(const Layer& layer, const Blocks& blocks, const float* image, i
     for (int64_t h = 0; h < layer.rows; ++h)
         for (int64_t w = 0; w < layer.columns; ++w, to += layer.in_channels) {
             const float* from = interior + (h * layer.padded_columns() + w) * blocks.place;
-#pragma omp simd
-            for (int64_t c = 0; c < count; ++c) to[c] = Format::encode(from[c]);
+            OrderOf<Format>::template write_sums<Format>(from, count, to);
         }
 }
 

@@ -176,15 +176,22 @@ struct Windows<float, Rows, Columns, Wide> {
     }
 };
 
-// The numbers of a row, and the order in which they are stored.
+// Numbers of the rows that values are multiplied by, with the order in which a row is stored, and conversion of sums.
 struct PlainOrder {
     using Number = float;
-    static constexpr int vectors = 1; // a row has a multiple of these vectors of sums
+    static constexpr int vectors = 1;  // a row has a multiple of these vectors of sums
+
+    // Stores `count` elements, and zeros in the other places.
     template <class Format>
     static void store_row(const typename Format::Bits* from, int64_t count, int64_t places, float* to) {
 #pragma omp simd
         for (int64_t c = 0; c < count; ++c) to[c] = Format::decode(from[c]);
         std::fill(to + count, to + places, 0.0f);
+    }
+    template <class Format>
+    static void write_sums(const float* from, int64_t count, typename Format::Bits* to) {
+#pragma omp simd
+        for (int64_t c = 0; c < count; ++c) to[c] = Format::encode(from[c]);
     }
 };
 
@@ -193,20 +200,32 @@ struct PlainOrder {
 struct PairOrder {
     using Number = int16_t;
     static constexpr int vectors = 2;
+
     template <class Format>
     static void store_row(const typename Format::Bits* from, int64_t count, int64_t places, int16_t* to) {
         const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-        for (int64_t c = 0; c < places; c += lanes<int16_t>) {
-            const int64_t left = std::max<int64_t>(0, count - c);
-            Vector<int16_t> row;
-            if constexpr (std::is_same_v<Format, BFloat16>) {
-                row = load_first(from + c, left);
+        for (int64_t c = 0; c < places; c += 32) {
+            __m512i row;
+            if constexpr (sizeof(typename Format::Bits) == 2) {
+                row = _mm512_maskz_loadu_epi16(first(count - c), from + c);
             } else {
-                for (int i = 0; i < lanes<int16_t>; ++i)
-                    row[i] = i < left ? BFloat16::encode(Format::decode(from[c + i])) : int16_t{0};
+                const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(first(count - c)), from + c);
+                const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(first(count - c - 16)), from + c + 16);
+                row = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             }
-            _mm512_store_si512(to + c, _mm512_permutexvar_epi64(order, (__m512i)row));
+            _mm512_store_si512(to + c, _mm512_permutexvar_epi64(order, row));
         }
+    }
+    template <class Format>
+    static void write_sums(const float* from, int64_t count, int16_t* to) {
+        for (int64_t c = 0; c < count; c += 16)
+            _mm256_mask_storeu_epi16(to + c, static_cast<__mmask16>(first(count - c)),
+                                     (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(from + c)));
+    }
+
+  private:
+    static __mmask32 first(int64_t count) {
+        return static_cast<__mmask32>((uint64_t{1} << std::clamp<int64_t>(count, 0, 32)) - 1);
     }
 };
 
