@@ -123,6 +123,26 @@ def test_products_do_not_depend_on_the_number_of_threads(drawn, dtype):
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("drawn", LARGE, ids=str)
+def test_errors_in_bfloat16_are_those_of_torch(drawn):
+    grad, activation, weight, geometry = operands(5, drawn, torch.bfloat16)
+    doubles = [one.double() for one in (activation, weight)]
+    exact = (
+        reference.data_gradient(grad, doubles[1], drawn[5], geometry),
+        reference.weight_gradient(grad, *doubles, geometry),
+    )
+    of_torch = torch.ops.aten.convolution_backward(
+        reference._dense(grad, len(weight)).bfloat16(), activation, weight, None, geometry.stride, geometry.padding,
+        geometry.dilation, False, (0, 0), geometry.groups, (True, True, False),
+    )  # fmt: skip
+    found = (
+        dispatch.data_gradient(grad, weight, drawn[5], geometry),
+        dispatch.weight_gradient(grad, activation, weight, geometry),
+    )
+    for ours, theirs, right in zip(found, of_torch, exact, strict=False):
+        assert (ours - right).norm() <= 1.01 * (theirs - right).norm()
+
+
 def test_an_empty_batch():
     drawn = ((3, 3), (1, 1), (1, 1), (1, 1), 1, (4, 4), 16, 8, 1, 4)
     grad, activation, weight, geometry = operands(2, drawn, torch.float32)
