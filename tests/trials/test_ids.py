@@ -30,7 +30,7 @@ def test_ids_are_fixed(tmp_path):
     # with `method_version`. Any other change of them makes every finished training count as not done.
     assert [trial.trial_id for trial in planned(tmp_path)] == [
         "dense-digits-resnet9-width0.25-s7-fc44795f",
-        "sdgp-digits-resnet9-width0.25-s7-92c9c561",
+        "sdgp-digits-resnet9-width0.25-s7-f9032cd6",
     ]
 
 
