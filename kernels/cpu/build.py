@@ -112,6 +112,7 @@ def refusal() -> str:
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return ""
     try:
+        find_compiler()
         _optional_flags()
         cache.check_folder(cache.folder())
     except (BuildError, cache.RefusedError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.sparse_conv.cpu import library
 from kernels.sparse_conv.dispatch import available, sparse_convolution
 from methods.backends.per_gradient import PerGradient
 from suite.method import Geometry
@@ -27,8 +27,13 @@ def can_skip(device: torch.device) -> bool:
 
 
 @functools.cache
-def kernels_version(device: torch.device) -> str:
-    """Return a hash of everything in this code that decides the times of masked products: kernels, compiler, flags."""
+def kernels_version(device: torch.device, library: Callable[[], Any]) -> str:
+    """Return a hash of everything in this code that decides the times of products: kernels, compiler, flags.
+
+    Args:
+        device: Device of the products.
+        library: Opens the compiled kernels of the products on the CPU.
+    """
     digest = hashlib.sha256()
     products = (Path(__file__).parents[1] / name for name in ("backends", "gradients", "masks"))
     folders = (Path(kernels.__file__).parent, *products)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.compressed import dispatch
+from kernels.compressed.cpu import library
 from kernels.prune.compress import MOST_CHANNELS
 from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
@@ -198,7 +199,7 @@ def fastest(backends: Sequence[str], pruning: Pruning, layer: Layer, shape: Shap
         "pruning": dict(pruning.facts),
         "products": "both" if pruning.both else "dgrad",
         "with_bias": with_bias,
-        "kernels": kernels_version(device),
+        "kernels": kernels_version(device, library),
     }
 
     def steps() -> dict[str, Step]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.sparse_conv.cpu import library
 from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
@@ -163,7 +164,7 @@ def fastest(
         "what": "the three products of a convolution with masked weights",
         **shape.question(layer.weight),
         "mask": dict(structure),
-        "kernels": kernels_version(device),
+        "kernels": kernels_version(device, library),
     }
 
     def steps() -> dict[str, Step]:

@@ -122,7 +122,7 @@ def may_measure_format(options: RunOptions, suite: SuiteSpec) -> bool:
 
 
 def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = False) -> dict[str, str]:
-    """Check the output folder, rehearse the trials that were never started in it, and compile their kernels.
+    """Check the output folder, rehearse trials that were never started in it, and compile the kernels of all trials.
 
     Raises:
         UsageError: The folder cannot be used, or a method cannot train a model on a task.
@@ -130,11 +130,12 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = F
     store = Store(folder)
     store.check()
     new = [trial for trial in trials if not (store.trial_folder(trial.trial_id) / "trial.json").exists()]
-    if not new:
-        return {}
-    unfit = rehearse(new, not any(store.trial_folders()), skip_unfit)
-    on_cpu = {trial.method for trial in new if trial.device == "cpu"}
-    compile_kernels({name for method in on_cpu for name in registry.get("method", method).cpu_kernels})
+    unfit = rehearse(new, not any(store.trial_folders()), skip_unfit) if new else {}
+    on_cpu = {trial.method for trial in trials if trial.device == "cpu"}
+    needed = {name for method in on_cpu for name in registry.get("method", method).cpu_kernels}
+    if needed and (reason := refusal()):
+        log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
+    compile_kernels(needed)
     return unfit
 
 
@@ -154,11 +155,8 @@ def resolve(options: RunOptions) -> SuiteSpec:
     """
     device, index = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device, index)
-    if options.engine == "local" and device == "cpu":
-        if warning := emulated_dtype(device, dtype):
-            log.warning("%s", warning)
-        if reason := refusal():
-            log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
+    if options.engine == "local" and device == "cpu" and (warning := emulated_dtype(device, dtype)):
+        log.warning("%s", warning)
     # With the engine `ray`, the machines of the cluster have to have a device for each process, which it checks.
     check_processes(options.processes, options.device, device, count=options.engine != "ray")
     preset = options.preset or ("paper" if device == "cuda" else "quick")

@@ -212,15 +212,29 @@ class EpochReader:
 
 
 SMALLEST_SHARE = 0.02
-"""Share of a trial after which its time is extrapolated. Earlier, the start of its process would count too much."""
+"""Share of a trial after which its time is extrapolated. Earlier, its first steps would count too much."""
 
 
 @dataclass
 class _Running:
     began: float
+    stepping: float  # when its first step began, as far as is known
     fraction: float = 0.0
     work: float = 0.0  # finished share of the trial's work
     resumed: float = 0.0  # share of the work that an earlier attempt finished
+
+    @property
+    def share(self) -> float:
+        """Share of the work that this attempt finished."""
+        return self.work - self.resumed
+
+    def whole(self, now: float) -> float:
+        """Return the extrapolated seconds of all of its work; the start of its process counts once."""
+        return self.stepping - self.began + (now - self.stepping) / self.share
+
+    def left(self, now: float) -> float:
+        """Return the extrapolated seconds until it ends."""
+        return (now - self.stepping) / self.share * (1 - self.work)
 
 
 class Sweep:
@@ -252,7 +266,7 @@ class Sweep:
         # Any trial with its setting stands for it, because a measurement may be of another seed than was foreseen.
         if same := [other for other in self._waiting if _setting(other) == _setting(trial)]:
             self._waiting.remove(same[0])
-        self._running[trial.trial_id] = trial, _Running(self._now())
+        self._running[trial.trial_id] = trial, _Running(self._now(), self._now())
         self._most_at_once = max(self._most_at_once, len(self._running))
 
     def position(self, trial: TrialSpec, position: Position) -> None:
@@ -261,6 +275,8 @@ class Sweep:
         running.fraction = position.fraction
         running.work = share_of_work(recipe, position.fraction)
         running.resumed = share_of_work(recipe, position.resumed_after / position.epochs) if position.epochs else 0.0
+        if running.share <= 0:
+            running.stepping = self._now()
 
     def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
         """Note that a trial has ended. A trial that is not `done` tells nothing about the others."""
@@ -285,9 +301,8 @@ class Sweep:
         now = self._now()
         known = list(self._done)
         for trial, running in self._running.values():
-            share = running.work - running.resumed
-            if share >= SMALLEST_SHARE:
-                known.append((trial, (now - running.began) / share))
+            if running.share >= SMALLEST_SHARE:
+                known.append((trial, running.whole(now)))
         if not self._running and not self._waiting:
             return 0.0
         if not known:
@@ -295,9 +310,8 @@ class Sweep:
         expected = _Expected(known)
         left = [expected.of(trial) for trial in self._waiting]
         for trial, running in self._running.values():
-            share = running.work - running.resumed
-            if share >= SMALLEST_SHARE:
-                left.append((now - running.began) / share * (1 - running.work))
+            if running.share >= SMALLEST_SHARE:
+                left.append(running.left(now))
             else:
                 left.append(max(0.0, expected.of(trial) * (1 - running.resumed) - (now - running.began)))
         return max([sum(left) / self._most_at_once, *left])

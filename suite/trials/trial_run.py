@@ -109,6 +109,7 @@ class TrialRun:
         if not self.writes:
             trainer.fit()
             return
+        progress.write(trainer.ctx.epochs_done, recipe.whole_epochs, progress.resumed_after / recipe.whole_epochs)
         try:
             trainer.fit()
         finally:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from toy_suite import forget_plugins
 
+from suite import registry
 from suite.cli import main as cli
+from suite.cli import preparation
 from suite.cli.options import read_run_options
 from suite.cli.preparation import formats_in, prepare
 from suite.engine.cost import hardware
@@ -204,6 +206,7 @@ def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tm
     monkeypatch.setenv("PDT_CACHE", str(cache))
     monkeypatch.setenv("PDT_CPU_ARCH", "native")
     monkeypatch.delenv("PDT_CPU_KERNEL", raising=False)
+    monkeypatch.setattr(preparation, "compile_kernels", lambda names: None)
     begins = "plain torch runs instead of the compiled CPU kernels, many times slower, because "
 
     def said():
@@ -211,6 +214,8 @@ def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tm
         assert suite("--out", "out", "--only", "all") == 0
         return [one.removeprefix(begins) for one in caplog.messages if one.startswith(begins)]
 
+    assert not said()  # no method needs them
+    monkeypatch.setattr(registry.get("method", "toy_method"), "cpu_kernels", ("prune_nm",))
     assert said()[0].startswith(f"the cache {cache} is not used: others can write to it (mode 0777)")
     cache.chmod(0o700)
     assert not said()

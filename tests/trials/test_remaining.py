@@ -45,6 +45,17 @@ def test_nothing_is_known_before_a_share_is_done(clock):
     assert sweep.remaining() == pytest.approx(45 + 50)
 
 
+def test_what_precedes_the_first_step_counts_once(clock):
+    first, second = trials("dense", "dense")
+    sweep = Sweep([first, second], clock)
+    sweep.started(first)
+    clock.seconds += 30  # imports, and kernels that are compiled in the trial
+    sweep.position(first, Position(0, EPOCHS, 0.0))
+    clock.seconds += 2
+    sweep.position(first, Position(1, EPOCHS, 0.1))
+    assert sweep.remaining() == pytest.approx(18 + 30 + 20)
+
+
 def test_waiting_trials_take_as_long_as_those_of_their_method(clock):
     dense, sdgp, again, more = trials("dense", "sdgp", "dense", "sdgp")
     sweep = Sweep([dense, sdgp, again, more], clock)
