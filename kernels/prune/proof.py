@@ -23,7 +23,7 @@ from kernels.prune.rule import MODES, SCOPES, PruneRule
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Largest relative error of a rescaled value: from the order of fp32 sums, plus one unit in the last place.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-WHOLE, OTHER = (2, 4, 8, 16, 32), (3, 7, 13, 31)  # groups of the fast kernels; of the kernels for any group
+WHOLE, OTHER = (2, 4, 8, 16, 32), (3, 7, 13, 31)  # groups of the fast paths, and others
 Shape = tuple[int, ...]
 SMALL: Shape = (2, 96, 3, 5)
 WORDS: Shape = (3, 64, 4, 5)
@@ -94,6 +94,8 @@ def cases() -> Iterator[Case]:
             yield Case(MANY, dtype, rule)
         for scope in SCOPES[1:]:
             yield Case(MANY, dtype, PruneRule(2, 4, "magnitude", scope))
+        # Chunks whose random numbers do not start at a whole Philox block.
+        yield Case((200, 28), dtype, PruneRule(2, 4, "random", "channel"))
     yield from (Case(ROWS, dtype, PruneRule(n, 32)) for dtype in DTYPES for n in (1, 2))
 
 

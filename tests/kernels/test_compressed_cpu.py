@@ -143,6 +143,15 @@ def test_errors_in_bfloat16_are_those_of_torch(drawn):
         assert (ours - right).norm() <= 1.01 * (theirs - right).norm()
 
 
+@pytest.mark.parametrize("dtype", ERROR)
+def test_the_weights_of_a_pruned_channel_are_not_read(dtype):
+    weight = torch.ones(4, 2, dtype=dtype)
+    weight[0] = torch.inf
+    kept = torch.ones(1, 1, dtype=torch.int16)
+    grad = Gradient(torch.ones(1, 1), kept, 1, 4)
+    assert dispatch.data_gradient(grad, weight, (1, 1), LINEAR).tolist() == [[1.0, 1.0]]
+
+
 def test_an_empty_batch():
     drawn = ((3, 3), (1, 1), (1, 1), (1, 1), 1, (4, 4), 16, 8, 1, 4)
     grad, activation, weight, geometry = operands(2, drawn, torch.float32)

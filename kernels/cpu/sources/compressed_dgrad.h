@@ -14,7 +14,8 @@ namespace pdt {
 
 constexpr int64_t pixels_of_tile = 1024; // of the output gradient, which are multiplied by a tile of weights
 
-// Values first .. last - 1 of each pixel of an image. `checked` skips values whose channel is not in lowest .. end - 1.
+// Values first .. last - 1 of each pixel of an image. With `Checked`, those whose channel is not in lowest .. end - 1 count
+// as 0.
 struct ValuesOfImage {
     const float* value;
     const int16_t* channel;
@@ -46,12 +47,17 @@ void add_products(const Layer& layer, ValuesOfImage values, const Number* weight
         for (int64_t q = 0; q < layer.out_columns; ++q) {
             for (int64_t j = values.first; j < values.last; j += Products::factors) {
                 Factor<Number> factor[Products::factors];
+                bool skipped = false;
                 UNROLL
                 for (int f = 0; f < Products::factors; ++f) {
-                    const int64_t at = f > 0 && j + f >= values.last ? j : j + f, channel = values.channel[at];
-                    const bool used = (f == 0 || at > j) && !(Checked && (channel < values.lowest || channel >= values.end));
-                    factor[f] = {used ? values.value[at] : 0.0f, weight + (used ? channel : values.lowest) * line};
+                    const bool missing = f > 0 && j + f >= values.last;
+                    const int64_t at = missing ? j : j + f, channel = values.channel[at];
+                    const bool outside = Checked && (channel < values.lowest || channel >= values.end);
+                    factor[f] = {missing || outside ? 0.0f : values.value[at],
+                                 weight + (outside ? values.lowest : channel) * line};
+                    skipped = outside;
                 }
+                if (Products::factors == 1 && skipped) continue;
                 Products{Columns * place, place}.add(factor, sum);
             }
             add_columns(Step);

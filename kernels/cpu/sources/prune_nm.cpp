@@ -1,4 +1,4 @@
-// n:m pruning of a gradient on the CPU and its rescaling, as C functions (called through ctypes).
+// n:m pruning of a gradient on the CPU, its rescaling and its compression, as C functions (called through ctypes).
 //
 // Work is divided into blocks whose size does not depend on the number of threads, and sums are added in block order. The
 // result is therefore bit-identical for every number of threads.
