@@ -86,7 +86,7 @@ def build(name: str) -> Build:
 
 
 def has_to_compile(name: str) -> bool:
-    """Return whether `build` would compile a library now."""
+    """Return whether no library of a source is in the cache, and a compiler could make one."""
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return False
     try:
@@ -112,8 +112,7 @@ def refusal() -> str:
     if os.environ.get("PDT_CPU_KERNEL") == "0":
         return ""
     try:
-        find_compiler()
-        _optional_flags()
+        _candidates("prune_nm", find_compiler())
         cache.check_folder(cache.folder())
     except (BuildError, cache.RefusedError) as error:
         return str(error)

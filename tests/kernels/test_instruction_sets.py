@@ -89,7 +89,7 @@ WRONG_LANES = (
 def test_one_wrong_lane_is_found_by_the_proof_and_plain_torch_takes_its_place(
     name, file, right, wrong, tmp_path, monkeypatch, caplog
 ):
-    """The user's machine has AVX2, and a library whose kernels differ from their definition in one lane."""
+    """The user's machine has a library whose kernels differ from their definition in one lane."""
     architecture = "native" if right.startswith("(7, 3") else "x86-64-v3"
     if architecture == "native" and "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor does not multiply pairs of bfloat16")

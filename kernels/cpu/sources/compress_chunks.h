@@ -49,11 +49,10 @@ void compress_pixels(const Problem& problem, const typename Format::Bits* pixel,
         }
 }
 
-// Pixels of a chunk: a multiple of 8, so that its random numbers start at a whole Philox block, unless a pixel has one.
+// Pixels of a chunk: a multiple of 8, so that its random masks start at a whole Philox block, unless a pixel has one.
 inline int64_t compressed_pixels(const Problem& problem) {
     const int64_t pixels = std::max<int64_t>(1, chunk_elements / problem.channels);
-    const bool whole = problem.mode == mode_unbiased ? problem.groups_per_pixel % 4 == 0 : problem.channels % 8 == 0;
-    return whole ? pixels : (pixels + 7) / 8 * 8;
+    return problem.mode != mode_random || problem.channels % 8 == 0 ? pixels : (pixels + 7) / 8 * 8;
 }
 
 template <class Format>

@@ -179,7 +179,7 @@ struct Windows<float, Rows, Columns, Wide> {
 // Numbers of the rows that values are multiplied by, with the order in which a row is stored, and conversion of sums.
 struct PlainOrder {
     using Number = float;
-    static constexpr int vectors = 1;  // a row has a multiple of these vectors of sums
+    static constexpr int vectors = 1;  // of sums, of which a row has a multiple; as many values are multiplied at once
 
     // Stores `count` elements, and zeros in the other places.
     template <class Format>

@@ -34,15 +34,4 @@ __attribute__((noinline)) void group_ratios_of(const float* dense, float* pruned
     }
 }
 
-// M is a power of two from 2 to 32.
-inline void group_ratios(int m, const float* dense, float* pruned, int64_t elements) {
-    switch (m) {
-        case 2: return group_ratios_of<2>(dense, pruned, elements);
-        case 4: return group_ratios_of<4>(dense, pruned, elements);
-        case 8: return group_ratios_of<8>(dense, pruned, elements);
-        case 16: return group_ratios_of<16>(dense, pruned, elements);
-        default: return group_ratios_of<32>(dense, pruned, elements);
-    }
-}
-
 }  // namespace pdt

@@ -1,11 +1,13 @@
 // Which elements of a run of groups are kept, by magnitude or at random: one bit per element. Groups of 2, 4, 8, 16 and 32
-// channels have fast paths. Other groups are padded with zeros, which rank last, to the next of these sizes.
+// channels have fast paths. Magnitudes of other groups are padded with zeros, which rank last, to the next of these sizes;
+// random masks of other groups are drawn channel by channel.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "float_formats.h"
 #include "lanes.h"
@@ -60,6 +62,18 @@ void for_neighbours(const Problem& problem, int64_t first, int64_t last, const W
         work(group * problem.padded, element, count);
         element += count;
         channel = channel + count < problem.channels ? channel + count : 0;
+    }
+}
+
+// Calls `work` with the size of the groups of a fast path as a constant.
+template <class Work>
+auto with_size(int size, const Work& work) {
+    switch (size) {
+        case 2: return work(std::integral_constant<int, 2>{});
+        case 4: return work(std::integral_constant<int, 4>{});
+        case 8: return work(std::integral_constant<int, 8>{});
+        case 16: return work(std::integral_constant<int, 16>{});
+        default: return work(std::integral_constant<int, 32>{});
     }
 }
 
@@ -296,13 +310,7 @@ __attribute__((noinline)) void keep_largest_of(const Bits* from, int64_t groups,
 template <class Format, class Bits>
 void keep_largest_of_groups(const Problem& problem, const Bits* from, int64_t groups, uint8_t* keep_bits) {
     constexpr auto not_a_number = static_cast<Bits>(Format::infinity + 1);
-    switch (problem.padded) {
-        case 2: return keep_largest_of<2>(from, groups, not_a_number, problem.n, keep_bits);
-        case 4: return keep_largest_of<4>(from, groups, not_a_number, problem.n, keep_bits);
-        case 8: return keep_largest_of<8>(from, groups, not_a_number, problem.n, keep_bits);
-        case 16: return keep_largest_of<16>(from, groups, not_a_number, problem.n, keep_bits);
-        default: return keep_largest_of<32>(from, groups, not_a_number, problem.n, keep_bits);
-    }
+    with_size(problem.padded, [&](auto m) { keep_largest_of<m>(from, groups, not_a_number, problem.n, keep_bits); });
 }
 
 // Groups first .. last - 1 are counted over (sample, pixel, group of the pixel); `from` is their first element.
@@ -328,8 +336,8 @@ void keep_by_magnitude(const Problem& problem, int64_t first, int64_t last, cons
 
 // ---- random ----
 
-// Draws the keep bits of a tile of whole groups. Each 16-bit lane has the bits of max(M, 8) consecutive
-// elements, which is a whole number of Philox blocks and of groups.
+// Draws the keep bits of a tile of whole groups. Each 16-bit lane has the bits of max(M, 8) consecutive elements, which is
+// a whole number of Philox blocks and of groups.
 template <int M>
 struct RandomTile {
     static constexpr int lane_elements = M < 8 ? 8 : M, blocks = lane_elements / 8;
@@ -374,13 +382,9 @@ inline void keep_at_random(const Problem& problem, int64_t first, int64_t last, 
     const uint64_t number = static_cast<uint64_t>(first * problem.m);
     if (problem.fast_groups && number % 8 == 0) {  // the first group starts at a whole Philox block
         const int64_t elements = (last - first) * problem.m;
-        switch (problem.m) {
-            case 2: return keep_tiles_at_random<2>(number / 8, elements, problem.seed, problem.n, keep_bits);
-            case 4: return keep_tiles_at_random<4>(number / 8, elements, problem.seed, problem.n, keep_bits);
-            case 8: return keep_tiles_at_random<8>(number / 8, elements, problem.seed, problem.n, keep_bits);
-            case 16: return keep_tiles_at_random<16>(number / 8, elements, problem.seed, problem.n, keep_bits);
-            default: return keep_tiles_at_random<32>(number / 8, elements, problem.seed, problem.n, keep_bits);
-        }
+        return with_size(problem.m, [&](auto m) {
+            keep_tiles_at_random<m>(number / 8, elements, problem.seed, problem.n, keep_bits);
+        });
     }
     const int64_t start = problem.offset(first);
     uint64_t drawn = ~uint64_t{0};

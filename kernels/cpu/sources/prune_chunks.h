@@ -16,10 +16,10 @@ namespace pdt {
 
 enum Scope { scope_none = 0, scope_group = 1, scope_sample_channel = 2, scope_channel = 3, scope_row = 4 };
 
-constexpr int64_t batch_block_elements = 131072;
-constexpr int64_t chunk_elements = 2048;    // both copies of a chunk stay in the first-level cache
-constexpr int64_t short_sum = 256;         // terms that are added sequentially; a long sum is a sum of short ones
-constexpr int64_t chunk_least_pixels = 16;  // the same for sums over pixels
+constexpr int64_t batch_block_elements = 131072;  // with sums of their own, if a ratio is that of the whole batch
+constexpr int64_t chunk_elements = 2048;          // both copies of a chunk stay in the first-level cache
+constexpr int64_t short_sum = 256;                // terms that are added sequentially; a long sum is a sum of short ones
+constexpr int64_t chunk_least_pixels = 16;        // the same for sums over pixels
 
 HOST_DEVICE float ratio_of(float dense, float kept) { return kept == 0.0f ? 0.0f : dense / kept; }
 
@@ -60,10 +60,10 @@ void apply(const Bits* from, const uint8_t* keep_bits, int64_t elements, Bits* v
 template <class Format>
 void prune_groups(const Problem& problem, int64_t first, int64_t last, const typename Format::Bits* from,
                   typename Format::Bits* values, uint8_t* keep_bits, bool streamed = false) {
-    bool changed = true;
+    bool zeros_are_missing = values != nullptr;
     if (problem.mode == mode_unbiased) {
         // The n largest are the sampled ones, unless a sum is not finite; zeros fill up.
-        changed = !sample<Format>(problem, first, last, from, values);
+        zeros_are_missing = !sample<Format>(problem, first, last, from, values);
         from = values;
         keep_by_magnitude<Format>(problem, first, last, from, keep_bits);
     } else if (problem.mode == mode_random) {
@@ -71,7 +71,7 @@ void prune_groups(const Problem& problem, int64_t first, int64_t last, const typ
     } else {
         keep_by_magnitude<Format>(problem, first, last, from, keep_bits);
     }
-    if (values && changed) apply(from, keep_bits, problem.offset(last) - problem.offset(first), values, streamed);
+    if (zeros_are_missing) apply(from, keep_bits, problem.offset(last) - problem.offset(first), values, streamed);
 }
 
 // The same for whole pixels.
@@ -144,7 +144,7 @@ void prune_and_rescale_chunk(const Problem& problem, const Runs& shape, int64_t 
 #pragma omp simd
     for (int64_t e = 0; e < count; ++e) ratio[e] = magnitude<Format>(values[e]);
     if (shape.by_tiles) {
-        group_ratios(problem.m, dense, ratio, count);
+        with_size(problem.m, [&](auto m) { group_ratios_of<m>(dense, ratio, count); });
     } else {
         sum_runs(dense, pixels, channels, run, sums);
         sum_runs(ratio, pixels, channels, run, kept_sums);

@@ -46,16 +46,6 @@ __attribute__((noinline)) bool sample_tiles(float* magnitude, const float* unifo
     return finite;
 }
 
-inline bool sample_padded_groups(const Problem& problem, float* magnitude, const float* uniform, int64_t groups) {
-    switch (problem.padded) {
-        case 2: return sample_tiles<2>(magnitude, uniform, groups, problem.n);
-        case 4: return sample_tiles<4>(magnitude, uniform, groups, problem.n);
-        case 8: return sample_tiles<8>(magnitude, uniform, groups, problem.n);
-        case 16: return sample_tiles<16>(magnitude, uniform, groups, problem.n);
-        default: return sample_tiles<32>(magnitude, uniform, groups, problem.n);
-    }
-}
-
 // Uniform numbers of at most batch_elements / 2 groups. Philox blocks have four numbers and are drawn lanes<uint64_t> at once.
 struct Uniforms {
     alignas(vector_bytes) float number[batch_elements / 2 + 4 + 4 * lanes<uint64_t>];
@@ -89,7 +79,8 @@ bool sample(const Problem& problem, int64_t first, int64_t last, const typename 
             for (int64_t i = 0; i < count; ++i) magnitude[place + i] = value_of(from[skipped + element + i]);
         });
         const float* uniform = uniforms.draw(problem.seed, first, end - first);
-        const bool finite = sample_padded_groups(problem, magnitude, uniform, end - first);
+        const bool finite = with_size(
+            problem.padded, [&](auto m) { return sample_tiles<m>(magnitude, uniform, end - first, problem.n); });
         const auto write = [&](int64_t place, int64_t element, int64_t count) {
 #pragma omp simd
             for (int64_t i = 0; i < count; ++i) {
