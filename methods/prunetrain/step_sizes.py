@@ -48,7 +48,10 @@ def _moved(optimizer: Optimizer, scale: float) -> float:
     # Each parameter of the copy is the matrix, and its state is empty, so that no tensor is copied.
     known: dict[int, Any] = {id(own): matrix for group in optimizer.param_groups for own in group["params"]}
     try:
-        twin = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
+        # torch's own copy of an optimizer leaves out what a subclass has set on the object.
+        twin: Optimizer = object.__new__(type(optimizer))
+        known |= {id(optimizer): twin, id(optimizer.state): defaultdict(dict)}
+        vars(twin).update(copy.deepcopy(vars(optimizer), known))
         simple = {"lr": 1e-3, "capturable": False, "fused": None}
         first = twin.param_groups[0]
         twin.param_groups[:] = [{**first, **{key: simple[key] for key in simple if key in first}, "params": [matrix]}]

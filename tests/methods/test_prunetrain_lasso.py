@@ -296,11 +296,15 @@ class Wrapper(torch.optim.Optimizer):
 class Sign(torch.optim.SGD):
     """Moves each weight by the rate, from the second step on, and draws a random number."""
 
+    def __init__(self, weights, lr):
+        super().__init__(weights, lr)
+        self.noise = 0.0
+
     @torch.no_grad()
     def step(self):
         for one in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
             if "seen" in self.state[one]:
-                one -= self.param_groups[0]["lr"] * one.grad.sign() + 0 * torch.rand_like(one)
+                one -= self.param_groups[0]["lr"] * one.grad.sign() + self.noise * torch.rand_like(one)
             self.state[one]["seen"] = True
 
 
