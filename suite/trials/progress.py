@@ -263,7 +263,7 @@ class Sweep:
 
     def started(self, trial: TrialSpec) -> None:
         """Note that a trial has started."""
-        # Any trial with its setting stands for it, because a measurement may be of another seed than was foreseen.
+        # The measurement of a trial may turn out to be of another seed, so any waiting trial with this setting will do.
         if same := [other for other in self._waiting if _setting(other) == _setting(trial)]:
             self._waiting.remove(same[0])
         self._running[trial.trial_id] = trial, _Running(self._now(), self._now())
