@@ -33,9 +33,14 @@ class Kernels:
 
     def __post_init__(self) -> None:
         pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.library.pdt_blocks.argtypes = [pointer, pointer, pointer, small, small, small]
-        self.library.pdt_sum_taps.argtypes = [pointer, pointer, pointer, number, number, *[pointer] * 5, small]
-        self.library.pdt_sum_products.argtypes = [pointer] * 4 + [number] * 3 + [pointer, pointer, small]
+        self.library.pdt_blocks.argtypes = [*[pointer] * 3, *[small] * 4]
+        self.library.pdt_sum_taps.argtypes = [*[pointer] * 3, small, number, number, *[pointer] * 5, small]
+        self.library.pdt_sum_products.argtypes = [*[pointer] * 3, small, pointer, *[number] * 3, pointer, pointer, small]
+
+    def numbers_of(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type of numbers in blocks for an activation: bf16 where the processor multiplies pairs of them."""
+        pairs = dtype is torch.bfloat16 and self.library.pdt_multiplies_pairs()
+        return torch.bfloat16 if pairs else torch.float32
 
     def count(self) -> int:
         """Return the number of threads."""
@@ -61,7 +66,7 @@ def _loaded(kernels: Kernels | None) -> Kernels:
 
 
 class Blocked(NamedTuple):
-    """An activation in blocks of images, (N / lanes, C, H', W', lanes) fp32. H' and W' include a border of zeros."""
+    """An activation in blocks of images, (N / lanes, C, H', W', lanes). H' and W' include a border of zeros."""
 
     data: Tensor
     images: int
@@ -79,12 +84,13 @@ def to_blocks(plain: Tensor, window: Window, kernels: Kernels | None = None) -> 
     if plain.dtype not in FORMATS:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
         raise TypeError(f"sparse convolution supports {known}, not {str(plain.dtype).removeprefix('torch.')}")
-    lanes = loaded.library.pdt_block_images()
+    dtype = loaded.numbers_of(plain.dtype)
+    lanes = loaded.library.pdt_vector_bytes() // dtype.itemsize
     images, channels = plain.shape[:2]
     if plain.stride(3) != 1 and (channels == 1 or plain.stride(1) != 1):  # neither columns nor channels are adjacent
         plain = plain.clone(memory_format=torch.contiguous_format)
     shape = (-(-images // lanes), channels, window.padded_rows, window.padded_columns, lanes)
-    data = torch.empty(shape, dtype=torch.float32)
+    data = torch.empty(shape, dtype=dtype)
     _convert(loaded, plain, data, window, to_blocks=True)
     return Blocked(data, images, channels, window)
 
@@ -106,8 +112,13 @@ def _convert(loaded: Kernels, plain: Tensor, data: Tensor, window: Window, *, to
         stride[1] = rows * columns  # the stride of a single channel is arbitrary; its columns are adjacent
     numbers = np.array([images, channels, rows, columns, *stride, *window[2:]], np.int64)
     loaded.library.pdt_blocks(
-        numbers.ctypes.data, plain.data_ptr(), data.data_ptr(), FORMATS[plain.dtype], to_blocks, loaded.count()
-    )
+        numbers.ctypes.data, plain.data_ptr(), data.data_ptr(), FORMATS[plain.dtype], _in_pairs(data), to_blocks,
+        loaded.count(),
+    )  # fmt: skip
+
+
+def _in_pairs(blocks: Tensor) -> bool:
+    return blocks.dtype is torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -193,7 +204,8 @@ class CpuSparseConvolution:
         out = Blocked(_empty_blocks(blocked, self.shape[0], window), blocked.images, self.shape[0], window)
         grid = self._grid(blocked.window, window)
         lists = self._forward_lists(blocked.window)
-        _sum_taps(_loaded(self._kernels), grid, blocked.data, out.data, 0, lists, self._listed_values(weight, lists))
+        values = self._listed_values(weight, lists).to(out.data.dtype)
+        _sum_taps(_loaded(self._kernels), grid, blocked.data, out.data, 0, lists, values)
         return from_blocks(out, activation, self._kernels)
 
     def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> Blocked:
@@ -215,7 +227,7 @@ class CpuSparseConvolution:
                 ],
                 np.int64,
             )
-            values = self._listed_values(weight, lists)
+            values = self._listed_values(weight, lists).to(out.data.dtype)
             _sum_taps(_loaded(self._kernels), grid, grad.data, out.data, row * size[1] + column, lists, values)
         return from_blocks(out, activation, self._kernels)
 
@@ -228,10 +240,11 @@ class CpuSparseConvolution:
         grid = self._grid(blocked.window, grad.window)
         plane = (self._index.position[::taps_per_kernel, 0] * grad.window.plane).astype(np.int32)
         gradients = torch.empty(count, dtype=torch.float32)
-        begin = (grad.window.top * grad.window.padded_columns + grad.window.left) * grad.data.shape[-1]
+        begin = grad.window.top * grad.window.padded_columns + grad.window.left
         status = loaded.library.pdt_sum_products(
-            grid.ctypes.data, blocked.data.data_ptr(), grad.data.data_ptr() + 4 * begin, gradients.data_ptr(),
-            len(grad.data), len(plane), taps_per_kernel, plane.ctypes.data, offset.ctypes.data, loaded.count(),
+            grid.ctypes.data, blocked.data.data_ptr(), _pointer(grad.data, begin), _in_pairs(blocked.data),
+            gradients.data_ptr(), len(grad.data), len(plane), taps_per_kernel, plane.ctypes.data, offset.ctypes.data,
+            loaded.count(),
         )  # fmt: skip
         if status:
             raise MemoryError(f"no memory for the weight gradient of a convolution with {count} weights")
@@ -244,7 +257,7 @@ class CpuSparseConvolution:
         key = (id(lists), weight.stride())
         if key not in self._gathers:
             self._gathers[key] = self._memory_offsets(weight).index_select(0, lists.nonzero_index)
-        return _flat(weight).index_select(0, self._gathers[key]).float()
+        return _flat(weight).index_select(0, self._gathers[key])
 
     def _memory_offsets(self, weight: Tensor) -> Tensor:
         """Return the offsets of the taps in the memory of a weight."""
@@ -297,14 +310,19 @@ def _flat(weight: Tensor) -> Tensor:
 
 def _empty_blocks(like: Blocked, channels: int, window: Window) -> Tensor:
     blocks, *_, lanes = like.data.shape
-    return torch.empty(blocks, channels, window.padded_rows, window.padded_columns, lanes, dtype=torch.float32)
+    return like.data.new_empty(blocks, channels, window.padded_rows, window.padded_columns, lanes)
+
+
+def _pointer(blocks: Tensor, vectors: int) -> int:
+    """Return the address of a vector of blocks."""
+    return blocks.data_ptr() + vectors * blocks.shape[-1] * blocks.itemsize
 
 
 def _sum_taps(
     loaded: Kernels, grid: NDArray[np.int64], read: Tensor, out: Tensor, begin: int, lists: _Lists, values: Tensor
 ) -> None:
     loaded.library.pdt_sum_taps(
-        grid.ctypes.data, read.data_ptr(), out.data_ptr() + 4 * begin * out.shape[-1], len(out),
+        grid.ctypes.data, read.data_ptr(), _pointer(out, begin), _in_pairs(out), len(out),
         len(lists.tap_starts) - 1, lists.square_starts.ctypes.data, lists.square_offset.ctypes.data,
         lists.tap_starts.ctypes.data, lists.tap_offset.ctypes.data, values.data_ptr(), loaded.count(),
     )  # fmt: skip

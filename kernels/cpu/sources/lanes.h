@@ -92,15 +92,25 @@ HOST_DEVICE Vec in_register(Vec value) {
 template <class Bits>
 HOST_DEVICE Vector<Bits> load_first(const Bits* from, int64_t count) {
     if (count >= lanes<Bits>) return load<Bits>(from);
+#if defined(__AVX512BW__)
+    const uint64_t bytes = (uint64_t{1} << count * static_cast<int64_t>(sizeof(Bits))) - 1;
+    return (Vector<Bits>)_mm512_maskz_loadu_epi8(bytes, from);
+#else
     Vector<Bits> value{};
     std::memcpy(&value, from, static_cast<std::size_t>(count) * sizeof(Bits));
     return value;
+#endif
 }
 
 template <class Bits>
 HOST_DEVICE void store_first(Bits* to, Vector<Bits> value, int64_t count) {
     if (count >= lanes<Bits>) return store<Bits>(to, value);
+#if defined(__AVX512BW__)
+    const uint64_t bytes = (uint64_t{1} << count * static_cast<int64_t>(sizeof(Bits))) - 1;
+    _mm512_mask_storeu_epi8(to, bytes, (__m512i)value);
+#else
     std::memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(Bits));
+#endif
 }
 
 // Stores past the caches: the overwritten line is not read first, which saves a third of the traffic of a copy. `to` is

@@ -21,12 +21,71 @@
 namespace pdt {
 namespace {
 
-// Size of a tile whose sums stay in registers. Adjacent taps share most of their input, especially in square tiles.
-constexpr int tile_rows = vector_bytes == 64 ? 4 : 2, tile_columns = 4;
+// Rows of a tile whose sums stay in registers. Adjacent taps share most of their input, especially in square tiles.
+constexpr int tile_rows = vector_bytes == 64 ? 6 : 2;
 constexpr int64_t cache_vectors = (int64_t{768} << 10) / vector_bytes;  // of input: most of a second-level cache
 constexpr int kernel_taps = 4;  // taps of a pattern
 
 using Lanes = Vector<float>;
+
+// The arithmetic of numbers in blocks: `Factors` multiplies vectors by two taps and adds to sums in fp32.
+template <class Number>
+struct Arithmetic;
+
+template <>
+struct Arithmetic<float> {
+    static constexpr int sums = 1;  // vectors of sums for a vector of numbers
+    static constexpr int tile_columns = 4;
+
+    class Factors {
+      public:
+        HOST_DEVICE Factors(float first, float second) : first_(first - Lanes{}), second_(second - Lanes{}) {}
+        HOST_DEVICE void add(Lanes one, Lanes other, Lanes (&sum)[1]) const {
+            sum[0] += first_ * one;
+            sum[0] += second_ * other;
+        }
+
+      private:
+        Lanes first_, second_;
+    };
+    static HOST_DEVICE Lanes multiply_add(Lanes sum, Lanes a, Lanes b) { return sum + a * b; }
+    static HOST_DEVICE void store_sums(float* to, const Lanes (&sum)[1]) { store<float>(to, sum[0]); }
+};
+
+#if defined(__AVX512BF16__)
+// Products are exact in fp32. The instruction takes subnormal operands and sums as zeros, and rounds to nearest even,
+// whatever the process has set.
+template <>
+struct Arithmetic<int16_t> {
+    static constexpr int sums = 2;
+    static constexpr int tile_columns = 2;
+
+    class Factors {
+      public:
+        HOST_DEVICE Factors(int16_t first, int16_t second)
+            : both_(_mm512_set1_epi32(static_cast<int>(static_cast<uint16_t>(first) | static_cast<uint32_t>(second) << 16))) {}
+        HOST_DEVICE void add(Vector<int16_t> one, Vector<int16_t> other, Lanes (&sum)[2]) const {
+            const __m512i low = _mm512_unpacklo_epi16((__m512i)one, (__m512i)other);
+            const __m512i high = _mm512_unpackhi_epi16((__m512i)one, (__m512i)other);
+            sum[0] = (Lanes)_mm512_dpbf16_ps((__m512)sum[0], (__m512bh)both_, (__m512bh)low);
+            sum[1] = (Lanes)_mm512_dpbf16_ps((__m512)sum[1], (__m512bh)both_, (__m512bh)high);
+        }
+
+      private:
+        __m512i both_;
+    };
+    // Adds the products of adjacent numbers to the same lane.
+    static HOST_DEVICE Lanes multiply_add(Lanes sum, Vector<int16_t> a, Vector<int16_t> b) {
+        return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    // Restores the order that `Factors::add` changed.
+    static HOST_DEVICE void store_sums(int16_t* to, const Lanes (&sum)[2]) {
+        const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+        const auto rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)sum[1], (__m512)sum[0]);
+        store(to, (Vector<int16_t>)_mm512_permutexvar_epi64(order, rounded));
+    }
+};
+#endif
 
 // Output positions and memory layout; distances are in vectors.
 struct Grid {
@@ -36,71 +95,77 @@ struct Grid {
     int64_t out_block, out_plane, out_row, out_column;
 };
 
-HOST_DEVICE Lanes at(const float* base, int64_t vectors) { return load<float>(base + vectors * width); }
+template <class Number>
+HOST_DEVICE Vector<Number> at(const Number* base, int64_t vectors) {
+    return load(base + vectors * lanes<Number>);
+}
 
 // Taps of one output channel: squares of four adjacent taps, and others. The offset of a square is that of its first tap;
 // its values are those of the upper two taps, then those of the lower two.
+template <class Number>
 struct Taps {
     const int32_t *square_offset, *offset;
-    const float *square_value, *value;
+    const Number *square_value, *value;
     int64_t squares, others;
 };
 
 // Sums Rows x Columns positions of one output channel. Step is the distance of the input columns that adjacent positions
 // read, or 0 if it is known only at run time. Squares require a distance of 1 in rows and columns.
-template <int Rows, int Columns, int Step>
-HOST_DEVICE void sum_places(const Grid& grid, const float* in, const Taps& taps, float* out) {
+template <int Rows, int Columns, int Step, class Number>
+HOST_DEVICE void sum_places(const Grid& grid, const Number* in, const Taps<Number>& taps, Number* out) {
+    using Factors = typename Arithmetic<Number>::Factors;
     const int64_t step = Step ? Step : grid.in_column;
-    Lanes sum[Rows][Columns] = {};
+    Lanes sum[Rows][Columns][Arithmetic<Number>::sums] = {};
     if constexpr (Step == 1) {
         // Each row of input is read once, for the lower taps of one row of positions and the upper taps of the next.
         for (int64_t square = 0; square < taps.squares; ++square) {
-            const float* from = in + taps.square_offset[square] * int64_t{width};
-            const float* value = taps.square_value + 4 * square;
-            const Lanes factor[4] = {value[0] - Lanes{}, value[1] - Lanes{}, value[2] - Lanes{}, value[3] - Lanes{}};
-            Lanes line[Columns + 1];
+            const Number* from = in + taps.square_offset[square] * int64_t{lanes<Number>};
+            const Number* value = taps.square_value + 4 * square;
+            const Factors upper(value[0], value[1]), lower(value[2], value[3]);
+            Vector<Number> line[Columns + 1];
             UNROLL
             for (int column = 0; column <= Columns; ++column) line[column] = in_register(at(from, column));
             UNROLL
             for (int row = 0; row < Rows; ++row) {
                 UNROLL
                 for (int column = 0; column < Columns; ++column)
-                    sum[row][column] += factor[0] * line[column];
-                UNROLL
-                for (int column = 0; column < Columns; ++column)
-                    sum[row][column] += factor[1] * line[column + 1];
+                    upper.add(line[column], line[column + 1], sum[row][column]);
                 UNROLL
                 for (int column = 0; column <= Columns; ++column) line[column] = in_register(at(from, (row + 1) * grid.in_row + column));
                 UNROLL
                 for (int column = 0; column < Columns; ++column)
-                    sum[row][column] += factor[2] * line[column];
-                UNROLL
-                for (int column = 0; column < Columns; ++column)
-                    sum[row][column] += factor[3] * line[column + 1];
+                    lower.add(line[column], line[column + 1], sum[row][column]);
             }
         }
     }
-    for (int64_t tap = 0; tap < taps.others; ++tap) {
-        const float* from = in + taps.offset[tap] * int64_t{width};
-        const Lanes factor = taps.value[tap] - Lanes{};
+    const auto add_taps = [&](Factors factors, int64_t offset, const auto& other) {
         UNROLL
         for (int row = 0; row < Rows; ++row) {
             UNROLL
-            for (int column = 0; column < Columns; ++column)
-                sum[row][column] += factor * at(from, row * grid.in_row + column * step);
+            for (int column = 0; column < Columns; ++column) {
+                const int64_t place = row * grid.in_row + column * step;
+                factors.add(at(in, offset + place), other(place), sum[row][column]);
+            }
         }
-    }
+    };
+    int64_t tap = 0;
+    for (; tap + 2 <= taps.others; tap += 2)
+        add_taps(Factors(taps.value[tap], taps.value[tap + 1]), taps.offset[tap],
+                 [&](int64_t place) { return at(in, taps.offset[tap + 1] + place); });
+    if (tap < taps.others)
+        add_taps(Factors(taps.value[tap], Number{}), taps.offset[tap], [](int64_t) { return Vector<Number>{}; });
     UNROLL
     for (int row = 0; row < Rows; ++row) {
         UNROLL
         for (int column = 0; column < Columns; ++column)
-            store<float>(out + (row * grid.out_row + column * grid.out_column) * width, sum[row][column]);
+            Arithmetic<Number>::store_sums(out + (row * grid.out_row + column * grid.out_column) * lanes<Number>, sum[row][column]);
     }
 }
 
 // Sums rows of the output, `Rows` at a time and the rest one by one, in pieces of `Columns` columns, then of half as many.
-template <int Rows, int Columns, int Step>
-void sum_rows(const Grid& grid, int64_t rows, int64_t first, const float* in, const Taps& taps, float* out) {
+template <int Rows, int Columns, int Step, class Number>
+void sum_rows(const Grid& grid, int64_t rows, int64_t first, const Number* in, const Taps<Number>& taps, Number* out) {
+    constexpr int width = lanes<Number>;
     for (; first + Columns <= grid.columns; first += Columns) {
         int64_t row = 0;
         for (; row + Rows <= rows; row += Rows)
@@ -121,20 +186,22 @@ int64_t rows_at_once(const Grid& grid) {
     return std::min(grid.rows, std::max<int64_t>(tile_rows, fit / tile_rows * tile_rows));
 }
 
-void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int64_t channels, const int64_t* square,
-              const int32_t* square_offset, const int64_t* first, const int32_t* offset, const float* value, int threads) {
+template <class Number>
+void sum_taps(const Grid& grid, const Number* in, Number* out, int64_t blocks, int64_t channels, const int64_t* square,
+              const int32_t* square_offset, const int64_t* first, const int32_t* offset, const Number* value, int threads) {
+    constexpr int width = lanes<Number>, tile_columns = Arithmetic<Number>::tile_columns;
     const int64_t at_once = rows_at_once(grid), tiles = (grid.rows + at_once - 1) / at_once;
-    const auto rows_of_step = grid.in_column == 1   ? sum_rows<tile_rows, tile_columns, 1>
-                              : grid.in_column == 2 ? sum_rows<tile_rows, tile_columns, 2>
-                                                    : sum_rows<tile_rows, tile_columns, 0>;
-    const float* others = value + 4 * square[channels];
+    const auto rows_of_step = grid.in_column == 1   ? sum_rows<tile_rows, tile_columns, 1, Number>
+                              : grid.in_column == 2 ? sum_rows<tile_rows, tile_columns, 2, Number>
+                                                    : sum_rows<tile_rows, tile_columns, 0, Number>;
+    const Number* others = value + 4 * square[channels];
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t unit = 0; unit < blocks * tiles; ++unit) {
         const int64_t block = unit / tiles, row = unit % tiles * at_once, rows = std::min(at_once, grid.rows - row);
-        const float* from = in + (block * grid.in_block + row * grid.in_row) * width;
-        float* to = out + (block * grid.out_block + row * grid.out_row) * width;
+        const Number* from = in + (block * grid.in_block + row * grid.in_row) * width;
+        Number* to = out + (block * grid.out_block + row * grid.out_row) * width;
         for (int64_t channel = 0; channel < channels; ++channel) {
-            const Taps taps{square_offset + square[channel],     offset + first[channel],
+            const Taps<Number> taps{square_offset + square[channel],     offset + first[channel],
                             value + 4 * square[channel],         others + first[channel],
                             square[channel + 1] - square[channel], first[channel + 1] - first[channel]};
             rows_of_step(grid, rows, 0, from, taps, to + channel * grid.out_plane * width);
@@ -144,7 +211,7 @@ void sum_taps(const Grid& grid, const float* in, float* out, int64_t blocks, int
 
 // Returns the sums of adjacent lanes of two vectors, those of the first vector in the first half.
 HOST_DEVICE Lanes fold(Lanes a, Lanes b) {
-    using Sequence = std::make_index_sequence<width>;
+    using Sequence = std::make_index_sequence<lanes<float>>;
     return even_lanes(a, b, Sequence{}) + odd_lanes(a, b, Sequence{});
 }
 
@@ -153,31 +220,34 @@ template <int Count>
 HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
     static_assert(Count == 1 || Count == 4);
     Lanes folded = Count == 4 ? fold(fold(value[0], value[1 % Count]), fold(value[2 % Count], value[3 % Count])) : value[0];
-    for (int lanes_each = Count == 4 ? width / 4 : width; lanes_each > 1; lanes_each /= 2) folded = fold(folded, folded);
+    for (int lanes_each = Count == 4 ? lanes<float> / 4 : lanes<float>; lanes_each > 1; lanes_each /= 2) folded = fold(folded, folded);
     for (int i = 0; i < Count; ++i) sums[i] += folded[i];
 }
 
 // Adds the products of some rows to the gradients of the taps of one kernel.
-template <int Taps>
-HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad, const float* in, const int32_t* offset,
+template <int Taps, class Number>
+HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const Number* grad, const Number* in, const int32_t* offset,
                               float* sums) {
+    constexpr int width = lanes<Number>;
+    constexpr auto add = Arithmetic<Number>::multiply_add;
     Lanes sum[Taps] = {}, other[Taps] = {};  // two chains per tap: one alone would wait for each addition
     for (int64_t row = 0; row < rows; ++row) {
-        const float* of_grad = grad + row * grid.out_row * width;
-        const float* of_in = in + row * grid.in_row * width;
+        const Number* of_grad = grad + row * grid.out_row * width;
+        const Number* of_in = in + row * grid.in_row * width;
         int64_t column = 0;
         for (; column + 2 <= grid.columns; column += 2) {
-            const Lanes even = at(of_grad, column * grid.out_column), odd = at(of_grad, (column + 1) * grid.out_column);
+            const Vector<Number> even = at(of_grad, column * grid.out_column), odd = at(of_grad, (column + 1) * grid.out_column);
             UNROLL
             for (int tap = 0; tap < Taps; ++tap) {
-                sum[tap] += even * at(of_in, offset[tap] + column * grid.in_column);
-                other[tap] += odd * at(of_in, offset[tap] + (column + 1) * grid.in_column);
+                sum[tap] = add(sum[tap], even, at(of_in, offset[tap] + column * grid.in_column));
+                other[tap] = add(other[tap], odd, at(of_in, offset[tap] + (column + 1) * grid.in_column));
             }
         }
         if (column < grid.columns) {
-            const Lanes last = at(of_grad, column * grid.out_column);
+            const Vector<Number> last = at(of_grad, column * grid.out_column);
             UNROLL
-            for (int tap = 0; tap < Taps; ++tap) sum[tap] += last * at(of_in, offset[tap] + column * grid.in_column);
+            for (int tap = 0; tap < Taps; ++tap)
+                sum[tap] = add(sum[tap], last, at(of_in, offset[tap] + column * grid.in_column));
         }
     }
     UNROLL
@@ -185,51 +255,51 @@ HOST_DEVICE void add_products(const Grid& grid, int64_t rows, const float* grad,
     add_totals<Taps>(sum, sums);
 }
 
-// The same for a square of taps and a column distance of 1: each row of input is read once, for the lower taps of one row
-// of positions and the upper taps of the next.
-HOST_DEVICE void add_square_products(const Grid& grid, int64_t rows, const float* grad, const float* in, float* sums) {
-    constexpr int columns = 4;
-    Lanes sum[kernel_taps] = {}, other[kernel_taps] = {};
-    int64_t first = 0;
-    for (; first + columns <= grid.columns; first += columns) {
-        Lanes line[columns + 1];
-        UNROLL
-        for (int column = 0; column <= columns; ++column) line[column] = in_register(at(in, first + column));
-        for (int64_t row = 0; row < rows; ++row) {
-            Lanes of_grad[columns];
-            UNROLL
-            for (int column = 0; column < columns; ++column)
-                of_grad[column] = in_register(at(grad, row * grid.out_row + (first + column) * grid.out_column));
-            UNROLL
-            for (int column = 0; column < columns; column += 2) {
-                sum[0] += of_grad[column] * line[column];
-                sum[1] += of_grad[column] * line[column + 1];
-                other[0] += of_grad[column + 1] * line[column + 1];
-                other[1] += of_grad[column + 1] * line[column + 2];
-            }
-            UNROLL
-            for (int column = 0; column <= columns; ++column)
-                line[column] = in_register(at(in, (row + 1) * grid.in_row + first + column));
-            UNROLL
-            for (int column = 0; column < columns; column += 2) {
-                sum[2] += of_grad[column] * line[column];
-                sum[3] += of_grad[column] * line[column + 1];
-                other[2] += of_grad[column + 1] * line[column + 1];
-                other[3] += of_grad[column + 1] * line[column + 2];
-            }
-        }
-    }
-    for (; first < grid.columns; ++first) {
-        for (int64_t row = 0; row < rows; ++row) {
-            const Lanes of_grad = at(grad, row * grid.out_row + first * grid.out_column);
-            UNROLL
-            for (int tap = 0; tap < kernel_taps; ++tap)
-                sum[tap] += of_grad * at(in, (row + tap / 2) * grid.in_row + first + tap % 2);
-        }
-    }
+// The same for a square of taps and a column distance of 1, for some columns. Each row of input is read once, for the lower
+// taps of one row of positions and the upper taps of the next.
+template <int Columns, class Number>
+HOST_DEVICE void add_square_columns(const Grid& grid, int64_t rows, const Number* grad, const Number* in,
+                                    Lanes (&sum)[2][kernel_taps]) {
+    constexpr auto add = Arithmetic<Number>::multiply_add;
+    Vector<Number> line[Columns + 1];
     UNROLL
-    for (int tap = 0; tap < kernel_taps; ++tap) sum[tap] += other[tap];
-    add_totals<kernel_taps>(sum, sums);
+    for (int column = 0; column <= Columns; ++column) line[column] = in_register(at(in, column));
+    for (int64_t row = 0; row < rows; ++row) {
+        Vector<Number> of_grad[Columns];
+        UNROLL
+        for (int column = 0; column < Columns; ++column)
+            of_grad[column] = in_register(at(grad, row * grid.out_row + column * grid.out_column));
+        UNROLL
+        for (int below = 0; below < 2; ++below) {
+            UNROLL
+            for (int column = 0; column < Columns; ++column) {
+                Lanes(&to)[kernel_taps] = sum[column % 2];  // two chains per tap, as above
+                to[2 * below] = add(to[2 * below], of_grad[column], line[column]);
+                to[2 * below + 1] = add(to[2 * below + 1], of_grad[column], line[column + 1]);
+            }
+            if (below) break;
+            UNROLL
+            for (int column = 0; column <= Columns; ++column)
+                line[column] = in_register(at(in, (row + 1) * grid.in_row + column));
+        }
+    }
+}
+
+template <class Number>
+HOST_DEVICE void add_square_products(const Grid& grid, int64_t rows, const Number* grad, const Number* in, float* sums) {
+    Lanes sum[2][kernel_taps] = {};
+    int64_t first = 0;
+    const auto add_columns = [&](auto columns) {
+        for (; first + columns <= grid.columns; first += columns)
+            add_square_columns<columns>(grid, rows, grad + first * grid.out_column * lanes<Number>,
+                                        in + first * lanes<Number>, sum);
+    };
+    add_columns(std::integral_constant<int, 4>{});
+    add_columns(std::integral_constant<int, 2>{});
+    add_columns(std::integral_constant<int, 1>{});
+    UNROLL
+    for (int tap = 0; tap < kernel_taps; ++tap) sum[0][tap] += sum[1][tap];
+    add_totals<kernel_taps>(sum[0], sums);
 }
 
 // Returns whether four taps, sorted by position, form a square.
@@ -238,8 +308,10 @@ HOST_DEVICE bool is_square(const Grid& grid, const int32_t* offset) {
 }
 
 // Each thread sums a fixed set of blocks and rows; the sums of threads are then added in order.
-void sum_products(const Grid& grid, const float* in, const float* grad, float* gradients, int64_t blocks,
-                  int64_t kernels, int64_t taps_each, const int32_t* plane, const int32_t* offset, int threads) {
+template <class Number>
+void sum_products(const Grid& grid, const Number* in, const Number* grad, float* gradients, int64_t blocks, int64_t kernels,
+                  int64_t taps_each, const int32_t* plane, const int32_t* offset, int threads) {
+    constexpr int width = lanes<Number>;
     const int64_t at_once = rows_at_once(grid), tiles = (grid.rows + at_once - 1) / at_once, units = blocks * tiles;
     const int64_t taps = kernels * taps_each;
     std::vector<float> sums(static_cast<std::size_t>(threads * taps));
@@ -248,10 +320,10 @@ void sum_products(const Grid& grid, const float* in, const float* grad, float* g
         float* own = sums.data() + thread * taps;
         for (int64_t unit = thread * units / threads; unit < (thread + 1) * units / threads; ++unit) {
             const int64_t block = unit / tiles, row = unit % tiles * at_once, rows = std::min(at_once, grid.rows - row);
-            const float* from = in + (block * grid.in_block + row * grid.in_row) * width;
-            const float* of_grad = grad + (block * grid.out_block + row * grid.out_row) * width;
+            const Number* from = in + (block * grid.in_block + row * grid.in_row) * width;
+            const Number* of_grad = grad + (block * grid.out_block + row * grid.out_row) * width;
             for (int64_t kernel = 0; kernel < kernels; ++kernel) {
-                const float* of_kernel = of_grad + plane[kernel] * int64_t{width};
+                const Number* of_kernel = of_grad + plane[kernel] * int64_t{width};
                 int64_t tap = kernel * taps_each;
                 const int64_t end = tap + taps_each;
                 for (; tap + kernel_taps <= end; tap += kernel_taps) {
@@ -271,28 +343,49 @@ void sum_products(const Grid& grid, const float* in, const float* grad, float* g
     }
 }
 
+// Calls with a number of the type that blocks have: bf16 if `pairs`, otherwise fp32.
+template <class Call>
+void with_number(int pairs, const Call& call) {
+#if defined(__AVX512BF16__)
+    if (pairs) return call(int16_t{});
+#endif
+    call(float{});
+}
+
 }  // namespace
 }  // namespace pdt
 
 // The functions below return 0, or 2 if memory cannot be allocated. Arrays of sizes and distances have the order of the
-// fields of the structs.
+// fields of the structs. `pairs` says that blocks have bf16 numbers, which `pdt_multiplies_pairs` allows; otherwise fp32.
+
+extern "C" int pdt_vector_bytes() { return pdt::vector_bytes; }
+
+extern "C" int pdt_multiplies_pairs() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 // format: 0 fp32, 1 bf16, 2 fp16. to_blocks: nonzero converts into the blocked activation, 0 out of it.
-extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, int format, int to_blocks, int threads) {
+extern "C" int pdt_blocks(const int64_t* numbers, void* plain, void* blocked, int format, int pairs, int to_blocks,
+                          int threads) {
     const pdt::Layout layout{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],  numbers[5],
                              numbers[6], numbers[7], numbers[8], numbers[9], numbers[10], numbers[11]};
-    const auto convert = [&](auto of) {
+    const auto convert = [&](auto of, auto number) {
         using Format = decltype(of);
         auto* elements = static_cast<typename Format::Bits*>(plain);
+        auto* in_blocks = static_cast<decltype(number)*>(blocked);
         if (to_blocks)
-            pdt::to_blocks<Format>(layout, elements, blocked, threads);
+            pdt::to_blocks<Format>(layout, elements, in_blocks, threads);
         else
-            pdt::from_blocks<Format>(layout, blocked, elements, threads);
+            pdt::from_blocks<Format>(layout, in_blocks, elements, threads);
     };
     switch (format) {
-        case 0: convert(pdt::Float32{}); break;
-        case 1: convert(pdt::BFloat16{}); break;
-        default: convert(pdt::Float16{}); break;
+        case 0: convert(pdt::Float32{}, float{}); break;
+        case 1: pdt::with_number(pairs, [&](auto number) { convert(pdt::BFloat16{}, number); }); break;
+        default: convert(pdt::Float16{}, float{}); break;
     }
     return 0;
 }
@@ -300,26 +393,31 @@ extern "C" int pdt_blocks(const int64_t* numbers, void* plain, float* blocked, i
 // out[channel] at each position of the grid is the sum of value * in[offset] over the taps of the channel. square and first
 // contain the index at which the squares and the other taps of each channel begin; values are those of all squares, then
 // those of the others.
-extern "C" int pdt_sum_taps(const int64_t* grid, const float* in, float* out, int64_t blocks, int64_t channels,
+extern "C" int pdt_sum_taps(const int64_t* grid, const void* in, void* out, int pairs, int64_t blocks, int64_t channels,
                             const int64_t* square, const int32_t* square_offset, const int64_t* first, const int32_t* offset,
-                            const float* value, int threads) {
-    pdt::sum_taps({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]}, in, out, blocks,
-                  channels, square, square_offset, first, offset, value, threads);
+                            const void* value, int threads) {
+    pdt::with_number(pairs, [&](auto number) {
+        using Number = decltype(number);
+        pdt::sum_taps({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]},
+                      static_cast<const Number*>(in), static_cast<Number*>(out), blocks, channels, square, square_offset,
+                      first, offset, static_cast<const Number*>(value), threads);
+    });
     return 0;
 }
 
 // gradients[kernel][tap] is the sum of grad[plane of the kernel] * in[offset of the tap] over images and positions.
-extern "C" int pdt_sum_products(const int64_t* grid, const float* in, const float* grad, float* gradients,
+extern "C" int pdt_sum_products(const int64_t* grid, const void* in, const void* grad, int pairs, float* gradients,
                                 int64_t blocks, int64_t kernels, int64_t taps_each, const int32_t* plane,
                                 const int32_t* offset, int threads) {
     try {
-        pdt::sum_products({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]}, in, grad,
-                          gradients, blocks, kernels, taps_each, plane, offset, threads);
+        pdt::with_number(pairs, [&](auto number) {
+            using Number = decltype(number);
+            pdt::sum_products({grid[0], grid[1], grid[2], grid[3], grid[4], grid[5], grid[6], grid[7], grid[8], grid[9]},
+                              static_cast<const Number*>(in), static_cast<const Number*>(grad), gradients, blocks, kernels,
+                              taps_each, plane, offset, threads);
+        });
     } catch (const std::bad_alloc&) {
         return 2;
     }
     return 0;
 }
-
-// Returns the number of images in a block.
-extern "C" int pdt_block_images() { return pdt::width; }
