@@ -35,7 +35,15 @@ class Kernels:
         pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self.library.pdt_blocks.argtypes = [*[pointer] * 3, *[small] * 4]
         self.library.pdt_sum_taps.argtypes = [*[pointer] * 3, small, number, number, *[pointer] * 5, small]
-        self.library.pdt_sum_products.argtypes = [*[pointer] * 3, small, pointer, *[number] * 3, pointer, pointer, small]
+        self.library.pdt_sum_products.argtypes = [
+            *[pointer] * 3,
+            small,
+            pointer,
+            *[number] * 3,
+            pointer,
+            pointer,
+            small,
+        ]
 
     def numbers_of(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type of numbers in blocks for an activation: bf16 where the processor multiplies pairs of them."""

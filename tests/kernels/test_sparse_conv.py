@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sparse_conv.cpu import CpuSparseConvolution, Window, from_blocks, to_blocks
+from kernels.sparse_conv.reference import products
 from methods.clicktrain.patterns import generic_pool
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -150,6 +151,27 @@ def test_what_it_cannot_multiply_is_refused():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_summed_in_fp32(dtype, last):
     compare(patterned(20, 18, 0.5, torch.Generator().manual_seed(0)), 9, (8, 9), 1, 1, dtype=dtype, last=last)
+
+
+def test_errors_in_bfloat16_are_those_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    kept = patterned(20, 18, 0.5, generator)
+    activation, grad = (torch.randn(70, channels, 9, 7, generator=generator).bfloat16() for channels in (18, 20))
+    weight = (torch.randn(kept.shape, generator=generator) * kept).bfloat16()
+    geometry = ((1, 1), (1, 1), (1, 1))
+    of_torch = (
+        F.conv2d(activation, weight, None, *geometry),
+        *torch.ops.aten.convolution_backward(
+            grad, activation, weight, None, *geometry, False, (0, 0), 1, (True, True, False)
+        )[:2],
+    )
+    taps = CpuSparseConvolution(kept, *geometry)
+    found = (
+        taps.forward(activation, weight), dgrad(taps, grad, weight, activation), wgrad(taps, grad, activation, weight)
+    )  # fmt: skip
+    exact = products(kept, *(given.double() for given in (activation, weight, grad)), *geometry)
+    for ours, theirs, right in zip(found, of_torch, exact, strict=True):
+        assert (ours - right).norm() <= 1.01 * (theirs * (kept if right.shape == kept.shape else 1) - right).norm()
 
 
 def test_rows_that_do_not_fit_the_cache_together():
