@@ -35,15 +35,7 @@ class Kernels:
         pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self.library.pdt_blocks.argtypes = [*[pointer] * 3, *[small] * 4]
         self.library.pdt_sum_taps.argtypes = [*[pointer] * 3, small, number, number, *[pointer] * 5, small]
-        self.library.pdt_sum_products.argtypes = [
-            *[pointer] * 3,
-            small,
-            pointer,
-            *[number] * 3,
-            pointer,
-            pointer,
-            small,
-        ]
+        self.library.pdt_sum_products.argtypes = [*[pointer] * 3, small, pointer, *[number] * 3, *[pointer] * 2, small]
 
     def numbers_of(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type of numbers in blocks for an activation: bf16 where the processor multiplies pairs of them."""
@@ -212,8 +204,7 @@ class CpuSparseConvolution:
         out = Blocked(_empty_blocks(blocked, self.shape[0], window), blocked.images, self.shape[0], window)
         grid = self._grid(blocked.window, window)
         lists = self._forward_lists(blocked.window)
-        values = self._listed_values(weight, lists).to(out.data.dtype)
-        _sum_taps(_loaded(self._kernels), grid, blocked.data, out.data, 0, lists, values)
+        _sum_taps(_loaded(self._kernels), grid, blocked.data, out.data, 0, lists, self._listed_values(weight, lists))
         return from_blocks(out, activation, self._kernels)
 
     def blocks_of_grad(self, grad: Tensor, activation: Tensor) -> Blocked:
@@ -235,7 +226,7 @@ class CpuSparseConvolution:
                 ],
                 np.int64,
             )
-            values = self._listed_values(weight, lists).to(out.data.dtype)
+            values = self._listed_values(weight, lists)
             _sum_taps(_loaded(self._kernels), grid, grad.data, out.data, row * size[1] + column, lists, values)
         return from_blocks(out, activation, self._kernels)
 
@@ -329,6 +320,7 @@ def _pointer(blocks: Tensor, vectors: int) -> int:
 def _sum_taps(
     loaded: Kernels, grid: NDArray[np.int64], read: Tensor, out: Tensor, begin: int, lists: _Lists, values: Tensor
 ) -> None:
+    values = values.to(out.dtype)
     loaded.library.pdt_sum_taps(
         grid.ctypes.data, read.data_ptr(), _pointer(out, begin), _in_pairs(out), len(out),
         len(lists.tap_starts) - 1, lists.square_starts.ctypes.data, lists.square_offset.ctypes.data,

@@ -67,7 +67,7 @@ class ClickTrain(Method):
             of equal shape and density (`methods.backends.autotune`).
     """
 
-    version: ClassVar[int] = 2  # 2: other sums of `skipping` in bfloat16 with AVX512_BF16
+    version: ClassVar[int] = 2  # 2: `skipping` sums in another order
     source: ClassVar[str] = "Zhang et al., ClickTrain, ICS 2021"
     random_twin: ClassVar[Mapping[str, Any]] = {"selection": "random"}
     cpu_kernels: ClassVar[Sequence[str]] = ("sparse_conv",)

@@ -7,8 +7,6 @@
 // position of a window of the convolution kernel. The sums of a window stay in registers.
 //
 // With AVX512_BF16, a row of a bf16 layer holds bf16 numbers, and two values are multiplied at a time, each by its own row.
-// Products are exact in fp32. The instruction takes subnormal operands and sums as zeros, and rounds to nearest even,
-// whatever the process has set.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 #include <unistd.h>
 #endif
 
+#include "bf16_pairs.h"
 #include "float_formats.h"
 #include "lanes.h"
 #include "threads.h"
@@ -203,7 +202,6 @@ struct PairOrder {
 
     template <class Format>
     static void store_row(const typename Format::Bits* from, int64_t count, int64_t places, int16_t* to) {
-        const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
         for (int64_t c = 0; c < places; c += 32) {
             __m512i row;
             if constexpr (sizeof(typename Format::Bits) == 2) {
@@ -211,9 +209,9 @@ struct PairOrder {
             } else {
                 const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(first(count - c)), from + c);
                 const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(first(count - c - 16)), from + c + 16);
-                row = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+                row = rounded((Lanes)low, (Lanes)high);
             }
-            _mm512_store_si512(to + c, _mm512_permutexvar_epi64(order, row));
+            _mm512_store_si512(to + c, alternate_halves(row));
         }
     }
     template <class Format>
@@ -236,8 +234,7 @@ struct Windows<int16_t, Rows, Columns, Wide> {
     int64_t row, column;
 
     HOST_DEVICE void add(const Factor<int16_t> (&factor)[2], Lanes (&sum)[Rows][Columns][Wide]) const {
-        const uint32_t low = bits_of_float(factor[0].value) >> 16, high = bits_of_float(factor[1].value) & 0xffff0000u;
-        const auto values = (__m512bh)_mm512_set1_epi32(static_cast<int>(low | high));
+        const __m512i values = two_factors(bits_of_float(factor[0].value) >> 16, bits_of_float(factor[1].value) >> 16);
         UNROLL
         for (int r = 0; r < Rows; ++r)
             UNROLL
@@ -247,10 +244,7 @@ struct Windows<int16_t, Rows, Columns, Wide> {
                     const int64_t place = r * row + c * column + i * width;
                     const __m512i one = in_register(_mm512_load_si512(factor[0].from + place));
                     const __m512i other = in_register(_mm512_load_si512(factor[1].from + place));
-                    Lanes(&to)[Wide] = sum[r][c];
-                    to[i] = (Lanes)_mm512_dpbf16_ps((__m512)to[i], values, (__m512bh)_mm512_unpacklo_epi16(one, other));
-                    to[i + 1] = (Lanes)_mm512_dpbf16_ps((__m512)to[i + 1], values,
-                                                       (__m512bh)_mm512_unpackhi_epi16(one, other));
+                    add_two_products(values, one, other, sum[r][c][i], sum[r][c][i + 1]);
                 }
     }
 };

@@ -1,4 +1,5 @@
-// Activations in blocks of images, and the conversion into blocks and out of them.
+// Activations in blocks of images, and the conversion into blocks and out of them. Numbers in blocks are fp32, or bf16 where
+// the processor multiplies these in pairs. A block has as many images as a vector has numbers.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +12,7 @@
 namespace pdt {
 namespace {
 
-// Numbers in blocks are fp32, or bf16 where the processor multiplies these in pairs. A block has as many images as a vector
-// has numbers.
+// Integer of the size of a number in blocks.
 template <class Number>
 using Bits = std::conditional_t<sizeof(Number) == 2, int16_t, int32_t>;
 

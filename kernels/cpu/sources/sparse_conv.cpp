@@ -15,6 +15,7 @@
 #include <omp.h>
 #endif
 
+#include "bf16_pairs.h"
 #include "image_blocks.h"
 #include "lanes.h"
 
@@ -53,8 +54,6 @@ struct Arithmetic<float> {
 };
 
 #if defined(__AVX512BF16__)
-// Products are exact in fp32. The instruction takes subnormal operands and sums as zeros, and rounds to nearest even,
-// whatever the process has set.
 template <>
 struct Arithmetic<int16_t> {
     static constexpr int sums = 2;
@@ -63,26 +62,19 @@ struct Arithmetic<int16_t> {
     class Factors {
       public:
         HOST_DEVICE Factors(int16_t first, int16_t second)
-            : both_(_mm512_set1_epi32(static_cast<int>(static_cast<uint16_t>(first) | static_cast<uint32_t>(second) << 16))) {}
+            : both_(two_factors(static_cast<uint16_t>(first), static_cast<uint16_t>(second))) {}
         HOST_DEVICE void add(Vector<int16_t> one, Vector<int16_t> other, Lanes (&sum)[2]) const {
-            const __m512i low = _mm512_unpacklo_epi16((__m512i)one, (__m512i)other);
-            const __m512i high = _mm512_unpackhi_epi16((__m512i)one, (__m512i)other);
-            sum[0] = (Lanes)_mm512_dpbf16_ps((__m512)sum[0], (__m512bh)both_, (__m512bh)low);
-            sum[1] = (Lanes)_mm512_dpbf16_ps((__m512)sum[1], (__m512bh)both_, (__m512bh)high);
+            add_two_products(both_, (__m512i)one, (__m512i)other, sum[0], sum[1]);
         }
 
       private:
         __m512i both_;
     };
-    // Adds the products of adjacent numbers to the same lane.
     static HOST_DEVICE Lanes multiply_add(Lanes sum, Vector<int16_t> a, Vector<int16_t> b) {
-        return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+        return add_pairs(sum, (__m512i)a, (__m512i)b);
     }
-    // Restores the order that `Factors::add` changed.
     static HOST_DEVICE void store_sums(int16_t* to, const Lanes (&sum)[2]) {
-        const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-        const auto rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)sum[1], (__m512)sum[0]);
-        store(to, (Vector<int16_t>)_mm512_permutexvar_epi64(order, rounded));
+        store(to, (Vector<int16_t>)alternate_halves(rounded(sum[0], sum[1])));
     }
 };
 #endif
@@ -201,9 +193,9 @@ void sum_taps(const Grid& grid, const Number* in, Number* out, int64_t blocks, i
         const Number* from = in + (block * grid.in_block + row * grid.in_row) * width;
         Number* to = out + (block * grid.out_block + row * grid.out_row) * width;
         for (int64_t channel = 0; channel < channels; ++channel) {
-            const Taps<Number> taps{square_offset + square[channel],     offset + first[channel],
-                            value + 4 * square[channel],         others + first[channel],
-                            square[channel + 1] - square[channel], first[channel + 1] - first[channel]};
+            const Taps<Number> taps{square_offset + square[channel],       offset + first[channel],
+                                    value + 4 * square[channel],           others + first[channel],
+                                    square[channel + 1] - square[channel], first[channel + 1] - first[channel]};
             rows_of_step(grid, rows, 0, from, taps, to + channel * grid.out_plane * width);
         }
     }
@@ -220,7 +212,7 @@ template <int Count>
 HOST_DEVICE void add_totals(const Lanes (&value)[Count], float* sums) {
     static_assert(Count == 1 || Count == 4);
     Lanes folded = Count == 4 ? fold(fold(value[0], value[1 % Count]), fold(value[2 % Count], value[3 % Count])) : value[0];
-    for (int lanes_each = Count == 4 ? lanes<float> / 4 : lanes<float>; lanes_each > 1; lanes_each /= 2) folded = fold(folded, folded);
+    for (int lanes_each = lanes<float> / Count; lanes_each > 1; lanes_each /= 2) folded = fold(folded, folded);
     for (int i = 0; i < Count; ++i) sums[i] += folded[i];
 }
 
@@ -269,19 +261,19 @@ HOST_DEVICE void add_square_columns(const Grid& grid, int64_t rows, const Number
         UNROLL
         for (int column = 0; column < Columns; ++column)
             of_grad[column] = in_register(at(grad, row * grid.out_row + column * grid.out_column));
-        UNROLL
-        for (int below = 0; below < 2; ++below) {
+        const auto add_taps = [&](int first) {
             UNROLL
             for (int column = 0; column < Columns; ++column) {
                 Lanes(&to)[kernel_taps] = sum[column % 2];  // two chains per tap, as above
-                to[2 * below] = add(to[2 * below], of_grad[column], line[column]);
-                to[2 * below + 1] = add(to[2 * below + 1], of_grad[column], line[column + 1]);
+                to[first] = add(to[first], of_grad[column], line[column]);
+                to[first + 1] = add(to[first + 1], of_grad[column], line[column + 1]);
             }
-            if (below) break;
-            UNROLL
-            for (int column = 0; column <= Columns; ++column)
-                line[column] = in_register(at(in, (row + 1) * grid.in_row + column));
-        }
+        };
+        add_taps(0);
+        UNROLL
+        for (int column = 0; column <= Columns; ++column)
+            line[column] = in_register(at(in, (row + 1) * grid.in_row + column));
+        add_taps(2);
     }
 }
 
