@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 
 from suite.method import Context, Method, ReconfigPlan
 from suite.recipe import Tuning
@@ -15,9 +15,10 @@ from suite.registry import register
 
 @register("method", "dense")
 class Dense(Method):
-    """Dense training, the baseline; or dense training of a narrower network with the cost of a pruned one.
+    """Dense training, the baseline; or dense training of a narrower network.
 
     Attributes:
+        width: Share of the channels that each space of the network keeps, rounded down; at least one.
         match: A method as on the command line, such as `prunetrain`. All spaces of the network are narrowed by the same
             share, until its inference costs no more FLOPs than the network that this method's trial ended with. Empty:
             the network is not narrowed.
@@ -31,13 +32,16 @@ class Dense(Method):
         Tuning(trials=0, chosen_on="other", source="it has only its recipe, which belongs to the task"),
     )
 
+    width: Annotated[float, Interval(gt=0, le=1)] = 1.0
     match: str = ""
     repeat: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ignore and not self.match:
-            raise ValueError("dense training prunes no layer, so that ignore leaves none out; use it with match")
+        if self.match and self.width < 1:
+            raise ValueError(f"match={self.match} decides the width; leave out width={self.width:g}")
+        if self.ignore and not self.match and self.width == 1:
+            raise ValueError("ignore leaves layers out of what is narrowed; use it with width or match")
 
     def depends_on(self) -> tuple[str, ...]:
         return (self.match,) if self.match else ()
@@ -45,18 +49,22 @@ class Dense(Method):
     def is_control(self) -> bool:
         return bool(self.match) or self.repeat > 1
 
+    def prunes(self) -> bool:
+        return False
+
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
-        """Narrow all spaces to the largest common share of channels that costs no more than the other network."""
-        if not self.match:
+        """Narrow all spaces to `width`, or to the largest common share that costs no more than the other network."""
+        if not self.match and self.width == 1:
             return ()
-        wanted = ctx.others[self.match].inference_flops
         free = {space.name: space.original for space in ctx.spaces.values() if not space.frozen}
 
         def narrowed(share: float) -> ReconfigPlan:
-            return ReconfigPlan(
-                kept={name: channels[: max(1, math.floor(share * len(channels)))] for name, channels in free.items()}
-            )
+            counts = {name: max(1, math.floor(share * len(channels) + 1e-9)) for name, channels in free.items()}
+            return ReconfigPlan(kept={name: channels[: counts[name]] for name, channels in free.items()})
 
+        if not self.match:
+            return (narrowed(self.width),)
+        wanted = ctx.others[self.match].inference_flops
         # List the shares at which some space loses a channel; shares between two of them give the same network.
         shares = sorted({count / len(channels) for channels in free.values() for count in range(1, len(channels) + 1)})
         # Find the largest one that is cheap enough by bisection.

@@ -26,6 +26,7 @@ is:
             carry out plan on model and optimizer
             method.on_reconfigured(index_map, ctx)         # cut the method's own tensors in the same way
             plan the layers again
+        stop training the parameters that method.freeze(ctx) names
         after the last epoch: weight = weight_forward(weight), and all plans are removed
         evaluate the model, if the recipe does so after this epoch
         method.record(ctx)                                 # goes into epochs.jsonl
@@ -78,7 +79,7 @@ from suite.plan import (
     Transform,
     random_key,
 )
-from suite.recipe import Tuning
+from suite.recipe import Recipe, Tuning
 from suite.reconfiguration import SKIP_STEP, IndexMap, OtherTrial, ReconfigPlan, SkipStep
 
 __all__ = [
@@ -248,6 +249,22 @@ class Method:
         """Return whether this is a control of other methods, of which a report claims nothing: here, a random twin."""
         return bool(self.random_twin) and all(getattr(self, name) == one for name, one in self.random_twin.items())
 
+    def prunes(self) -> bool:
+        """Return whether this prunes. A way to save training time without pruning is judged in a family of its own."""
+        return True
+
+    def recipe_fields(self, recipe: Recipe, input_shape: tuple[int, int, int]) -> Mapping[str, Any]:
+        """Return the fields of the recipe that the method sets in its own trials, with their values.
+
+        They are part of the trial's id, like those that a user types. Dense training, with which a report compares the
+        trial, keeps the values of `recipe`.
+
+        Args:
+            recipe: The recipe of the command, with the fields that were typed for this method.
+            input_shape: (C, H, W) of one image of the task.
+        """
+        return {}
+
     def files(self) -> Mapping[str, str]:
         """Return the paths of files that decide the result, by the name of the parameter that names them.
 
@@ -324,6 +341,15 @@ class Method:
         Called at the end of every epoch. The trainer carries the plan out on model and optimizer.
         """
         return None
+
+    def freeze(self, ctx: Context) -> Sequence[str]:
+        """Return the names of parameters that are not trained from the next epoch on, besides those frozen before.
+
+        Called at the end of every epoch, after `reconfigure`. A frozen parameter has no gradient, weight decay or
+        momentum, and the backward ends where no parameter below is trained. Batch normalisation whose trained
+        parameters are all frozen keeps its running statistics, and normalises with them in training too.
+        """
+        return ()
 
     def on_reconfigured(self, index_map: IndexMap, ctx: Context) -> None:
         """Cut the method's own tensors after a reconfiguration: `mask = index_map(f"{name}.weight", mask)`.

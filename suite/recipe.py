@@ -21,7 +21,7 @@ WIDEST_GAP: Final = 0.20
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
 """Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
-FOR_ONE_METHOD: Final = ("learning_rate", "precise_bn")
+FOR_ONE_METHOD: Final = ("epochs", "learning_rate", "precise_bn")
 """Fields that can be typed for one method: `sdgp[recipe.learning_rate=0.1]`. Others would make it another training."""
 
 _ROUNDING = 1e-9

@@ -22,6 +22,7 @@ class ReconfigPlan:
             still emits, so that the model's outputs do not change.
         gated: Names of the index spaces whose layers are cut individually from now on (gating). `kept` may name the
             spaces that gating creates, `LAYER:in` and `LAYER:out`.
+        frozen: Names of parameters that are not trained from now on (`Method.freeze`).
         batch_size: The global batch size from now on; `None` leaves it unchanged.
         lr_scale: Factor on the recipe's learning rate, not on the present one; `None` leaves it unchanged.
         restart: Whether to clear the optimizer state and start schedule and epochs again.
@@ -30,6 +31,7 @@ class ReconfigPlan:
     kept: Mapping[str, list[int]] = field(default_factory=dict)
     removed_branches: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     batch_size: int | None = None
     lr_scale: float | None = None
     restart: bool = False
@@ -40,12 +42,13 @@ class ReconfigPlan:
             "kept": {name: [int(index) for index in indices] for name, indices in self.kept.items()},
             "removed_branches": list(self.removed_branches),
             "gated": list(self.gated),
+            "frozen": list(self.frozen),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
         """Return the plan that `to_json` wrote."""
-        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated")}
+        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated", "frozen")}
         return cls(**{**data, **lists})
 
 

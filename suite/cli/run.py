@@ -30,6 +30,7 @@ from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
+from suite.trials.controls import BASELINE
 from suite.trials.engines.forked import forked
 from suite.trials.folder.columns import is_needless, read_table
 from suite.trials.folder.reader import read
@@ -259,6 +260,7 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
     """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
 
     A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
+    FLOPs are relative to those of dense training by the command's recipe, whatever a method has in its own.
 
     Args:
         rows: Rows of the results table.
@@ -270,16 +272,22 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    shared = {id(row): None if "recipe.epochs=" in (row["variant"] or "") else row.get("epochs") for row in rows}
     most: dict[tuple[Any, ...], int] = {}
     for row in rows:
-        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), row.get("epochs") or 0)
+        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), shared[id(row)] or 0)
+    dense: dict[tuple[Any, ...], float] = {}
     for row in sorted(rows, key=_place):
+        where, epochs = (row["task"], row["model"]), shared[id(row)] or 0
         method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
-        if method and 0 < (epochs := row.get("epochs") or 0) < most[row["task"], row["model"]]:
+        if method == BASELINE:
+            dense[*where, epochs] = row["train_flops_dense"]
+        if method and 0 < epochs < most[where]:
             method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
         groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
     for names, group in groups.items():
         done = [row for row in group if row["status"] == "done"]
+        whole = dense.get((*names[:2], shared[id(group[0])] or most.get(names[:2], 0)))
         accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
         table.add_row(
             *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
@@ -288,8 +296,8 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
             ""
             if seconds is None
             else mark_disturbed(duration(seconds), any(row["trial_id"] in disturbed for row in done)),
-            _share(done, "train_flops_effective"),
-            _share(done, "train_flops_executed"),
+            _share(done, "train_flops_effective", whole),
+            _share(done, "train_flops_executed", whole),
         )
     return table
 
@@ -308,7 +316,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(numbers) else None
 
 
-def _share(rows: Sequence[dict[str, Any]], column: str) -> str:
-    pairs = [(row[column], row["train_flops_dense"]) for row in rows]
+def _share(rows: Sequence[dict[str, Any]], column: str, dense: float | None) -> str:
+    pairs = [(row[column], dense or row["train_flops_dense"]) for row in rows]
     share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
     return "" if share is None else f"{100 * share:.1f} %"

@@ -18,7 +18,7 @@ from suite.engine.cost.roofline import Machine, measure_machine, moved_bytes
 from suite.engine.network.layers import backend_name
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
-from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
+from suite.measure.steps import Steps, at_phase, dense_phase, other_cost, splits_of_dense, trainer_of_stage, warm_up
 from suite.trials.building import build_trainer, device_of, load_splits
 from suite.trials.provenance import collect
 from suite.trials.spec import TrialSpec
@@ -109,8 +109,10 @@ def measure(
         start = stage_file(Path(trials) / own.trial_id, epoch) if epoch > 1 else None
         steps = [ProfiledSteps(Steps(trainer_of_stage(own, Path(trials), splits, start, eager=True)))]
         if dense is not None:
-            baseline = build_trainer(TrialSpec.from_json(dense), Path(trials), splits, eager=True)
-            steps.append(ProfiledSteps(Steps(at_phase(baseline, steps[0].steps.phase))))
+            of_dense = TrialSpec.from_json(dense)
+            baseline = build_trainer(of_dense, Path(trials), splits_of_dense(of_dense, own, splits), eager=True)
+            phase = dense_phase(steps[0].trainer, baseline.recipe)
+            steps.append(ProfiledSteps(Steps(at_phase(baseline, phase))))
     except UsageError as error:
         return {"error": str(error)}
     for one in steps:

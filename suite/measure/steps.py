@@ -11,8 +11,9 @@ from suite.engine.network import model_files
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
-from suite.recipe import Phase
-from suite.trials.building import build_trainer
+from suite.recipe import FOR_ONE_METHOD, Phase, Recipe
+from suite.task import Splits
+from suite.trials.building import build_trainer, load_splits
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost
 
@@ -33,11 +34,6 @@ class Steps:
         trainer.begin_epoch()
         self.trainer = trainer
         self._batches: Iterator[Batch] = iter(())
-
-    @property
-    def phase(self) -> Phase:
-        """Phase of the training."""
-        return self.trainer.ledger.phase
 
     @property
     def cost(self) -> Cost:
@@ -64,6 +60,22 @@ class Steps:
         with clock.span("train"):
             self()
         return clock.seconds["train"] - before
+
+
+def dense_phase(trainer: Trainer, dense: Recipe) -> Phase:
+    """Return the phase of dense training in which a trainer's present epoch has its place.
+
+    A method may have other sizes of images, or another number of epochs. Its epoch then has the place of the same share
+    of dense training, and its own frozen parameters of the recipe.
+    """
+    epoch = int(trainer.schedule_epoch * dense.epochs / trainer.recipe.epochs + 1e-9)
+    return Phase(dense.phase_of(epoch).image_size, trainer.ledger.phase.frozen)
+
+
+def splits_of_dense(dense: TrialSpec, own: TrialSpec, splits: Splits) -> Splits:
+    """Return the data of dense training: the `splits` of a trial, or others if the trial's images have other sizes."""
+    shared = all(own.recipe[name] == value for name, value in dense.recipe.items() if name not in FOR_ONE_METHOD)
+    return splits if shared else load_splits(dense)
 
 
 def at_phase(trainer: Trainer, phase: Phase) -> Trainer:

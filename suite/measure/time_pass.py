@@ -11,7 +11,6 @@ that between passes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -185,7 +184,7 @@ class TimePass(Pass[MethodTime]):
         built_first, steps_first = drawn(candidate.label, candidate.number)
         arguments = {
             "spec": candidate.spec.to_json(),
-            "dense": _dense_of(candidate).to_json(),
+            "dense": dense_spec(candidate.spec).to_json(),
             "trials": str(candidate.home / "trials"),
             "stages": [dataclasses.asdict(stage) for stage in candidate.stages],
             "pairs": self.pairs,
@@ -231,11 +230,3 @@ def drawn(label: str, number: int) -> tuple[bool, bool]:
 def in_words(threads: int) -> str:
     """Return a number of threads in words."""
     return f"{threads} {'thread' if threads == 1 else 'threads'}"
-
-
-def _dense_of(candidate: Candidate) -> TrialSpec:
-    """Return dense training with the recipe of the candidate's group, which a method may have changed for itself."""
-    assert candidate.spec is not None
-    dense = dense_spec(candidate.spec)
-    shared = json.loads(candidate.key["recipe"]) if candidate.key["recipe"] else dense.recipe
-    return dataclasses.replace(dense, recipe={**dense.recipe, "precise_bn": shared.get("precise_bn", 0)})

@@ -15,7 +15,7 @@ from suite.engine.cost.hardware import busy_cores
 from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
-from suite.measure.steps import Steps, at_phase, other_cost, trainer_of_stage, warm_up
+from suite.measure.steps import Steps, at_phase, dense_phase, other_cost, splits_of_dense, trainer_of_stage, warm_up
 from suite.recipe import Phase, Recipe
 from suite.task import Splits
 from suite.trials.building import build_trainer, device_of, load_splits
@@ -60,12 +60,12 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `stages`: for each stage `image_size` and `frozen`, its phase, `start` and `end`, pairs of seconds of a step of
-        the method and of dense, and `reconfigure_s`, seconds of what follows its last step (`Trainer.finish_epoch`);
-        the last two are `None` for an end that was not kept; `twice`: pairs of the second dense trainer and the first;
-        `dense`: steps of dense training, as successive pairs of a phase and a number; `dense_reconfigure_s`: seconds of
-        dense's `precise_bn`; `load`: cores that other programs used; `provenance`. If the trial cannot be measured,
-        only `error`, the reason.
+        `stages`: for each stage `image_size` and `frozen`, the phase of its dense steps, `start` and `end`, pairs of
+        seconds of a step of the method and of dense, and `reconfigure_s`, seconds of what follows its last step
+        (`Trainer.finish_epoch`); the last two are `None` for an end that was not kept; `twice`: pairs of the second
+        dense trainer and the first; `dense`: steps of dense training, as successive pairs of a phase and a number;
+        `dense_reconfigure_s`: seconds of dense's `precise_bn`; `load`: cores that other programs used; `provenance`. If
+        the trial cannot be measured, only `error`, the reason.
     """
     own, dense_spec, folder = TrialSpec.from_json(spec), TrialSpec.from_json(dense), Path(trials)
     loads: list[float] = []
@@ -75,22 +75,25 @@ def measure(
         return lambda: trainer_of_stage(own, folder, splits, path, choose_again)
 
     def of_dense() -> Trainer:
-        return build_trainer(dense_spec, folder, splits)
+        return build_trainer(dense_spec, folder, dense_splits)
 
     try:
         own.check_files()
         provenance = collect(device_of(own))
         splits = load_splits(own)
+        dense_splits = splits_of_dense(dense_spec, own, splits)
         of_stages: list[dict[str, Any]] = []
         before = stages[0]["cost"]["flops"][0]  # the step before the first stage is dense
         for stage, states in _states(folder / own.trial_id, stages, pairs):
             cost = Cost(**{**stage["cost"], "flops": tuple(stage["cost"]["flops"])})
             refuse = partial(other_cost, expected=cost, executed_before=before, chosen_again=choose_again)
             of_stages.append({"start": None, "end": None, "reconfigure_s": None})
+            phase = None
             for name, (path, count) in states.items():
                 both = (of_trial(path), of_dense)
-                times, (trainer, _) = in_turn(both, count, next(built_first), method_steps_first, refuse)
-                of_stages[-1] |= {name: times, **trainer.ledger.phase._asdict()}
+                times, (trainer, other) = in_turn(both, count, next(built_first), method_steps_first, refuse, phase)
+                phase = other.ledger.phase
+                of_stages[-1] |= {name: times, **phase._asdict()}
                 if name == "end":
                     of_stages[-1]["reconfigure_s"] = _reconfigure_s(trainer, trainer.finish_epoch)
                 loads.append(busy_cores())
@@ -110,7 +113,7 @@ def measure(
     return {
         "stages": of_stages,
         "twice": twice,
-        "dense": _dense_steps(own.make_recipe(), splits),
+        "dense": _dense_steps(dense_spec.make_recipe(), dense_splits),
         "dense_reconfigure_s": _reconfigure_s(last, statistics),
         "load": max(float(provenance["busy_cores"]), *loads),
         "provenance": provenance,
@@ -123,15 +126,17 @@ def in_turn(
     first_is_built_first: bool,
     first_begins: bool,
     refuse: Callable[[Steps], str] = lambda steps: "",
+    phase: Phase | None = None,
 ) -> tuple[Pairs, tuple[Trainer, Trainer]]:
     """Build two trainers, and return seconds of a step of each in pairs of turns, and the trainers after these steps.
 
     Args:
-        trainers: Functions that build them. The second trainer is dense, and in the phase of the first.
+        trainers: Functions that build them. The second trainer is dense.
         count: Number of pairs.
         first_is_built_first: Whether the first trainer is built and warmed up first.
         first_begins: Whether the first trainer has the first turn.
         refuse: Returns why the steps of the first trainer cannot be measured; empty if they can.
+        phase: Phase of the second trainer; by default, that in which the first one's epoch has its place.
 
     Raises:
         UsageError: The steps cannot be measured.
@@ -140,7 +145,7 @@ def in_turn(
     order = (0, 1) if first_is_built_first else (1, 0)
     built = {number: trainers[number]() for number in order}
     first = Steps(built[0])
-    both = (first, Steps(at_phase(built[1], first.phase)))
+    both = (first, Steps(at_phase(built[1], phase or dense_phase(built[0], built[1].recipe))))
     seconds = {number: warm_up(both[number]) for number in order}
     if reason := refuse(first):
         raise UsageError(reason)

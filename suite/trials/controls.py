@@ -21,6 +21,8 @@ from typing import Any
 from suite.choices import MethodChoice
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.parameters import at_default
+from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,17 @@ def dense(**parameters: Any) -> MethodChoice:
 
 
 def dense_spec(spec: TrialSpec) -> TrialSpec:
-    """Return the specification of dense training with the same data, model, recipe and seed."""
+    """Return the specification of dense training with the same data, model and seed, and the command's recipe."""
     choice = MethodChoice.read(BASELINE)
+    recipe = {**spec.recipe, **spec.replaced}
+    others = set(spec.at_default) - recipe.keys()
     return dataclasses.replace(
         spec,
+        recipe=recipe,
+        replaced={},
+        at_default=tuple(sorted(others | set(at_default(Recipe, recipe)))),
+        control=False,
+        prunes=False,
         method=choice.name,
         variant="",
         parameters=choice.parameters(spec.task_name, spec.preset),

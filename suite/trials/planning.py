@@ -109,11 +109,12 @@ def plan(
     own: dict[str, TrialSpec] = {}  # without trials that only controls need
     for setting in settings:
         data_copy = copies[setting.task].fields()
+        shape = tasks[setting.task].inputs(setting.recipe, copies[setting.task]).shape
         for model in setting.models:
             dtype = formats.get((setting.task, str(model.canonical())), suite.dtype)
             for_network = dataclasses.replace(suite, dtype=dtype)
             templates = [
-                (_template(for_network, part, method, model, data_copy), part.is_control)
+                (_template(for_network, part, method, model, data_copy, shape), part.is_control)
                 for part in parts[setting.task]
                 for method in part.methods
             ]
@@ -148,7 +149,7 @@ class _Method:
         files: SHA-256 of the files that parameters name, by parameter.
         before: The methods that it depends on, by the text with which it names them.
         recipe: The recipe, with the fields that were typed for this method.
-        control: Whether it is a control of other methods, typed or added (`Method.is_control`).
+        built: The method.
     """
 
     choice: MethodChoice
@@ -156,7 +157,7 @@ class _Method:
     files: Mapping[str, str]
     before: Mapping[str, _Method]
     recipe: Recipe
-    control: bool
+    built: Any
 
 
 @dataclass(frozen=True)
@@ -283,15 +284,24 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
         files,
         before,
         recipe,
-        method.is_control(),
+        method,
     )
 
 
 def _template(
-    suite: SuiteSpec, setting: _Setting, method: _Method, model: ModelChoice, data_copy: dict[str, Any]
+    suite: SuiteSpec,
+    setting: _Setting,
+    method: _Method,
+    model: ModelChoice,
+    data_copy: dict[str, Any],
+    shape: tuple[int, int, int],
 ) -> _Template:
     fields, shared = declared(Recipe), setting.recipe.fields()
-    own = {name: normal(value, fields[name].annotation) for name, value in method.recipe.fields().items()}
+    try:
+        recipe = method.recipe.changed(method.built.recipe_fields(method.recipe, shape))
+    except ValueError as error:
+        raise UsageError(f"{method.choice}: {error}") from error
+    own = {name: normal(value, fields[name].annotation) for name, value in recipe.fields().items()}
     defaults = [f"method.{name}" for name in at_default(method.choice.definition, method.parameters)]
     defaults += at_default(Recipe, own) + at_default(model.definition, model.parameters())
     defaults += at_default(setting.definition, setting.task_parameters)
@@ -315,14 +325,17 @@ def _template(
         dtype=suite.dtype,
         data_copy=data_copy,
         processes=suite.processes,
-        control=method.control,
+        control=method.built.is_control(),
+        prunes=method.built.prunes(),
         arithmetic=FLUSH,
         plugins=suite.plugins,
         callbacks=suite.callbacks,
         files=method.files,
         defined_by=defining_files(method=method.choice.name, task=setting.task.partition("[")[0], model=model.name),
     )
-    before = {text: _template(suite, setting, needed, model, data_copy) for text, needed in method.before.items()}
+    before = {
+        text: _template(suite, setting, needed, model, data_copy, shape) for text, needed in method.before.items()
+    }
     return _Template(trial, before)
 
 

@@ -46,7 +46,7 @@ class TrialSpec:
         recipe: `Recipe.fields` after overrides.
         at_default: Flat names (`flat_values`) of the values that equal their declared defaults. They are not hashed, so
             that a new parameter or field with a default changes no id.
-        replaced: The command's values of recipe fields that were typed for this method alone; not hashed.
+        replaced: The command's values of recipe fields that this method alone has otherwise; not hashed.
         recipe_source: Paper of the recipe and changes to it; empty for the suite's own recipes.
         seed: Seed of initial weights, batch order and augmentation.
         device: `cpu` or `cuda`.
@@ -55,6 +55,7 @@ class TrialSpec:
         data_copy: Fields of `suite.task.DataCopy` (`DataCopy.fields`). Only the checksum is hashed.
         processes: Number of data-parallel processes.
         control: Whether the trial is a control of other methods (`Method.is_control`); not hashed.
+        prunes: Whether its method prunes (`Method.prunes`); not hashed.
         arithmetic: `flush` if subnormal numbers count as zero, or `ieee` (`suite.subnormals`).
         plugins: Absolute paths of plugin files to load first; not hashed.
         callbacks: Names of the callbacks that are called in the trial's process; not hashed.
@@ -83,6 +84,7 @@ class TrialSpec:
     data_copy: Mapping[str, Any]
     processes: int = 1
     control: bool = False
+    prunes: bool = True
     arithmetic: str = FLUSH
     plugins: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ from suite.method import Method
 from suite.registry import register
 from suite.task import DataCopy
 from suite.trials.building import build_trainer, load_splits, with_data_here
+from suite.trials.controls import dense_spec
 from suite.trials.folder import store
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import write_record
@@ -690,8 +691,8 @@ def test_statistics_of_dense_are_estimated_from_images_of_the_last_size(
 ):
     """As those of the trial: here, their time is the side of the images."""
     seconds_of_step(lambda ledger: 1.0)
-    take = lambda images, model: clock.time.sleep(sum(one.shape[-1] for one in images) / 16)  # noqa: E731
-    monkeypatch.setattr("suite.engine.training.trainer.update_bn", take)
+    take = lambda model, images, keeping: clock.time.sleep(sum(one.shape[-1] for one in images) / 16)  # noqa: E731
+    monkeypatch.setattr("suite.engine.training.trainer.estimate_statistics", take)
     sizes = {"train_sizes": (16, 32), "size_milestones": (0.5,), "batch_size": 32, "epochs": 2, "precise_bn": 32}
     train_in_suite(tmp_path, spec("dense[repeat=2]", task="imagenette", **SMALL | sizes))
     time = measured(tmp_path)
@@ -715,7 +716,7 @@ def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeyp
 
     seconds_of_step(lambda ledger: slow)
     monkeypatch.setattr(MethodRunner, "apply_plan", take(MethodRunner.apply_plan, 2.0))
-    monkeypatch.setattr("suite.engine.training.trainer.update_bn", take(lambda images, model: None, 3.0))
+    monkeypatch.setattr("suite.engine.training.trainer.estimate_statistics", take(lambda *_: None, 3.0))
     records = (train_in_suite(tmp_path, spec(METHOD, **SMALL | {"precise_bn": 32})) / "epochs.jsonl").read_text()
     own = 3.0 + 2.0 * sum(json.loads(line)["reconfigured"] for line in records.splitlines())
     assert own > 3.0
@@ -724,9 +725,9 @@ def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeyp
     assert (time.reconfigure_s, time.dense_reconfigure_s) == pytest.approx((own, 3.0), rel=1e-3)
     assert time.ratio == pytest.approx((8 + own) / (8 + 3), rel=1e-3)
     (found,) = find_candidates(tmp_path, "time")
-    assert time_pass._dense_of(found).recipe == found.spec.recipe
-    without = {**found.key, "recipe": json.dumps({**found.spec.recipe, "precise_bn": 0})}  # only the method has it
-    assert time_pass._dense_of(dataclasses.replace(found, key=without)).recipe["precise_bn"] == 0
+    assert dense_spec(found.spec).recipe == found.spec.recipe
+    alone = dataclasses.replace(found.spec, replaced={"precise_bn": 0})  # only the method has it
+    assert dense_spec(alone).recipe["precise_bn"] == 0
 
 
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):

@@ -327,7 +327,7 @@ def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it()
         (["dense", "--budget", "2", "--controls"], "tune: --controls cannot be given"),
         (["dense", "--budget", "2", "--model", "resnet9,vgg11"], "tune searches on one model; name one"),
         (["dense", "--budget", "2", "--set", "recipe.validation_images=1437"], "recipe.validation_images is 1437"),
-        (["sdgp[recipe.epochs=3]", "--budget", "2"], "sdgp has no parameter 'recipe.epochs'"),
+        (["sdgp[recipe.batch_size=3]", "--budget", "2"], "sdgp has no parameter 'recipe.batch_size'"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(folder, invented, capsys, arguments, expected):

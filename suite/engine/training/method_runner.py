@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from suite.engine.cost.clock import NO_CLOCK, NoClock, StepClock
 from suite.engine.cost.flops import count_model
@@ -28,6 +29,7 @@ from suite.engine.network.channels.trial_cut import freeze_what_fails, warn_of_f
 from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
+from suite.engine.network.normalisation import freeze
 from suite.engine.network.planned_layer import PlannedLayer, StepState
 from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
 from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
@@ -61,6 +63,7 @@ class MethodRunner:
         reconfigurations: Plans that were carried out on the model, in order.
         averages: Copies of the model, such as an average of its weights, that are cut and masked in the same way:
             modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
+        frozen_norms: Layers of batch normalisation that keep their statistics, because they are no longer trained.
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
         not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason; also those that the
             method ignores.
@@ -79,11 +82,16 @@ class MethodRunner:
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
         self._checked_state = False  # whether the optimizers' state was seen after a step
-        self._cuts = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in ("begin", "reconfigure"))
+        self._cuts = self._defines("begin", "reconfigure")
+        self.frozen_norms: list[_BatchNorm] = []
         self._join_ranks()
         self._find_layers(train_size)
         self._run_first_hooks()
         self.begun_with = len(self.reconfigurations)
+
+    def _defines(self, *hooks: str) -> bool:
+        """Return whether the method defines one of these hooks."""
+        return any(getattr(type(self.method), hook) is not getattr(Method, hook) for hook in hooks)
 
     def _join_ranks(self) -> None:
         """Ensure that all ranks start from the same method, sizes and weights."""
@@ -140,7 +148,7 @@ class MethodRunner:
                 raise ValueError(f"{error} (ignore={','.join(method.ignore)} leaves out others)") from error
             raise
         for first in () if ctx.rehearsal else method.begin(ctx):
-            if (first.batch_size, first.lr_scale, first.restart) != (None, None, False):
+            if (first.frozen, first.batch_size, first.lr_scale, first.restart) != ((), None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")
             self._keep_layers(surgery.apply_plan(self.model, first, ctx.spaces, None))
             self.reconfigurations.append(first)
@@ -237,6 +245,8 @@ class MethodRunner:
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch that the method makes of a batch."""
         self._largest_batch = max(self._largest_batch, len(images))
+        for norm in self.frozen_norms:
+            norm.eval()
         with self.clock.span("pruning"):
             return self.method.transform_batch(images, labels, self.ctx)
 
@@ -296,7 +306,9 @@ class MethodRunner:
         self.ctx.batch_index = 0
         self.method.on_epoch_end(self.ctx)
         plan = self.method.reconfigure(self.ctx)
-        if self._cuts:
+        if frozen := tuple(self.method.freeze(self.ctx)):
+            plan = dataclasses.replace(plan or ReconfigPlan(), frozen=frozen)
+        if self._defines("reconfigure", "freeze"):
             self.ranks.agree("the reconfiguration", None if plan is None else plan.to_json())
         self._plan_if_requested()
         self._warn_of_another_batch()
@@ -309,7 +321,7 @@ class MethodRunner:
 
     def apply_plan(self, plan: ReconfigPlan) -> IndexMap:
         """Change model and optimizer, let the method cut its own tensors, and plan the layers."""
-        if self.ctx.optimizer is not None:
+        if self.ctx.optimizer is not None and self._cuts:
             self._refuse_uncut_state()  # some optimizers create state after their first step
             self._refuse_missing_parameters(self.ctx.optimizer)  # a layer may have been unfrozen since
         index_map = self._replay(plan)
@@ -377,6 +389,7 @@ class MethodRunner:
         extra = [bare(average, self.model) for average in self.averages]
         index_map = surgery.apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, extra)
         self.reconfigurations.append(plan)
+        self.frozen_norms += freeze(self.model, plan.frozen)
         if self._guard and (plan.kept or plan.removed_branches or plan.gated):
             self._guard.shapes_changed()
         self._keep_layers(index_map)

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from suite.engine.cost.clock import Clock
 from suite.engine.cost.flops import LayerCost, count, count_layers
@@ -23,6 +21,7 @@ from suite.engine.cost.memory import SavedTensors
 from suite.engine.network.forward_pass import survey
 from suite.engine.network.layers import backend_name
 from suite.engine.network.model_files import weights_checksum
+from suite.engine.network.normalisation import estimate_statistics, with_running_statistics
 from suite.engine.training.cuda_graph import GraphStep
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.evaluation import Evaluation
@@ -321,7 +320,7 @@ class Trainer:
         counted = self.ledger.counts()
         with self.clock.span("reconfigure"):
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                update_bn(self._images_for_statistics(), self.model)
+                estimate_statistics(self.model, self._images_for_statistics(), self.runner.frozen_norms)
             self.parallel.add_counts(self.ledger, counted, self.ledger.step_cost())
             self.parallel.average_buffers()
 
@@ -435,7 +434,8 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         self.step.forget()
         self.runner.load_state_dict(state["hooks"])
-        self.phases.freeze(self.model, phase_of_state(state["ledger"]).frozen)
+        if phase_of_state(state["ledger"]).frozen:
+            self.phases.freeze(self.model, True)
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])
@@ -511,11 +511,6 @@ class Phases:
         finally:
             if frozen:
                 self.freeze(model, False)
-
-
-def with_running_statistics(model: nn.Module) -> list[_BatchNorm]:
-    """Return the layers of batch normalisation that have running means and variances."""
-    return [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:

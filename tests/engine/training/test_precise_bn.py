@@ -51,7 +51,7 @@ def test_the_time_of_the_passes_is_that_of_a_reconfiguration(monkeypatch):
     """Only the passes take time here, by a clock that nothing else advances."""
     time = FakeTime()
     monkeypatch.setattr("suite.engine.cost.clock.time", time)
-    monkeypatch.setattr("suite.engine.training.trainer.update_bn", lambda images, model: time.sleep(3.0))
+    monkeypatch.setattr("suite.engine.training.trainer.estimate_statistics", lambda *_: time.sleep(3.0))
     trainer, _ = fitted(Nothing(), dataclasses.replace(PRECISE, epochs=1))
     assert {name: seconds for name, seconds in trainer.clock.seconds.items() if seconds} == {"reconfigure": 3.0}
 
