@@ -6,6 +6,7 @@ For each task, model and seed of the command:
 - Dense training twice, with the same seed, shows how much two equal trials differ, above all in time.
 - Dense training narrowed to the cost of each method whose network becomes smaller (`dense[match=METHOD]`).
 - The random twin of each method that has one (`Method.random_twin`) prunes the same amount, chosen at random.
+- Each width that is typed, as `dense[width=0.5]`, is trained with fewer epochs too.
 
 A control is an ordinary trial. A command that names it without `--controls` finds the same trial in its folder.
 """
@@ -39,33 +40,39 @@ def dense(**parameters: Any) -> MethodChoice:
 def dense_spec(spec: TrialSpec) -> TrialSpec:
     """Return the specification of dense training with the same data, model and seed, and the command's recipe."""
     choice = MethodChoice.read(BASELINE)
-    recipe = {**spec.recipe, **spec.replaced}
-    others = set(spec.at_default) - recipe.keys()
+    recipe, parameters = {**spec.recipe, **spec.replaced}, choice.parameters(spec.task_name, spec.preset)
+    of_others = {name for name in spec.at_default if name not in recipe and not name.startswith("method.")}
+    of_dense = {f"method.{name}" for name in at_default(choice.definition, parameters)}
     return dataclasses.replace(
         spec,
         recipe=recipe,
         replaced={},
-        at_default=tuple(sorted(others | set(at_default(Recipe, recipe)))),
+        at_default=tuple(sorted({*of_others, *of_dense, *at_default(Recipe, recipe)})),
         control=False,
         prunes=False,
         method=choice.name,
         variant="",
-        parameters=choice.parameters(spec.task_name, spec.preset),
+        parameters=parameters,
+        method_version=choice.definition.version,
         depends_on={},
         files={},
         defined_by={kind: files for kind, files in spec.defined_by.items() if kind != "method"},
     )
 
 
-def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> list[MethodChoice]:
-    """Return the methods to train as controls of other methods with the whole recipe, each once.
+def control_methods(
+    methods: Sequence[MethodChoice], task: str, preset: str, lengths: Sequence[float] = ()
+) -> list[MethodChoice]:
+    """Return the methods to train as controls of other methods, each once.
 
     Args:
         methods: Methods of the command.
         task, preset: Names that may decide default values of parameters.
+        lengths: Numbers of epochs of the dense budget curve.
 
     Returns:
-        For each method its random twin and its matched dense network, if it has them; then dense training again.
+        For each method its random twin and its matched dense network, if it has them, and for a width of dense these
+        lengths; then dense training again.
     """
     controls: list[MethodChoice] = []
     for choice in _distinct(methods, task, preset):
@@ -73,6 +80,8 @@ def control_methods(methods: Sequence[MethodChoice], task: str, preset: str) -> 
             controls.append(twin)
         if choice.definition.shrinks_network:
             controls.append(dense(match=str(choice)))
+        if choice.name == BASELINE and {*choice.typed} == {"width"}:
+            controls += [choice.with_typed({"recipe.epochs": epochs}) for epochs in lengths]
     return _distinct([*controls, dense(repeat=2)], task, preset)
 
 

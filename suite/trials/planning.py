@@ -251,8 +251,9 @@ def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Sett
         methods = [_method(suite, choice, name, recipe) for choice in choices]
         return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
 
-    others = controls.control_methods([method.choice for method in setting.methods], name, suite.preset)
-    shorter = [control([controls.dense()], epochs) for epochs in control_epochs(setting.recipe.epochs)]
+    lengths = control_epochs(setting.recipe.epochs)
+    others = controls.control_methods([method.choice for method in setting.methods], name, suite.preset, lengths)
+    shorter = [control([controls.dense()], epochs) for epochs in lengths]
     return [control([controls.dense()]), setting, *shorter, control(others)]
 
 

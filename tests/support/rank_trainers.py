@@ -1,6 +1,7 @@
 """Trainings of two `torch.distributed` processes for `test_data_parallel`, in a module that they can import."""
 
 import dataclasses
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
 from torch import nn
 
 from methods.clicktrain import ClickTrain
+from methods.freezeout import FreezeOut
 from methods.prunetrain import PruneTrain
 from suite.errors import UsageError
 from suite.method import Method, OpPlan, ReconfigPlan
@@ -41,6 +43,9 @@ def dropout_net():
 def pruning():
     """Return PruneTrain that cuts channels of `plain_net` in the second epoch."""
     return PruneTrain(interval=2, threshold=0.2, ratio=0.6, update="proximal")
+
+
+FREEZING = partial(FreezeOut, start=0.4, power=1)  # a layer after each of the first two of three epochs
 
 
 class UnevenMask(Method):
@@ -93,6 +98,7 @@ def start(rank, folder):
     small = dataclasses.replace(UNEVEN, epochs=2)
     found = {
         "pruned": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
+        "frozen": trained(FREEZING(), dataclasses.replace(UNEVEN, lookahead_steps=2)),
         "grown": trained(Grows(), dataclasses.replace(small, mixup=0.4, lookahead_steps=2)),
         "normalised": normalised(),
         "estimated": estimated(),

@@ -16,7 +16,7 @@ from suite.cli.preparation import resolve
 from suite.method import Method
 from suite.recipe import control_epochs
 from suite.task import PaperRecipe
-from suite.trials.controls import control_methods, random_twin
+from suite.trials.controls import control_methods, dense_spec, random_twin
 from suite.trials.engines.local import why_skipped
 from suite.trials.folder.store import Store
 from tasks.digits import RECIPES, Digits
@@ -123,6 +123,17 @@ def test_controls_are_shared_between_methods():
     ]
 
 
+def test_a_typed_width_is_trained_for_each_length_and_is_compared_with_dense():
+    trials = planned("dense[width=0.5]", controls=True)
+    assert [label for _, label, _ in shown(trials)] == [
+        "dense", "dense[width=0.5]", "dense", "dense", "dense[width=0.5,recipe.epochs=1]",
+        "dense[width=0.5,recipe.epochs=2]", "dense[repeat=2]",
+    ]  # fmt: skip
+    short = trials[4]
+    assert (short.recipe["epochs"], short.replaced) == (1, {"epochs": EPOCHS})
+    assert dense_spec(short) == trials[0]
+
+
 def test_a_twin_differs_in_nothing_else_and_is_not_its_own(caplog):
     class Picky(Method):
         random_twin: ClassVar = {"mode": "random"}
@@ -219,4 +230,4 @@ def test_a_twin_of_a_method_that_starts_from_dense_weights_is_trained_if_the_met
 ])  # fmt: skip
 def test_controls_are_marked_whoever_names_them(method, control):
     *_, trial = planned(method)
-    assert trial.control is control
+    assert (trial.control, trial.prunes) == (control, trial.method != "dense")

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from small_training import RECIPE, Checkpoints, SmallBatches, assert_same_weight
 from test_trainer import trained
 from torch import nn
 
+from methods.freezeout import FreezeOut
 from suite.engine.training.steps import CompiledStep
 from suite.errors import UsageError
 from suite.method import Method, OpPlan, ReconfigPlan
@@ -62,7 +64,7 @@ def warnings_of_ours(caplog):
     return [record.message for record in caplog.records if record.name.startswith("suite")]
 
 
-FAST = [(Shrinks, torch.float32)]
+FAST = [(Shrinks, torch.float32), (partial(FreezeOut, start=0.4, power=1), torch.float32)]
 FAST += [(method, torch.float16) for method in (RandomChannels, Decays)]  # a plan and a term under a loss scale
 SLOW = [Nothing, OwnBackend, Mixup, HashedChannels, ChannelTopK, SkipsOdd, Replans]
 CASES = [*FAST, *(pytest.param(method, torch.float16, marks=pytest.mark.slow) for method in SLOW)]

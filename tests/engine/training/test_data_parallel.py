@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from gloo_threads import found_by_ranks
-from rank_trainers import RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
+from rank_trainers import FREEZING, RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
 from small_training import SmallBatches, small_trainer
 from stopwatches import FakeTime
 
@@ -41,6 +41,13 @@ def test_two_processes_equal_one_through_a_reconfiguration_and_uneven_batches(fo
     for rank in range(RANKS):
         assert_equal_training(found[rank]["pruned"], one)
     assert all(map(torch.equal, found[0]["pruned"]["weights"], found[1]["pruned"]["weights"]))
+
+
+def test_two_processes_freeze_the_layers_that_one_freezes(found):
+    one = trained(FREEZING(), dataclasses.replace(UNEVEN, lookahead_steps=2))
+    assert one["cut"] == 2
+    for rank in range(RANKS):
+        assert_equal_training(found[rank]["frozen"], one)
 
 
 def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found):

@@ -1,0 +1,64 @@
+"""Dense training of a narrower network: `dense[width=0.5]`."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, fitted, small_net, small_trainer
+
+from methods.dense import Dense
+from suite.engine.cost.flops import PRODUCTS, count_layers
+
+FIVE = dataclasses.replace(RECIPE, epochs=5)  # 20 steps
+
+
+def narrow_net():
+    """Return the small network with the first 4 of 8 channels in all layers."""
+    torch.manual_seed(0)
+    whole, narrow = small_net(), small_net()
+    for module, wide in zip(narrow.modules(), whole.modules(), strict=True):
+        for name, tensor in [*wide.named_parameters(recurse=False), *wide.named_buffers(recurse=False)]:
+            classes_or_images = {0: len(tensor) if tensor.ndim and len(tensor) == 4 else 4, 1: 4}
+            for axis, count in classes_or_images.items():
+                tensor = tensor.narrow(axis, 0, min(count, tensor.shape[axis])) if tensor.ndim > axis else tensor
+            owner = module._parameters if name in module._parameters else module._buffers
+            owner[name] = torch.nn.Parameter(tensor.clone()) if owner is module._parameters else tensor.clone()
+        for name in ("num_features", "in_channels", "out_channels", "in_features"):
+            if getattr(module, name, 0) == 8:
+                setattr(module, name, 4)
+    return narrow.to(memory_format=torch.channels_last)
+
+
+def test_a_training_is_that_of_the_narrow_network_by_hand_bit_for_bit():
+    trainer, records = fitted(Dense(width=0.5), FIVE)
+    model = narrow_net()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4)
+    data, step = SmallBatches(64, seed=1), 0
+    for epoch in range(5):
+        for images, labels in data.epoch(epoch, 16):
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - 0.9 * step / 20)
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            step += 1
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    costs = count_layers(model, SHAPE).values()
+    assert records[-1]["train_flops"]["executed"] == 320 * sum(one.flops(name) for one in costs for name in PRODUCTS)
+    assert records[-1]["train_flops"]["dense"] > 2 * records[-1]["train_flops"]["executed"]
+
+
+def test_a_resumed_training_ends_with_equal_bits():
+    assert_it_resumes(lambda **callbacks: small_trainer(Dense(width=0.6), RECIPE, **callbacks), after=[1])
+
+
+@pytest.mark.parametrize(("width", "channels"), [(0.13, 1), (0.01, 1), (0.7, 5), (0.25, 2), (0.875, 7), (0.9, 7)])
+def test_channels_are_rounded_down_and_one_is_left(width, channels):
+    assert small_trainer(Dense(width=width)).model[0].out_channels == channels
+
+
+@pytest.mark.parametrize("wrong", [{"match": "prunetrain", "width": 0.5}, {"ignore": ("0",)}, {"width": 0.0}])
+def test_what_contradicts_a_width_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"match=prunetrain decides the width|ignore leaves layers out|width"):
+        Dense(**wrong)
