@@ -155,9 +155,13 @@ class Recipe:
         evaluate_test: Whether the model is evaluated on the test images. If not, they are not loaded, and only the
             validation split is evaluated, as in the trials of `tune`.
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
-        train_sizes: Heights and widths of training images, one after the other, for tasks of image files; none for the
-            size of an evaluation in all epochs.
+        train_sizes: Heights and widths of training images, one after the other, none of them larger than the images of
+            an evaluation; none for the size of an evaluation in all epochs. Tasks of images in memory need square
+            images for it.
         size_milestones: Shares of all epochs after which the next of `train_sizes` is used, from the next epoch.
+        shrink_by: How the training images of a task of images in memory get a size of `train_sizes` below that of the
+            task, after all other augmentation. `resize`: bilinearly with antialiasing. `crop`: a window at a random
+            position, drawn for each image and epoch. Tasks of image files make random resized crops of each size.
     """
 
     epochs: Annotated[int | float, Interval(ge=1, le=100_000)]
@@ -208,6 +212,7 @@ class Recipe:
     drop_last: bool = True
     train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
     size_milestones: _SharesOfEpochs = ()
+    shrink_by: Literal["resize", "crop"] = "resize"
     evaluate_test: bool = True
 
     def __post_init__(self) -> None:

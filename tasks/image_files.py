@@ -17,7 +17,7 @@ from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.augmentation import Normalization
 from tasks.images.crops import CropBatches
 from tasks.images.decoding import MAX_PIXELS, SUFFIXES, shown
-from tasks.images.splits import choose_splits
+from tasks.images.splits import check_train_sizes, choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
-PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean"}
+PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean", "shrink_by": "resize"}
 """Fields of the recipe that apply only to images of one size, with the values that turn them off."""
 
 
@@ -161,12 +161,7 @@ class ImageFilesTask(Task):
             raise UsageError(
                 f"eval_resize is {resize}, smaller than the image size of {size}; eval_resize=none resizes to 8/7 of it"
             )
-        if recipe.train_sizes and max(recipe.train_sizes) > size:
-            largest = max(recipe.train_sizes)
-            raise UsageError(
-                f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
-                f'--set "recipe.train_sizes=()" trains with images of {size} pixels'
-            )
+        check_train_sizes(recipe, size)
         chosen = choose_splits(sources["train"].labels, sources["test"].labels, recipe)
 
         def split(name: str, images: Any, training: bool, size: int = size) -> CropBatches:

@@ -6,12 +6,14 @@ implements `prepare` and `load` itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from suite.recipe import Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import Augmentation, Normalization, Normalizer, draw_epoch, source_pixels
 from tasks.images.decoded import DecodedImages
-from tasks.images.splits import EpochBatches, choose_splits
+from tasks.images.splits import EpochBatches, check_train_sizes, choose_splits
 
 
 class ImageTask(Task):
@@ -92,6 +94,7 @@ class DeviceBatches(EpochBatches):
 
     The images are a matrix of pixels, (N * H * W + 2, C) uint8: channels-last without a second copy. The last two rows
     are the mean colour, rounded to integers, and black. They fill the pixels that cutout and translation leave empty.
+    Splits of different sizes of training images share it.
 
     Attributes:
         num_samples: Number of images in the split.
@@ -145,14 +148,36 @@ class DeviceBatches(EpochBatches):
         self._pixels[-2] = fill.to(device)
         self._pixels[-1] = 0
 
-        self._normalized = Normalizer(normalization, self._height, self._width, device)
+        self._normalization = normalization
+        self._normalized = self._training_normalized = Normalizer(normalization, self._height, self._width, device)
+        self._window = self._resized_side = 0  # sides of smaller training images; 0 for whole ones
+
+    def shrunk(self, side: int, crop: bool) -> DeviceBatches:
+        """Return this training split with smaller training images, made from the same augmented images.
+
+        `sample` still returns images of full size.
+
+        Args:
+            side: Height and width of the training images, at most those of the stored images.
+            crop: Whether a training image is a window of the augmented image; otherwise that image is resized.
+        """
+        smaller = copy.copy(self)
+        if crop:
+            smaller._window = side
+            smaller._training_normalized = Normalizer(self._normalization, side, side, self._device)
+        else:
+            smaller._resized_side = side
+        return smaller
 
     def _training_epoch(self, epoch: int, spans: Sequence[range]) -> Iterator[tuple[Tensor, Tensor]]:
         size = (self._height, self._width)
-        draws = draw_epoch(self._seed, epoch, self.num_samples, *size, self._augmentation, self._device)
+        draws = draw_epoch(self._seed, epoch, self.num_samples, *size, self._augmentation, self._device, self._window)
         for span in spans:
-            positions = source_pixels(draws, span.start, span.stop, *size, self._augmentation)
-            images = self._normalized(self._pixels.index_select(0, positions.flatten()))
+            positions = source_pixels(draws, span.start, span.stop, *size, self._augmentation, self._window)
+            images = self._training_normalized(self._pixels.index_select(0, positions.flatten()))
+            if self._resized_side:
+                resized = F.interpolate(images, size=(self._resized_side,) * 2, mode="bilinear", antialias=True)
+                images = resized.contiguous(memory_format=torch.channels_last)
             yield images, self.labels[draws.order[span.start : span.stop]]
 
     def _unaugmented(self, images: Tensor) -> Tensor:
@@ -180,10 +205,13 @@ def make_splits(
         normalization: Mean and standard deviation of each channel.
 
     Raises:
-        UsageError: The recipe asks for more images than there are, or for a cutout larger than an image.
+        UsageError: The recipe asks for more images than there are, for a cutout larger than an image, for training
+            images that are larger, or for sizes of training images that are not square.
     """
-    if recipe.train_sizes:
-        raise UsageError("recipe.train_sizes applies to tasks of image files of any size, not to this task")
+    height, width = data.train_images.shape[1:3]
+    if recipe.train_sizes and height != width:
+        raise UsageError(f"recipe.train_sizes applies to square images; those of this task have {height}x{width} pixels")
+    check_train_sizes(recipe, height)
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
     normalization = normalization.with_std(recipe.pixel_std)
     augmentation = Augmentation(
@@ -202,11 +230,13 @@ def make_splits(
             drop_last=recipe.drop_last,
         )
 
-    held_out = chosen.validation
+    held_out, by_crop = chosen.validation, recipe.shrink_by == "crop"
+    train = split(data.train_images[chosen.train], data.train_labels[chosen.train], True)
     return Splits(
-        train=split(data.train_images[chosen.train], data.train_labels[chosen.train], True),
+        train=train,
         test=split(data.test_images[chosen.test], data.test_labels[chosen.test], False)
         if recipe.evaluate_test
         else None,
         validation=split(data.train_images[held_out], data.train_labels[held_out], False) if len(held_out) else None,
+        train_by_size={side: train if side == height else train.shrunk(side, by_crop) for side in recipe.train_sizes},
     )

@@ -1,4 +1,6 @@
-"""Normalisation of stored images; random mirroring, translation and cutout of a batch, as arithmetic on positions.
+"""Normalisation of stored images; random changes of a batch, as arithmetic on positions.
+
+The changes are mirroring, translation, cutout, and a window of the result.
 
 An augmented batch is one gather operation. It takes each output pixel from the position of its source pixel. Two extra
 source pixels, of the mean colour and black, stand for pixels outside the image or under the cutout. Images are neither
@@ -49,62 +51,91 @@ class Draws(NamedTuple):
         shift: (N, 2) int64, shift of the window down and right over the padded image, from 0 to 2 * translate; `None`
             without translation.
         corner: (N, 2) int64, row and column of the upper left pixel of the cutout; `None` without cutout.
+        window: (N, 2) int64, row and column of the upper left pixel of the window; `None` without window.
     """
 
     order: Tensor
     mirrored: Tensor | None
     shift: Tensor | None
     corner: Tensor | None
+    window: Tensor | None
 
 
 def draw_epoch(
-    seed: int, epoch: int, num_samples: int, height: int, width: int, augmentation: Augmentation, device: torch.device
+    seed: int,
+    epoch: int,
+    num_samples: int,
+    height: int,
+    width: int,
+    augmentation: Augmentation,
+    device: torch.device,
+    window: int = 0,
 ) -> Draws:
     """Draw the random numbers of an epoch, which depend only on `seed` and `epoch`.
 
-    The CPU draws them for every device, so that a GPU sees the same batches. Each augmentation has its own generator,
-    so that turning one off does not change the others.
+    The CPU draws them for every device, so that a GPU sees the same batches. Each augmentation and the window have their
+    own generators, so that turning one off does not change the others.
+
+    Args:
+        seed: Seed of the trial.
+        epoch: Number of the epoch.
+        num_samples: Number of images.
+        height, width: Size of an image.
+        augmentation: Random changes.
+        device: Device of the random numbers.
+        window: Side in pixels of a square at a uniform position of the changed image; 0 for the whole image.
     """
     generator = functools.partial(epoch_generator, seed=seed, epoch=epoch)
+
+    def draw_corners(kind: str, side: int) -> Tensor:
+        kind_generator = generator(kind)
+        rows = torch.randint(0, height - side + 1, (num_samples,), generator=kind_generator)
+        columns = torch.randint(0, width - side + 1, (num_samples,), generator=kind_generator)
+        return torch.stack((rows, columns), dim=1).to(device)
+
     order = torch.randperm(num_samples, generator=generator("order"))
-    mirrored = shift = corner = None
+    mirrored = shift = None
     if augmentation.flip:
         mirrored = draw_mirrored(seed, epoch, order, augmentation.alternating_flip).to(device)
     if augmentation.translate:
         places = 2 * augmentation.translate + 1
         shift = torch.randint(0, places, (num_samples, 2), generator=generator("translate")).to(device)
-    if augmentation.cutout:
-        cutout_generator = generator("cutout")
-        rows = torch.randint(0, height - augmentation.cutout + 1, (num_samples,), generator=cutout_generator)
-        columns = torch.randint(0, width - augmentation.cutout + 1, (num_samples,), generator=cutout_generator)
-        corner = torch.stack((rows, columns), dim=1).to(device)
-    return Draws(order.to(device), mirrored, shift, corner)
+    corner = draw_corners("cutout", augmentation.cutout) if augmentation.cutout else None
+    corner_of_window = draw_corners("window", window) if window else None
+    return Draws(order.to(device), mirrored, shift, corner, corner_of_window)
 
 
-def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, augmentation: Augmentation) -> Tensor:
+def source_pixels(
+    draws: Draws, first: int, last: int, height: int, width: int, augmentation: Augmentation, window: int = 0
+) -> Tensor:
     """Return the source of each pixel of a batch.
 
-    The result equals mirroring, then translating over a border of the padding colour, then cutting out.
+    The result equals mirroring, then translating over a border of the padding colour, then cutting out, then taking the
+    window. Only the pixels of the window are computed.
 
     Args:
         draws: Random numbers of the epoch.
         first, last: First position of the batch in the epoch, and the position after its last one.
         height, width: Size of an image.
         augmentation: Random changes.
+        window: Side of the window, as for `draw_epoch`.
 
     Returns:
-        (n, H, W) int64 positions among the N * H * W pixels of all images. N * H * W is the mean colour, and N * H * W
-        + 1 is black.
+        (n, H, W) int64, or (n, window, window): positions among the N * H * W pixels of all images. N * H * W is the
+        mean colour, and N * H * W + 1 is black.
     """
     images = draws.order[first:last]
     mean_colour = draws.order.numel() * height * width
     border = mean_colour + (augmentation.crop_padding == "black")
-    rows = torch.arange(height, device=images.device).view(1, height)
-    columns = torch.arange(width, device=images.device).view(1, width)
+    rows = torch.arange(window or height, device=images.device).unsqueeze(0)
+    columns = torch.arange(window or width, device=images.device).unsqueeze(0)
 
-    # Go from the output back to the image: first undo the translation, then the mirroring. Rows and columns stay
-    # separate as long as possible, because (n, H) and (n, W) are small. Positions outside the image move behind all
-    # images.
+    # Go from the output back to the image: first undo the window, then the translation, then the mirroring. Rows and
+    # columns stay separate as long as possible, because (n, H) and (n, W) are small. Positions outside the image move
+    # behind all images.
+    if draws.window is not None:
+        rows, columns = rows + draws.window[first:last, :1], columns + draws.window[first:last, 1:]
+    window_rows, window_columns = rows, columns
     rows_outside = columns_outside = None
     if draws.shift is not None:
         shift = draws.shift[first:last] - augmentation.translate
@@ -122,12 +153,20 @@ def source_pixels(draws: Draws, first: int, last: int, height: int, width: int, 
     positions = row_starts.unsqueeze(2) + columns.unsqueeze(1)
     if rows_outside is not None:
         positions.clamp_(max=border)
-    if draws.corner is not None:
+    if draws.corner is not None and draws.window is not None:  # the cutout may be outside the window, or in part
+        cut_rows = _within(window_rows, draws.corner[first:last, :1], augmentation.cutout)
+        cut_columns = _within(window_columns, draws.corner[first:last, 1:], augmentation.cutout)
+        positions.masked_fill_(cut_rows.unsqueeze(2) & cut_columns.unsqueeze(1), mean_colour)
+    elif draws.corner is not None:  # faster than the mask for a small cutout
         side = torch.arange(augmentation.cutout, device=images.device)
         batch = torch.arange(last - first, device=images.device).view(-1, 1, 1)
         cut_rows, cut_columns = (draws.corner[first:last, axis].view(-1, 1) + side for axis in (0, 1))
         positions[batch, cut_rows.unsqueeze(2), cut_columns.unsqueeze(1)] = mean_colour
     return positions
+
+
+def _within(places: Tensor, first: Tensor, length: int) -> Tensor:
+    return (places >= first) & (places < first + length)
 
 
 def _reflected(places: Tensor, size: int) -> Tensor:

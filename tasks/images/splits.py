@@ -83,6 +83,20 @@ def _first(order: Indices, count: int | None, field: str) -> Indices:
     return order[:count]
 
 
+def check_train_sizes(recipe: Recipe, size: int) -> None:
+    """Check that no size of training images is larger than `size`, that of an evaluation.
+
+    Raises:
+        UsageError: One is.
+    """
+    largest = max(recipe.train_sizes, default=0)
+    if largest > size:
+        raise UsageError(
+            f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
+            f'--set "recipe.train_sizes=()" trains with images of {size} pixels'
+        )
+
+
 class EpochBatches(ABC):
     """Base class of splits; implements `suite.task.Batches`.
 

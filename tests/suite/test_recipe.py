@@ -90,6 +90,7 @@ def test_warm_up_as_a_number_of_epochs_equals_one_as_a_share():
         {"relative_decay": True, "learning_rate": 0.0},
         {"mixup": -0.1},
         {"cutmix": float("inf")},
+        {"shrink_by": "squeeze"},
         {"train_sizes": (4,)},
         {"train_sizes": (32, 64)},
         {"size_milestones": (0.5,)},

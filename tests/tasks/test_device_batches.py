@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -84,23 +85,95 @@ def augmented_one_by_one(
     return np.stack(result)
 
 
-@settings(max_examples=40)
-@given(
-    st.builds(
-        Augmentation,
-        st.booleans(),
-        st.integers(0, 4),
-        st.integers(0, 5),
-        st.sampled_from(["mean", "black", "reflect"]),
-        st.booleans(),
-    ),
-    st.integers(0, 2**40),
-    st.integers(0, 500),
+AUGMENTATIONS = st.builds(
+    Augmentation,
+    st.booleans(),
+    st.integers(0, 4),
+    st.integers(0, 5),
+    st.sampled_from(["mean", "black", "reflect"]),
+    st.booleans(),
 )
+
+
+@settings(max_examples=40)
+@given(AUGMENTATIONS, st.integers(0, 2**40), st.integers(0, 500))
 def test_augmented_batches_equal_a_loop_over_images(augmentation: Augmentation, seed: int, epoch: int) -> None:
     batches, images, _ = make(seed=seed, augmentation=augmentation)
     got, _ = gathered(batches, epoch, 4)
     np.testing.assert_array_equal(back_to_bytes(got), augmented_one_by_one(images, seed, epoch, augmentation))
+
+
+@settings(max_examples=40)
+@given(AUGMENTATIONS, st.integers(1, 8), st.integers(0, 2**40), st.integers(0, 500))
+def test_cropped_batches_are_windows_of_the_batches_of_full_size(
+    augmentation: Augmentation, side: int, seed: int, epoch: int
+) -> None:
+    full, _, _ = make(seed=seed, augmentation=augmentation)
+    whole, labels = gathered(full, epoch, 4)
+    windows, labels_of_windows = gathered(full.shrunk(side, crop=True), epoch, 4)
+    corners = draw_epoch(seed, epoch, 12, 8, 10, augmentation, CPU, window=side).window
+    assert corners is not None
+    expected = [
+        image[:, row : row + side, column : column + side]
+        for image, (row, column) in zip(whole, corners.tolist(), strict=True)
+    ]
+    assert torch.equal(windows, torch.stack(expected))
+    assert torch.equal(labels_of_windows, labels)
+    assert torch.equal(gathered(full, epoch, 4)[0], whole)  # the split of full size stays as it is
+
+
+@pytest.mark.parametrize("side", [3, 8])
+def test_resized_batches_are_the_batches_of_full_size_as_torch_resizes_them(side: int) -> None:
+    full, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    batches = zip(full.epoch(1, 4), full.shrunk(side, crop=False).epoch(1, 4), strict=True)
+    for (images, labels), (resized, labels_of_resized) in batches:
+        assert torch.equal(resized, F.interpolate(images, size=(side, side), mode="bilinear", antialias=True))
+        assert torch.equal(labels_of_resized, labels)
+
+
+def test_each_image_has_a_window_of_its_own_in_each_epoch_at_every_position_alike() -> None:
+    count, side = 5000, 5
+    places = np.arange(8 * 10, dtype=np.uint8).reshape(1, 8, 10, 1)  # each pixel says where it is
+    images, labels = places.repeat(count, axis=0), np.arange(count)
+
+    def corners(epoch: int = 0, batch_size: int = count, seed: int = 0) -> Tensor:
+        split = DeviceBatches(
+            images, labels, normalization=Normalization((0.0,), (1.0,)), device=CPU, training=True, seed=seed
+        )
+        windows, _ = gathered(split.shrunk(side, crop=True), epoch, batch_size)
+        return windows[:, 0, 0, 0].long()
+
+    first = corners()
+    rows, columns = first // 10, first % 10
+    assert (torch.bincount(6 * rows + columns, minlength=24) / count - 1 / 24).abs().max() < 0.012
+    assert torch.equal(corners(batch_size=100), first)
+    for other in (corners(epoch=1), corners(seed=1), first.roll(1)):
+        assert (other == first).float().mean() < 0.1
+
+
+def test_smaller_images_of_an_alternating_flip_are_mirrored_in_every_other_epoch() -> None:
+    split = make(augmentation=Augmentation(True, alternating_flip=True))[0].shrunk(4, crop=False)
+    first, second, third = (images[labels.argsort()] for images, labels in (gathered(split, e, 4) for e in range(3)))
+    assert torch.equal(first, third)
+    torch.testing.assert_close(second, first.flip(3))
+
+
+@pytest.mark.parametrize("crop", [True, False])
+def test_shares_of_smaller_batches_are_the_parts_of_the_whole_batch(crop: bool) -> None:
+    split = make(11, drop_last=False, augmentation=Augmentation(True, 2, 3))[0].shrunk(4, crop)
+    shares = zip(*(split.share_of_epoch(1, 5, rank, 2) for rank in (0, 1)), strict=True)
+    for (images, labels), parts in zip(split.epoch(1, 5), shares, strict=True):
+        for (part, labels_of_part), expected, expected_labels in zip(
+            parts, images.tensor_split(2), labels.tensor_split(2), strict=True
+        ):
+            assert torch.equal(part, expected)
+            assert torch.equal(labels_of_part, expected_labels)
+
+
+def test_samples_of_smaller_training_images_have_full_size() -> None:
+    full, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    for crop in (True, False):
+        assert torch.equal(full.shrunk(4, crop).sample(5, seed=1), full.sample(5, seed=1))
 
 
 def test_translation_that_moves_an_image_out_of_its_window_is_refused() -> None:
@@ -111,10 +184,13 @@ def test_translation_that_moves_an_image_out_of_its_window_is_refused() -> None:
 
 def test_batches_are_float32_channels_last_with_int64_labels() -> None:
     for training in (True, False):
-        batches, _, _ = make(training=training, augmentation=Augmentation(True, 2, 3))
-        for images, labels in batches.epoch(0, 4):
+        whole, _, _ = make(training=training, augmentation=Augmentation(True, 2, 3))
+        smaller = [(whole.shrunk(5, crop), (5, 5)) for crop in (True, False)] if training else []
+        for (images, labels), size in (
+            (batch, size) for batches, size in ((whole, (8, 10)), *smaller) for batch in batches.epoch(0, 4)
+        ):
             assert images.dtype == torch.float32
-            assert images.shape == (4, 3, 8, 10)
+            assert images.shape == (4, 3, *size)
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert labels.dtype == torch.int64
 
@@ -147,10 +223,11 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 
 
 def test_switching_one_augmentation_off_leaves_the_others() -> None:
-    everything = draw_epoch(1, 2, 50, 32, 32, Augmentation(True, 2, 4), CPU)
+    everything = draw_epoch(1, 2, 50, 32, 32, Augmentation(True, 2, 4), CPU, window=9)
     without = draw_epoch(1, 2, 50, 32, 32, Augmentation(False, 2, 0), CPU)
     assert without.mirrored is None
     assert without.corner is None
+    assert without.window is None
     assert torch.equal(everything.order, without.order)
     assert everything.shift is not None
     assert without.shift is not None
@@ -224,10 +301,11 @@ def test_a_cutout_larger_than_the_image_is_a_usage_error() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_sees_the_batches_of_the_cpu() -> None:
+@pytest.mark.parametrize("crop", [None, True, False])
+def test_cuda_sees_the_batches_of_the_cpu(crop: bool | None) -> None:
+    splits = (make(seed=1, augmentation=Augmentation(True, 2, 3), device=device)[0] for device in ("cpu", "cuda"))
     (on_cpu, labels_cpu), (on_cuda, labels_cuda) = (
-        gathered(make(seed=1, augmentation=Augmentation(True, 2, 3), device=device)[0], 2, 4)
-        for device in ("cpu", "cuda")
+        gathered(split if crop is None else split.shrunk(5, crop), 2, 4) for split in splits
     )
     assert torch.equal(labels_cpu, labels_cuda.cpu())
     torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=0, atol=1e-6)

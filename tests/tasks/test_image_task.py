@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy
-from tasks.pipeline import DecodedImages, ImageTask, Normalization
+from tasks.digits import Digits
+from tasks.pipeline import DecodedImages, ImageTask, Normalization, make_splits
 
 RECIPE = Recipe(epochs=1, batch_size=4, learning_rate=0.1)
 
@@ -50,6 +52,55 @@ def test_an_image_task_normalises_by_its_training_images(tmp_path: Path) -> None
     ((images, labels),) = splits.test.epoch(0, 5)
     np.testing.assert_allclose(images.numpy(), expected.transpose(0, 3, 1, 2), rtol=1e-4, atol=1e-5)
     assert labels.tolist() == [0, 1, 2, 0, 1]
+
+
+SIZES = {"train_sizes": (8, 16), "size_milestones": (0.5,)}
+
+
+@pytest.mark.parametrize("shrink_by", ["resize", "crop"])
+def test_images_of_each_training_size_share_their_pixels(tmp_path: Path, shrink_by: str) -> None:
+    task = Digits()
+    copy, recipe = task.prepare(tmp_path, "smoke"), task.recipe("smoke")
+    plain = task.load(copy, recipe, 0, torch.device("cpu"))
+    growing = dataclasses.replace(recipe, **SIZES, shrink_by=shrink_by)
+    splits = task.load(copy, growing, 0, torch.device("cpu"))
+    assert {size: next(iter(split.epoch(0, 4)))[0].shape[2:] for size, split in splits.train_by_size.items()} == {
+        8: (8, 8),
+        16: (16, 16),
+    }
+    assert {split._pixels.data_ptr() for split in splits.train_by_size.values()} == {splits.train._pixels.data_ptr()}
+    for split in (splits.train, splits.train_by_size[16]):
+        for got, expected in zip(split.epoch(1, 500), plain.train.epoch(1, 500), strict=True):
+            assert torch.equal(got[0], expected[0])
+            assert torch.equal(got[1], expected[1])
+    assert next(iter(splits.test.epoch(0, 4)))[0].shape == (4, 1, 16, 16)
+
+
+def test_shrink_by_says_how_images_get_smaller(tmp_path: Path) -> None:
+    task = Digits()
+    copy, recipe = task.prepare(tmp_path, "smoke"), dataclasses.replace(task.recipe("smoke"), translate=0, **SIZES)
+    images = {}
+    for shrink_by in ("resize", "crop"):
+        splits = task.load(copy, dataclasses.replace(recipe, shrink_by=shrink_by), 0, torch.device("cpu"))
+        images[shrink_by] = next(iter(splits.train_by_size[8].epoch(0, 64)))[0]
+        full = next(iter(splits.train.epoch(0, 64)))[0]
+    assert torch.equal(images["resize"], F.interpolate(full, size=(8, 8), mode="bilinear", antialias=True))
+    windows = full.unfold(2, 8, 1).unfold(3, 8, 1)  # (n, 1, rows, columns, 8, 8)
+    assert (windows == images["crop"][:, :, None, None]).flatten(4).all(4).flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ((28, 20), "recipe.train_sizes applies to square images; those of this task have 28x20 pixels"),
+        ((12, 12), 'recipe.train_sizes has 16, which is larger than the image size of 12; --set "recipe.train_sizes'),
+    ],
+)
+def test_sizes_of_training_images_that_a_task_cannot_make_are_one_line(shape: tuple[int, int], line: str) -> None:
+    images, labels = np.zeros((4, *shape, 3), np.uint8), np.arange(4)
+    data = DecodedImages(images, labels, images, labels)
+    with pytest.raises(UsageError, match=f"^{line}"):
+        make_splits(data, dataclasses.replace(RECIPE, **SIZES), 0, torch.device("cpu"), Normalization.of(images))
 
 
 def test_a_constant_channel_is_not_divided_by_zero() -> None:
