@@ -160,8 +160,8 @@ class Recipe:
             images for it.
         size_milestones: Shares of all epochs after which the next of `train_sizes` is used, from the next epoch.
         shrink_by: How the training images of a task of images in memory get a size of `train_sizes` below that of the
-            task, after all other augmentation. `resize`: bilinearly with antialiasing. `crop`: a window at a random
-            position, drawn for each image and epoch. Tasks of image files make random resized crops of each size.
+            task, after all other augmentation. `crop`: a window at a random position, drawn for each image and epoch.
+            `resize`: bilinearly with antialiasing. Tasks of image files make random resized crops of each size.
     """
 
     epochs: Annotated[int | float, Interval(ge=1, le=100_000)]
@@ -212,7 +212,7 @@ class Recipe:
     drop_last: bool = True
     train_sizes: tuple[Annotated[int, Interval(ge=8, le=4096)], ...] = ()
     size_milestones: _SharesOfEpochs = ()
-    shrink_by: Literal["resize", "crop"] = "resize"
+    shrink_by: Literal["crop", "resize"] = "crop"
     evaluate_test: bool = True
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
-PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean", "shrink_by": "resize"}
+PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean", "shrink_by": "crop"}
 """Fields of the recipe that apply only to images of one size, with the values that turn them off."""
 
 

@@ -78,8 +78,7 @@ def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: b
             model = build_model(trial.model, *inputs)
             _check_outputs(model, trial, inputs)
             for side in sizes:
-                hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
-                _check_outputs(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes), hint)
+                _check_size(model, trial, Inputs((inputs.shape[0], side, side), inputs.classes))
             network = (trial.task, trial.model, inputs, sizes), model
             if len(seeds[trial.task, trial.model]) > 1 and starts_alike(trial.model, inputs):
                 log.warning("%s: %s", trial.model, EQUAL_STARTS)
@@ -119,6 +118,21 @@ def few_steps(trial: TrialSpec, train: Batches) -> str:
         f"{'step' if each == 1 else 'steps'} per epoch and {steps} in a trial, which may be too "
         "few to learn; use a smaller --batch-size or more --epochs"
     )
+
+
+def _check_size(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
+    """Check that the network maps images of one of `recipe.train_sizes` to the classes.
+
+    Raises:
+        UsageError: It does not, or its function refuses them.
+    """
+    side = inputs.shape[1]
+    try:
+        build_model(trial.model, *inputs)
+    except UsageError as error:
+        raise UsageError(f"{trial.label} on task {trial.task}, training images of {side} pixels: {error}") from error
+    hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
+    _check_outputs(model, trial, inputs, "" if "train_sizes" in trial.replaced else hint)
 
 
 def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str = "") -> None:

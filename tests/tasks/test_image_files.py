@@ -470,7 +470,7 @@ def test_smoke_needs_no_data(tmp_path):
     [
         ({"translate": 2}, {}, "recipe.translate applies to tasks of images of one size"),
         ({"cutout": 4}, {}, "recipe.cutout applies"),
-        ({"shrink_by": "crop"}, {}, "recipe.shrink_by applies to tasks of images of one size"),
+        ({"shrink_by": "resize"}, {}, "recipe.shrink_by applies to tasks of images of one size"),
         (
             {},
             {"image_size": 64, "eval_resize": 32},
