@@ -210,9 +210,7 @@ def make_splits(
     """
     height, width = data.train_images.shape[1:3]
     if recipe.train_sizes and height != width:
-        raise UsageError(
-            f"recipe.train_sizes applies to square images; those of this task have {height}x{width} pixels"
-        )
+        raise UsageError(f"recipe.train_sizes applies to square images; those of this task are {height}x{width} pixels")
     check_train_sizes(recipe, height)
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
     normalization = normalization.with_std(recipe.pixel_std)

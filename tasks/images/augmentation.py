@@ -73,8 +73,8 @@ def draw_epoch(
 ) -> Draws:
     """Draw the random numbers of an epoch, which depend only on `seed` and `epoch`.
 
-    The CPU draws them for every device, so that a GPU sees the same batches. Each augmentation and the window have their
-    own generators, so that turning one off does not change the others.
+    The CPU draws them for every device, so that a GPU sees the same batches. Each augmentation has its own generator,
+    and so has the window, so that turning one off does not change the others.
 
     Args:
         seed: Seed of the trial.

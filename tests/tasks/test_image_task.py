@@ -69,10 +69,10 @@ def test_images_of_each_training_size_share_their_pixels(tmp_path: Path, shrink_
         16: (16, 16),
     }
     assert {split._pixels.data_ptr() for split in splits.train_by_size.values()} == {splits.train._pixels.data_ptr()}
-    for split in (splits.train, splits.train_by_size[16]):
-        for got, expected in zip(split.epoch(1, 500), plain.train.epoch(1, 500), strict=True):
-            assert torch.equal(got[0], expected[0])
-            assert torch.equal(got[1], expected[1])
+    assert splits.train_by_size[16] is splits.train  # nothing is spent on it
+    for got, expected in zip(splits.train.epoch(1, 500), plain.train.epoch(1, 500), strict=True):
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
     assert next(iter(splits.test.epoch(0, 4)))[0].shape == (4, 1, 16, 16)
 
 
@@ -92,7 +92,7 @@ def test_shrink_by_says_how_images_get_smaller(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "line"),
     [
-        ((28, 20), "recipe.train_sizes applies to square images; those of this task have 28x20 pixels"),
+        ((28, 20), "recipe.train_sizes applies to square images; those of this task are 28x20 pixels"),
         ((12, 12), 'recipe.train_sizes has 16, which is larger than the image size of 12; --set "recipe.train_sizes'),
     ],
 )

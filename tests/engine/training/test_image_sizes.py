@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 
-from small_training import RECIPE, Checkpoints, SmallBatches, assert_it_resumes, small_net, small_trainer
+import numpy as np
+import pytest
+import torch
+from small_training import CLASSES, RECIPE, Checkpoints, SmallBatches, assert_it_resumes, small_net, small_trainer
 from torch import nn
 
 from methods.dense import Dense
@@ -16,6 +20,9 @@ from suite.engine.cost.flops import PRODUCTS, count_layers
 from suite.measure.steps import Steps
 from suite.method import Method, ReconfigPlan
 from suite.task import Splits
+from tasks.images.augmentation import Normalization
+from tasks.images.decoded import DecodedImages
+from tasks.pipeline import make_splits
 
 SHAPE = (3, 16, 16)
 GROWING = dataclasses.replace(RECIPE, epochs=4, train_sizes=(8, 16), size_milestones=(0.5,))
@@ -43,6 +50,32 @@ def growing_trainer(method, recipe=GROWING, **options):
     return trainer, sizes
 
 
+class Noted:
+    """A split that notes the size of the images of each epoch."""
+
+    def __init__(self, split, sizes):
+        self.split, self.sizes = split, sizes
+        self.num_samples, self.steps_per_epoch = split.num_samples, split.steps_per_epoch
+
+    def epoch(self, epoch, batch_size):
+        batches = list(self.split.epoch(epoch, batch_size))
+        self.sizes.extend({images.shape[2] for images, _ in batches})
+        return iter(batches)
+
+
+def growing_trainer_of_images_in_memory(method, shrink_by, **options):
+    """Return a trainer on the splits of an `ImageTask`, and the sizes of its training images."""
+    random, sizes = np.random.RandomState(0), []
+    arrays = [random.randint(0, 256, (count, SHAPE[1], SHAPE[2], 3)).astype(np.uint8) for count in (64, 40)]
+    data = DecodedImages(arrays[0], np.arange(64) % CLASSES, arrays[1], np.arange(40) % CLASSES)
+    recipe = dataclasses.replace(GROWING, shrink_by=shrink_by, translate=1, cutout=4)
+    splits = make_splits(data, recipe, 0, torch.device("cpu"), Normalization.of(arrays[0]))
+    by_size = {size: Noted(split, sizes) for size, split in splits.train_by_size.items()}
+    trainer = small_trainer(method, recipe, input_shape=SHAPE, **options)
+    trainer.splits = dataclasses.replace(splits, train_by_size=by_size)
+    return trainer, sizes
+
+
 def rows_of(trainer):
     return list(csv.DictReader(io.StringIO(trainer.ledger.to_csv(trainer.recipe.epochs))))
 
@@ -52,9 +85,17 @@ def training_flops(model, size):
     return sum(cost.flops(product) for cost in count_layers(model, (3, size, size)).values() for product in PRODUCTS)
 
 
-def test_flops_are_those_of_each_size():
+@pytest.mark.parametrize(
+    "build",
+    [
+        growing_trainer,
+        *(functools.partial(growing_trainer_of_images_in_memory, shrink_by=way) for way in ("resize", "crop")),
+    ],
+    ids=["batches", "resize", "crop"],
+)
+def test_flops_are_those_of_each_size(build):
     records = []
-    trainer, sizes = growing_trainer(Dense(), on_epoch=records.append)
+    trainer, sizes = build(Dense(), on_epoch=records.append)
     small, large = (training_flops(trainer.model, size) for size in GROWING.train_sizes)
     trainer.fit()
     assert sizes == [8, 8, 16, 16]
