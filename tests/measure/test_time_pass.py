@@ -11,7 +11,7 @@ import pytest
 import small_trials
 import torch
 from small_trials import flushed as spec
-from small_trials import train_in_suite
+from small_trials import planned, train_in_suite
 from stopwatches import FakeTime
 from time_passes import pairs as pairs_of
 from tiny_net import TINY
@@ -684,6 +684,24 @@ def test_all_methods_of_a_group_have_one_number_of_threads_and_no_more_than_ther
     measure = lambda one, arguments, count: asked.append(count) or invented(one, arguments, count)  # noqa: E731
     assert time_pass.run(tmp_path, measure=measure, passes=1)
     assert asked == [2, 2]
+
+
+@pytest.mark.parametrize("method", ["progressive_resizing[start=0.4]", "dense[width=0.5,recipe.epochs=3]"])
+def test_a_method_with_its_own_images_or_epochs_is_measured_against_dense_of_the_command(
+    tmp_path, seconds_are_flops, measured, method
+):
+    """The command freezes a parameter of the recipe after an epoch, so that dense has two phases."""
+    small = {"train_images": 64, "test_images": 20, "batch_size": 32, "epochs": 4}
+    overrides = small | {"freeze": ("prep.norm.bias",), "freeze_after": 1}
+    dense, own = planned(f"dense,{method}", tasks="cifar10", models="resnet9[width=0.125]", overrides=overrides)
+    flops = [
+        json.loads((train_in_suite(tmp_path, trial) / "trial.json").read_text())["result"]["train_flops_executed"]
+        for trial in (dense, own)
+    ]
+    time = measured(tmp_path)
+    assert [(one.image_size, one.frozen, one.steps) for one in time.dense] == [(None, False, 2), (None, True, 6)]
+    assert {stage.image_size for stage in time.stages} == {None}
+    assert time.ratio == pytest.approx(flops[1] / flops[0] + time.reconfiguration, rel=1e-3)
 
 
 def test_statistics_of_dense_are_estimated_from_images_of_the_last_size(
