@@ -28,6 +28,7 @@ class Dense(Method):
 
     source: ClassVar[str] = "none: ordinary training"
     replayable: ClassVar[bool] = True
+    prunes: ClassVar[bool] = False
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="other", source="it has only its recipe, which belongs to the task"),
     )
@@ -48,9 +49,6 @@ class Dense(Method):
 
     def is_control(self) -> bool:
         return bool(self.match) or self.repeat > 1
-
-    def prunes(self) -> bool:
-        return False
 
     def begin(self, ctx: Context) -> Sequence[ReconfigPlan]:
         """Narrow all spaces to `width`, or to the largest common share that costs no more than the other network."""

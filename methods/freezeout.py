@@ -18,7 +18,7 @@ from suite.registry import register
 
 @register("method", "freezeout")
 class FreezeOut(Method):
-    """Layers are frozen one after the other, from the input on, and their learning rates fall to 0 before (FreezeOut).
+    """Control without pruning: layers are frozen one after the other, from the input on (FreezeOut).
 
     The i-th of L layers, counted from 0, is frozen at the share t_i of the training,
 
@@ -40,15 +40,13 @@ class FreezeOut(Method):
     Layers whose weights are not trained, such as airbench's first one, count as frozen from the start.
     """
 
+    prunes: ClassVar[bool] = False
     source: ClassVar[str] = "FreezeOut (A. Brock et al., arXiv 1706.04983, and its code)"
     tuning: ClassVar[Sequence[Tuning]] = (Tuning(trials=0, chosen_on="publication", source="defaults of its code"),)
 
     start: Annotated[float, Interval(gt=0, lt=1)] = 0.8
     power: Annotated[int, Interval(ge=1, le=3)] = 3
     rates: Literal["scaled", "annealed", "constant"] = "scaled"
-
-    def prunes(self) -> bool:
-        return False
 
     def setup(self, ctx: Context) -> None:
         layers = [name for name, layer in ctx.layers.items() if layer.weight.requires_grad]

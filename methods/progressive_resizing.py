@@ -14,7 +14,7 @@ from suite.registry import register
 
 @register("method", "progressive_resizing")
 class ProgressiveResizing(Method):
-    """Training images begin small and grow to full size (Composer's progressive resizing).
+    """Control without pruning: training images begin small and grow to full size (progressive resizing).
 
     Their side is `start` of the full one until the share `delay` of the training. It then grows linearly, in steps of
     `step` pixels, until the share 1 - `full`. A size is used for whole epochs. The method only sets the fields
@@ -32,6 +32,7 @@ class ProgressiveResizing(Method):
 
     source: ClassVar[str] = "progressive resizing in MosaicML Composer"
     replayable: ClassVar[bool] = True
+    prunes: ClassVar[bool] = False
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(
             trials=0, chosen_on="publication", source="defaults of Composer, and crops as its card advises on CIFAR"
@@ -50,9 +51,6 @@ class ProgressiveResizing(Method):
             raise ValueError("growing images change no layer, so that ignore leaves none out")
         if self.delay + self.full > 1:
             raise ValueError(f"delay={self.delay:g} and full={self.full:g} are together more than the whole training")
-
-    def prunes(self) -> bool:
-        return False
 
     def recipe_fields(self, recipe: Recipe, input_shape: tuple[int, int, int]) -> Mapping[str, Any]:
         if recipe.train_sizes:

@@ -53,14 +53,15 @@ def check_facts(cls: type) -> None:
     """Check the class variables that name parameters, when the class has its parameters.
 
     Args:
-        cls: A subclass of `suite.method.Method`, which explains `shrinks_network`, `random_twin` and `tuning`.
+        cls: A subclass of `suite.method.Method`, which explains `prunes`, `shrinks_network`, `random_twin` and `tuning`.
 
     Raises:
         TypeError: One line that names class, class variable and parameter, and says what is allowed.
     """
-    shrinks: Any = vars(cls).get("shrinks_network", False)
-    if not isinstance(shrinks, bool):
-        raise TypeError(f"{cls.__name__}.shrinks_network is {shrinks!r}; allowed: True, False")
+    for name in ("prunes", "shrinks_network"):
+        fact: Any = vars(cls).get(name, False)
+        if not isinstance(fact, bool):
+            raise TypeError(f"{cls.__name__}.{name} is {fact!r}; allowed: True, False")
     tuning: Any = vars(cls).get("tuning", ())
     if not (isinstance(tuning, (tuple, list)) and all(isinstance(item, Tuning) for item in tuning)):
         raise TypeError(f"{cls.__name__}.tuning is {tuning!r}; write a tuple of suite.recipe.Tuning")

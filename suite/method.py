@@ -198,6 +198,8 @@ class Method:
             the step number, read no values from the device, and have shapes that do not depend on values; no hook may
             move a parameter to other memory. All other hooks run as usual.
         shrinks_network: Whether a trial may end with a smaller network than it began with.
+        prunes: Whether it prunes. A way to save training time without pruning is a control that methods must beat, and
+            is judged in a family of its own.
         random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
             criterion: `{"mode": "random"}`. Empty if it has no such parameter.
         cpu_kernels: Sources in `kernels/cpu/sources` that it may call. Commands compile them before their first trial.
@@ -209,6 +211,7 @@ class Method:
     source: ClassVar[str] = ""
     replayable: ClassVar[bool] = False
     shrinks_network: ClassVar[bool] = False
+    prunes: ClassVar[bool] = True
     random_twin: ClassVar[Mapping[str, Any]] = {}
     cpu_kernels: ClassVar[Sequence[str]] = ()
     tuning: ClassVar[Sequence[Tuning]] = ()
@@ -248,10 +251,6 @@ class Method:
     def is_control(self) -> bool:
         """Return whether this is a control of other methods, of which a report claims nothing: here, a random twin."""
         return bool(self.random_twin) and all(getattr(self, name) == one for name, one in self.random_twin.items())
-
-    def prunes(self) -> bool:
-        """Return whether this prunes. A way to save training time without pruning is judged in a family of its own."""
-        return True
 
     def recipe_fields(self, recipe: Recipe, input_shape: tuple[int, int, int]) -> Mapping[str, Any]:
         """Return the fields of the recipe that the method sets in its own trials, with their values.

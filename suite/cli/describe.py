@@ -167,6 +167,7 @@ def describe_method(text: str, task: str) -> dict[str, Any]:
         "summary": first_line(thing),
         "source": thing.source,
         "version": thing.version,
+        "prunes": thing.prunes,
         "shrinks_network": thing.shrinks_network,
         "random_twin": dict(thing.random_twin),
         "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],

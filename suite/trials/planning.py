@@ -327,7 +327,7 @@ def _template(
         data_copy=data_copy,
         processes=suite.processes,
         control=method.built.is_control(),
-        prunes=method.built.prunes(),
+        prunes=method.choice.definition.prunes,
         arithmetic=FLUSH,
         plugins=suite.plugins,
         callbacks=suite.callbacks,
