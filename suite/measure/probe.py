@@ -53,7 +53,7 @@ EVALUATED = 3
 """Batches of an evaluation that are timed."""
 HOOKS = (
     *("transform_batch", "regularization", "before_optimizer_step", "after_optimizer_step"),
-    *("on_epoch_end", "reconfigure", "on_reconfigured"),
+    *("on_epoch_end", "reconfigure", "freeze", "on_reconfigured"),
 )
 """Hooks that can change the cost of a step from epoch to epoch. A method without them is steady."""
 
@@ -200,8 +200,8 @@ class Probe:
         self._walked = walked
         self.visited += 1
         plan = self.trainer.end_epoch()
-        if plan is not None and plan.restart:  # of the schedule; the network keeps its size
-            self.trainer.apply_plan(ReconfigPlan(restart=True))
+        if plan is not None and (plan.restart or plan.frozen):  # the network keeps its size
+            self.trainer.apply_plan(ReconfigPlan(restart=plan.restart, frozen=plan.frozen))
 
     def _walk(self, steps: Steps) -> Cost:
         """Run steps of few images, and return the cost of the last one without effective FLOPs, which take no time."""

@@ -46,7 +46,7 @@ def counted(records):
     return [pytest.approx(records[-1]["train_flops"][name], rel=1e-9) for name in ("dense", "executed")]
 
 
-@pytest.mark.parametrize("method", ["dense", CLICKTRAIN])
+@pytest.mark.parametrize("method", ["dense", CLICKTRAIN, "freezeout[start=0.4,power=1]"])
 def test_stages_and_flops_are_those_of_the_trial(tmp_path, method):
     trial = spec(method, epochs=5, **SMALL)
     found = Probe(trial, tmp_path).run()
