@@ -10,6 +10,7 @@ is:
     method.on_attached(ctx)                                # the optimizer exists
     for each epoch:
         for each step:
+            multiply residual branches by method.branch_factors(ctx), and leave out those with 0, until the step ends
             images, labels = method.transform_batch(images, labels, ctx)
             for each micro-batch: forward, backward        # the transforms of the plans run here
             sum the gradients over the ranks               # those of method.kept_gradients(ctx)
@@ -121,6 +122,8 @@ class Context:
         step: Number of optimizer steps attempted since the trial began, so also the index of the running step.
         epochs_done: Number of finished epochs. It has its new value in all hooks at the end of an epoch.
         batch_index: Index of the running step in its epoch.
+        left_out: Names of the modules that the running step does not compute: the residual branches with the factor 0
+            (`Method.branch_factors`), and all modules in them. Empty between steps.
         progress: Share of the training that is done, in [0, 1]. Schedules should use this.
         task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
             `regularization` it belongs to the running step. `None` before the first step of a process.
@@ -162,6 +165,7 @@ class Context:
     step: int = 0
     epochs_done: int = 0
     batch_index: int = 0
+    left_out: frozenset[str] = frozenset()
     progress: float = 0.0
     task_loss: Tensor | None = None
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
@@ -307,6 +311,16 @@ class Method:
         a resumed trial calls it at other times.
         """
         return None
+
+    def branch_factors(self, ctx: Context) -> Mapping[str, float]:
+        """Return factors by which the outputs of residual branches are multiplied in the coming step, by name.
+
+        `ctx.spaces` lists the branches: `removable_branches` and `fixed_branches`. The factor of absent ones is 1. A
+        branch with 0 is not computed, neither forward nor backward: its parameters get no gradient, so that the
+        optimizer passes them over. Called at the beginning of a step. It must depend only on parameters, seed and step
+        (`suite.plan.random_key`; not on the rank, as `ctx.key` does).
+        """
+        return {}
 
     def transform_batch(self, images: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return a changed batch, such as mixup's.

@@ -47,7 +47,8 @@ class Ledger:
         evaluated: Layers of the model now for images of an evaluation.
         phase: The present phase. A phase without a size has images of `input_shape`.
         train_flops: FLOPs of all steps, and of other passes of the training (`add_forward`), by variant.
-        step_flops: FLOPs of the last step, by variant.
+        step_flops: FLOPs of the last step, by variant, with the residual branches that it left out
+            (`Context.left_out`), because other steps leave out others. `train_flops` is without them.
         step_overhead: Operations of the method itself in the last step.
         step_communication: Bytes that a rank communicates in such a step of data-parallel training, by kind.
         train_communication: Bytes that a rank communicates in all steps, by kind.
@@ -89,19 +90,23 @@ class Ledger:
         self._steps += 1
         self._samples += samples
         step_flops = dict.fromkeys(COLUMNS, 0.0)
+        flops_done = dict.fromkeys(COLUMNS, 0.0)
         for name, dense in self.dense.items():
             cost, layer = self.current.get(name), self._ctx.layers.get(name)
             sums = self._interval[name]
             # A method knows only the planned layers that still exist.
             density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
+            left_out = name.partition(":")[0] in self._ctx.left_out  # a product outside of layers is MODULE:PRODUCT
             for index, product in enumerate(PRODUCTS):
                 whole = float(dense.flops(product) * samples)
                 now = float(cost.flops(product) * samples) if cost else 0.0
                 values = (whole, now, now * density[index], now * (executed[index] if executed else 1.0))
-                for column, value in zip(COLUMNS, values, strict=True):
-                    sums[product][column] += value
+                done = (whole, now, 0.0, 0.0) if left_out else values
+                for column, value, counted in zip(COLUMNS, values, done, strict=True):
+                    sums[product][column] += counted
                     step_flops[column] += value
+                    flops_done[column] += counted
         self.step_flops = step_flops
         self._kept_gradients.update(self._ctx)
         all_of_it = self._all_communication
@@ -109,7 +114,7 @@ class Ledger:
         for kind, size in self.step_communication.items():
             self.train_communication[kind] += size
         for column in COLUMNS:
-            self.train_flops[column] += step_flops[column]
+            self.train_flops[column] += flops_done[column]
 
     def add_forward(self, samples: int) -> None:
         """Count a forward pass of `samples` images that belongs to the training but to no step.

@@ -6,17 +6,16 @@ import importlib.util
 import os
 import shlex
 import shutil
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 from suite.errors import UsageError
 
-
-class _Replayable(Protocol):
-    replayable: ClassVar[bool]
+if TYPE_CHECKING:  # planning must not wait for torch
+    from suite.method import Method
 
 
 def check_execution(
-    execution: str, kind: str, method: type[_Replayable], name: str = "this method", processes: int = 1
+    execution: str, kind: str, method: type[Method], name: str = "this method", processes: int = 1
 ) -> None:
     """Check that the steps of a method can be executed in the given way on a kind of device.
 
@@ -36,6 +35,13 @@ def check_execution(
             "eager, or one process per trial"
         )
     if execution == "compile":
+        from suite.engine.network.branches import scales_branches  # the class of the method has imported torch
+
+        if scales_branches(method):
+            raise UsageError(
+                f"recipe.execution=compile: {name} leaves out other branches in each step, and each pattern would be "
+                "compiled anew; take eager"
+            )
         # Compiling the generated code takes a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
         compiler = shlex.split(os.environ.get("CXX") or "g++")[0]
         if kind == "cpu" and shutil.which(compiler) is None:

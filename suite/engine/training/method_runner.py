@@ -21,6 +21,7 @@ from suite.engine.cost.flops import count_model
 from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.memory import StepMemory, measure_step
 from suite.engine.cost.torch_hardware import hardware_facts
+from suite.engine.network.branches import ScaledBranches
 from suite.engine.network.channels import surgery
 from suite.engine.network.channels.ignored import ignored_modules, leave_out
 from suite.engine.network.channels.spaces import find_index_spaces
@@ -81,6 +82,7 @@ class MethodRunner:
         self.plans_made, self._replan_requested = 0, False
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
+        self._branches = ScaledBranches()
         self._checked_state = False  # whether the optimizers' state was seen after a step
         self._cuts = self._defines("begin", "reconfigure")
         self.frozen_norms: list[_BatchNorm] = []
@@ -243,11 +245,13 @@ class MethodRunner:
                 )
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch that the method makes of a batch."""
+        """Begin a step: scale residual branches, and return the batch that the method makes of a batch."""
         self._largest_batch = max(self._largest_batch, len(images))
         for norm in self.frozen_norms:
             norm.eval()
         with self.clock.span("pruning"):
+            factors = self.method.branch_factors(self.ctx)
+            self.ctx.left_out = self._branches.scale(self.model, self.ctx.spaces, factors)
             return self.method.transform_batch(images, labels, self.ctx)
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
@@ -285,6 +289,8 @@ class MethodRunner:
 
     def end_step(self) -> None:
         """Count the step, even if the optimizer did not run, and plan the layers if a hook asked for it."""
+        self._branches.restore()
+        self.ctx.left_out = frozenset()
         self.ctx.step += 1
         self.ctx.batch_index += 1
         self._step_state.step = self.ctx.step

@@ -184,9 +184,11 @@ def density_is_true(subject: Subject) -> str:
     if density.findings:
         more = len(density.findings) - 1
         raise Broken(density.findings[0] + (f"; {more} more products are wrong" if more else ""), "density")
-    flops = records[-1]["step_flops"]
-    needed = flops["effective"] / flops["dense"]
-    saved = f"the last one needs {needed:.1%} of dense FLOPs" if needed < 1 else "none of them saves any FLOPs"
+    saved = "none of them saves any FLOPs"
+    for which, flops in (("all of them need", "train_flops"), ("the last one needs", "step_flops")):
+        needed = records[-1][flops]["effective"] / records[-1][flops]["dense"]
+        if needed < 1:
+            saved = f"{which} {needed:.1%} of dense FLOPs"
     return f"stated and observed agree in {density.steps} steps; {saved}"
 
 
