@@ -40,6 +40,31 @@ def dropout_net():
     return net
 
 
+class Sum(nn.Module):
+    residual_branch = "branch"
+
+    def __init__(self, branch):
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+def residual_net():
+    """Return `plain_net` with a second convolution that is a residual branch."""
+    net = plain_net()
+    net[2] = Sum(net[2])
+    return net
+
+
+class LeavesOut(Method):
+    """Leaves out the branch of `residual_net` in each second step, and halves its output in the others."""
+
+    def branch_factors(self, ctx):
+        return {"2.branch": 0.5 if ctx.step % 2 else 0.0}
+
+
 def pruning():
     """Return PruneTrain that cuts channels of `plain_net` in the second epoch."""
     return PruneTrain(interval=2, threshold=0.2, ratio=0.6, update="proximal")
@@ -100,6 +125,7 @@ def start(rank, folder):
         "pruned": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
         "frozen": trained(FREEZING(), dataclasses.replace(UNEVEN, lookahead_steps=2)),
         "grown": trained(Grows(), dataclasses.replace(small, mixup=0.4, lookahead_steps=2)),
+        "left_out": trained(LeavesOut(), dataclasses.replace(small, micro_batches=2), residual_net()),
         "normalised": normalised(),
         "estimated": estimated(),
         "resumed": resumed(),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from suite import files
 from suite.engine.network import model_files
+from suite.engine.network.branches import scales_branches
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.training.averages import bare
 from suite.engine.training.method_runner import MethodRunner
@@ -57,6 +58,7 @@ class OwnLoop(MethodRunner):
     def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
         super().__init__(method, ctx, train_size)
         self._parts = ctx.micro_batches  # into which the running step is divided
+        self._began: int | None = None  # the step whose batch was transformed last
         self._term_of: int | None = None  # the step whose term was returned last
         self._term_waits = False  # whether that term had no backward yet
         self._warned_of_term = False
@@ -64,6 +66,10 @@ class OwnLoop(MethodRunner):
             "input_shape": [*ctx.input_shape], "num_classes": ctx.num_classes, "epochs": ctx.epochs,
             "batch_size": ctx.batch_size, "micro_batches": ctx.micro_batches, "seed": ctx.seed,
         }  # fmt: skip
+
+    def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        self._began = self.ctx.step
+        return super().transform_batch(images, labels)
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
         if not 0 <= micro_batch < micro_batches:
@@ -131,8 +137,14 @@ class OwnLoop(MethodRunner):
         """Run the optimizers and the two hooks around them, as `MethodRunner.optimizer_step` does.
 
         Raises:
-            UsageError: if the method's term of this step had no backward: the method would have no effect.
+            UsageError: if the method's term of this step had no backward, or the method leaves out branches and
+                `transform_batch` was not called in this step: the method would have no effect.
         """
+        if self._began != self.ctx.step and scales_branches(type(self.method)):
+            raise UsageError(
+                f"hooks.transform_batch was not called in step {self.ctx.step}, so that {type(self.method).__name__} "
+                "leaves out no branch: begin each step with images, labels = hooks.transform_batch(images, labels)"
+            )
         if self._term_waits:
             raise UsageError(
                 "the term that hooks.regularization returned had no backward, so that the method would have no effect: "

@@ -6,6 +6,18 @@ import pytest
 import torch
 from gloo_threads import found_by_ranks
 from rank_trainers import FREEZING, RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
+from rank_trainers import (
+    RANKS,
+    UNEVEN,
+    Grows,
+    LeavesOut,
+    normalised_net,
+    plain_net,
+    pruning,
+    residual_net,
+    start,
+    trained,
+)
 from small_training import SmallBatches, small_trainer
 from stopwatches import FakeTime
 
@@ -55,6 +67,15 @@ def test_a_rank_without_an_image_of_a_batch_takes_part_without_weight(found):
     assert [record["steps"] for record in one["records"]] == [5, 3]
     for rank in range(RANKS):
         assert_equal_training(found[rank]["grown"], one)
+
+
+def test_branches_that_a_step_leaves_out_are_left_out_on_all_ranks(found):
+    one = trained(LeavesOut(), dataclasses.replace(UNEVEN, epochs=2, micro_batches=4), residual_net())
+    for rank in range(RANKS):
+        assert_equal_training(found[rank]["left_out"], one)
+        for record in found[rank]["left_out"]["records"]:
+            assert record["communication"]["gradients"] == record["train_communication"]["gradients"]
+    assert all(map(torch.equal, found[0]["left_out"]["weights"], found[1]["left_out"]["weights"]))
 
 
 def test_running_means_are_averaged_over_the_ranks_and_contain_no_image_twice_or_invented(found):
