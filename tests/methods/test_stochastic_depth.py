@@ -85,6 +85,15 @@ def test_twenty_steps_equal_a_loop_written_by_hand_and_are_one_stage():
     assert [stage.steps for stage in StageList(records).stages()] == [20]
 
 
+def test_memory_is_that_of_a_step_without_left_out_branches():
+    """The first step, whose memory is counted, leaves out the branch: only its gradients are missing."""
+    gradients = sum(parameter.numel() for parameter in small_net().get_submodule(BRANCH).parameters())
+    whole, part = (fitted(LeavesOut(steps=steps), ONE_EPOCH) for steps in ((), (0,)))
+    assert part[1][0]["step_memory_bytes"] == whole[1][0]["step_memory_bytes"] - 4 * gradients
+    tensors = [trainer.model.state_dict()[f"{BRANCH}.1.num_batches_tracked"].item() for trainer, _ in (whole, part)]
+    assert tensors == [4, 3]
+
+
 def test_probabilities_rise_linearly_to_drop_and_factors_have_the_mean_1():
     method = StochasticDepth(drop=0.6)
     small_trainer(method, model=resnet32())

@@ -13,7 +13,7 @@ from suite.index_spaces import IndexSpaces
 from suite.method import Method
 
 
-def scales_branches(method: type[Method]) -> bool:
+def scales_branches(method: type[Any]) -> bool:
     """Return whether a method may leave out residual branches, or multiply their outputs."""
     return method.branch_factors is not Method.branch_factors
 

@@ -6,16 +6,19 @@ import importlib.util
 import os
 import shlex
 import shutil
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar, Protocol
 
 from suite.errors import UsageError
 
-if TYPE_CHECKING:  # planning must not wait for torch
-    from suite.method import Method
+
+class _Executed(Protocol):
+    replayable: ClassVar[bool]
+
+    def branch_factors(self, ctx: Any) -> Any: ...
 
 
 def check_execution(
-    execution: str, kind: str, method: type[Method], name: str = "this method", processes: int = 1
+    execution: str, kind: str, method: type[_Executed], name: str = "this method", processes: int = 1
 ) -> None:
     """Check that the steps of a method can be executed in the given way on a kind of device.
 

@@ -250,9 +250,19 @@ class MethodRunner:
         for norm in self.frozen_norms:
             norm.eval()
         with self.clock.span("pruning"):
-            factors = self.method.branch_factors(self.ctx)
-            self.ctx.left_out = self._branches.scale(self.model, self.ctx.spaces, factors)
+            self._scale_branches()
             return self.method.transform_batch(images, labels, self.ctx)
+
+    def _scale_branches(self) -> None:
+        factors = self.method.branch_factors(self.ctx)
+        self.ctx.left_out = self._branches.scale(self.model, self.ctx.spaces, factors)
+
+    @contextmanager
+    def whole_network(self) -> Iterator[None]:
+        """Let all residual branches of the running step compute as usual inside the context."""
+        self._branches.restore()
+        yield
+        self._scale_branches()
 
     def begin_micro_batch(self, micro_batch: int, micro_batches: int) -> None:
         """Set the micro-batch that the transforms see; needed only if a batch has several."""

@@ -59,12 +59,18 @@ class EagerStep:
             images: (N, C, H, W), the share of this rank. The sizes of micro-batches differ by at most one image. Their
                 number is that of the recipe, or N if N is smaller.
             labels: (N,) int64, or (N, classes) probabilities.
-            saved: Counter of the tensors that the first micro-batch keeps for backward.
+            saved: Counter of the tensors that the first micro-batch keeps for backward. If the step leaves out
+                branches, another forward with all branches is counted, since the largest step has them.
         """
         clock = self.runner.clock
         split = self._micro_batches(images, labels)
         parts = len(split)
         task_loss, term = torch.zeros((), device=self.device), None
+        if saved and self.runner.ctx.left_out:
+            with undisturbed(self.runner), self.runner.whole_network(), self.parallel.without_averaging():
+                with saved.counting():
+                    self.task_loss(*split[0])
+            saved = None
         with clock.span("network"):
             for part, (some_images, some_labels) in enumerate(split):
                 self.runner.begin_micro_batch(part, self.recipe.micro_batches)
