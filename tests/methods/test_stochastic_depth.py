@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from small_training import (
     small_net,
     small_trainer,
 )
+from torch import nn
 
 from methods.stochastic_depth import StochasticDepth
 from suite.choices import build_model
+from suite.engine.cost.flops import PRODUCTS, count_layers
 from suite.engine.cost.ledger import COLUMNS
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError
@@ -30,6 +33,7 @@ from suite.plan import random_key
 from suite.trials.stages import StageList
 
 ONE_EPOCH = dataclasses.replace(RECIPE, epochs=1, weight_decay=1e-2)
+CARD = (Path(__file__).parents[2] / "docs/methods/stochastic_depth.md").read_text(encoding="utf-8")
 BRANCH = "3.branch"
 """The only residual branch of `small_net`."""
 
@@ -48,9 +52,15 @@ def resnet32():
     return build_model("resnet32[width=0.25]", SHAPE, CLASSES)
 
 
-def drawn(method, steps, seed=0):
+def with_branch(branch):
+    net = small_net()
+    net[3].branch = branch
+    return net
+
+
+def drawn(method, steps, **context):
     """Return the factors of each step."""
-    return [method.branch_factors(Context(None, SHAPE, CLASSES, 1, 1, seed=seed, step=step)) for step in range(steps)]
+    return [method.branch_factors(Context(None, SHAPE, CLASSES, 1, 1, step=step, **context)) for step in range(steps)]
 
 
 def test_twenty_steps_equal_a_loop_written_by_hand_and_are_one_stage():
@@ -58,8 +68,8 @@ def test_twenty_steps_equal_a_loop_written_by_hand_and_are_one_stage():
 
     model = resnet32().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=1e-3)
-    blocks = [(f"{name}.{i}", block) for name in ("layer1", "layer2", "layer3") for i, block in
-              enumerate(getattr(model, name))]  # fmt: skip
+    stages = [(f"layer{stage}", getattr(model, f"layer{stage}")) for stage in (1, 2, 3)]
+    blocks = [(f"{name}.{index}.branch", block) for name, stage in stages for index, block in enumerate(stage)]
     step, left_out = 0, 0
     for epoch in range(5):
         for images, labels in SmallBatches(64, seed=1).epoch(epoch, 16):
@@ -69,7 +79,7 @@ def test_twenty_steps_equal_a_loop_written_by_hand_and_are_one_stage():
             for number, (name, block) in enumerate(blocks, start=1):
                 stays = 1 - 0.5 * number / 15
                 sum_of_block = x if block.downsample is None else block.downsample(x)
-                if random_key(0, step, 0, "branch", f"{name}.branch") / 2**63 >= 1 - stays:
+                if random_key(0, step, 0, "branch", name) / 2**63 >= 1 - stays:
                     sum_of_block = sum_of_block + block.branch(x) * (1 / stays)
                 else:
                     left_out += 1
@@ -80,8 +90,7 @@ def test_twenty_steps_equal_a_loop_written_by_hand_and_are_one_stage():
     assert step == trainer.ctx.step == 20
     assert left_out > 40
     for name, tensor in model.state_dict().items():
-        if not name.endswith("num_batches_tracked"):
-            assert torch.equal(tensor, trainer.model.state_dict()[name]), name
+        assert torch.equal(tensor, trainer.model.state_dict()[name]), name
     assert [stage.steps for stage in StageList(records).stages()] == [20]
 
 
@@ -105,7 +114,7 @@ def test_probabilities_rise_linearly_to_drop_and_factors_have_the_mean_1():
         assert values.max().item() == pytest.approx(1 / (1 - dropped))
         assert (values == 0).double().mean().item() == pytest.approx(dropped, abs=0.03)
         assert values.mean().item() == pytest.approx(1, abs=0.07)
-    assert drawn(method, 8, seed=1) != factors[:8] == drawn(method, 8)
+    assert drawn(method, 8, seed=1) != factors[:8] == drawn(method, 8, rank=1)
 
 
 def test_flops_of_left_out_branches_are_not_counted_but_a_step_s_cost_stays():
@@ -128,6 +137,17 @@ def test_flops_of_left_out_branches_are_not_counted_but_a_step_s_cost_stays():
         counted = [float(row[f"{product}_{column}"]) for column in COLUMNS]
         assert counted == [2 * saved / 6, 2 * saved / 6, saved / 6, saved / 6]
         assert float(rows["4"][f"{product}_executed"]) == float(rows["4"][f"{product}_dense"])
+
+
+def test_products_outside_of_layers_are_left_out_with_their_branch():
+    class Attends(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    trainer = small_trainer(LeavesOut(steps=(0,)), ONE_EPOCH, with_branch(Attends()))
+    trainer.train_step(next(trainer.batches()))
+    saved = trainer.ledger.train_flops["dense"] - trainer.ledger.train_flops["executed"]
+    assert saved == 16 * sum(trainer.ledger.current[f"{BRANCH}:attention"].flops(product) for product in PRODUCTS) > 0
 
 
 def test_a_left_out_branch_keeps_weights_momentum_and_statistics_and_nothing_else_does():
@@ -218,3 +238,14 @@ def test_it_is_a_way_to_train_without_pruning_and_no_control_of_another_method()
     assert not StochasticDepth().prunes()
     assert not StochasticDepth().is_control()
     assert Method().prunes()
+
+
+@pytest.mark.parametrize("name", ["resnet32", "resnet56", "resnet9"])
+def test_the_card_has_the_counted_share_of_flops_that_is_saved(name):
+    model = build_model(name, (3, 32, 32), 10)
+    flops = {layer: sum(map(cost.flops, PRODUCTS)) for layer, cost in count_layers(model, (3, 32, 32)).items()}
+    branches = [f"{at}.branch" for at, module in model.named_modules() if hasattr(type(module), "residual_branch")]
+    of_branches = [sum(flops[layer] for layer in flops if layer.startswith(f"{branch}.")) for branch in branches]
+    saved = sum(0.5 * number / len(branches) * one for number, one in enumerate(of_branches, start=1))
+    card = CARD.replace("\n", " ").replace("of the training FLOPs of", "of")
+    assert f"{100 * saved / sum(flops.values()):.1f} % of `{name}`" in card
