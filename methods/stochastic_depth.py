@@ -18,7 +18,7 @@ from suite.registry import register
 
 @register("method", "stochastic_depth")
 class StochasticDepth(Method):
-    """Stochastic depth, a way to save time without pruning: each step leaves out random residual branches.
+    """Control without pruning: each step leaves out random residual branches (stochastic depth).
 
     A branch is left out for the whole batch, and is computed neither forward nor backward. Its parameters, their
     momentum and its batch statistics then stay as they are; in the published code, momentum and decay go on. Branches
@@ -33,6 +33,7 @@ class StochasticDepth(Method):
             branch l of L is `l / L * drop`, so that the first branch is left out sometimes, too.
     """
 
+    prunes: ClassVar[bool] = False
     source: ClassVar[str] = "Huang et al., Deep Networks with Stochastic Depth, ECCV 2016"
     tuning: ClassVar[Sequence[Tuning]] = (
         Tuning(trials=0, chosen_on="publication", source="p_L = 0.5 in the paper; equal in all presets"),
@@ -44,9 +45,6 @@ class StochasticDepth(Method):
         super().__post_init__()
         if self.ignore:
             raise ValueError("stochastic depth prunes no layer, so that ignore leaves none out")
-
-    def prunes(self) -> bool:
-        return False
 
     def setup(self, ctx: Context) -> None:
         branches = {*ctx.spaces.removable_branches, *ctx.spaces.fixed_branches}

@@ -53,7 +53,8 @@ def check_facts(cls: type) -> None:
     """Check the class variables that name parameters, when the class has its parameters.
 
     Args:
-        cls: A subclass of `suite.method.Method`, which explains `prunes`, `shrinks_network`, `random_twin` and `tuning`.
+        cls: A subclass of `suite.method.Method`, which explains `prunes`, `shrinks_network`, `random_twin` and
+            `tuning`.
 
     Raises:
         TypeError: One line that names class, class variable and parameter, and says what is allowed.

@@ -235,9 +235,9 @@ def test_a_loop_that_does_not_begin_its_steps_is_refused():
 
 
 def test_it_is_a_way_to_train_without_pruning_and_no_control_of_another_method():
-    assert not StochasticDepth().prunes()
+    assert not StochasticDepth.prunes
     assert not StochasticDepth().is_control()
-    assert Method().prunes()
+    assert Method.prunes
 
 
 @pytest.mark.parametrize("name", ["resnet32", "resnet56", "resnet9"])

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 from gloo_threads import found_by_ranks
-from rank_trainers import FREEZING, RANKS, UNEVEN, Grows, normalised_net, plain_net, pruning, start, trained
 from rank_trainers import (
+    FREEZING,
     RANKS,
     UNEVEN,
     Grows,
