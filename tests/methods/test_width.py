@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, fitted, small_net, small_trainer
+from torch.nn import Conv2d
 
 from methods.dense import Dense
+from suite.choices import build_model
 from suite.engine.cost.flops import PRODUCTS, count_layers
+from suite.ops import apply
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)  # 20 steps
 
@@ -62,3 +65,14 @@ def test_channels_are_rounded_down_and_one_is_left(width, channels):
 def test_what_contradicts_a_width_is_refused(wrong):
     with pytest.raises(ValueError, match=r"match=prunetrain decides the width|ignore leaves layers out|width"):
         Dense(**wrong)
+
+
+def test_a_network_that_begins_as_the_identity_keeps_the_channels_that_pass_something_on():
+    """As in `airbench[width=0.25]`: 24 whitened channels, and no normalisation of a channel without variance."""
+    model = build_model("airbench[width=0.5]", (3, 32, 32), 10)
+    apply(model, Dense(width=0.5), input_shape=(3, 32, 32), num_classes=10, epochs=1, batch_size=2)
+    built = build_model("airbench[width=0.25]", (3, 32, 32), 10)
+    assert [parameter.shape for parameter in model.parameters()] == [one.shape for one in built.parameters()]
+    identities = [layer.weight.flatten(1).count_nonzero(1) for layer in model.modules() if isinstance(layer, Conv2d)]
+    assert all((counts > 0).all() for counts in identities)
+    assert [(counts == 1).sum().item() for counts in identities[1:]] == [16, 16, 16, 64, 64, 64]
