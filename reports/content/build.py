@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from reports.content.chance import chance_caution
 from reports.content.model import Group, Report
+from reports.content.prices import price_list
 from reports.content.provenance import flatten, left_out, out_option, problem_section, provenance_section
 from reports.content.remarks import (
     backend_remarks,
@@ -35,7 +36,15 @@ from suite.parameters import resolve
 from suite.recipe import FLUSH, Recipe
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
-from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, label
+from suite.trials.groups import (
+    TrialGroup,
+    epochs,
+    fold_budgets,
+    group_trials,
+    is_control,
+    is_without_pruning,
+    label,
+)
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
@@ -53,7 +62,8 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     groups, unassigned = group_trials(records.trials)
     groups = fold_budgets(pool_machines(groups, records.times))
     controls = {label(trial) for trial in records.trials if is_control(trial)}
-    drawn_as = looks((label(trial) for trial in records.trials), controls)
+    ways = {label(trial) for trial in records.trials if is_without_pruning(trial)}
+    drawn_as = looks((label(trial) for trial in records.trials), controls, ways)
     slugs = _slugs(groups)
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
@@ -83,7 +93,9 @@ def _summary(
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
     shorter = sum(len(budget.trials) for group in groups for budget in group.budgets)
     controls = sum(len(row.trials) for several in rows for row in several if row.is_control)
-    for count, what in ((shorter, "dense training for fewer epochs"), (controls, "controls of methods")):
+    ways = sum(len(row.trials) for several in rows for row in several if row.is_without_pruning)
+    kinds = ((shorter, "dense training for fewer epochs"), (ways, "other training without pruning"))
+    for count, what in (*kinds, (controls, "controls of methods")):
         if count:
             counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
     summary = f"{counts}. Numbers from {records.source}."
@@ -123,7 +135,7 @@ def _group(
     said: dict[str, str] = {}
     if answers is not None:
         judged, margin = answers[first], setting_of.margin
-        words = {one.candidate.label: word(one, margin) for one in judged.judged}
+        words = {one.candidate.label: word(one, margin) for one in judged.both}
         gains = gain_figure(rows, judged, words, first, margin, slug)
         said = {label: outcomes(label, answers, first, setting_of) for label in words}
     verdicts = {
@@ -158,6 +170,9 @@ def _group(
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=verdicts[first],
+        prices=None
+        if answers is None or caution
+        else price_list(group, rows, answers[first], first, targets, f"{slug}-prices"),
         sections=(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke, learned=not caution),
             *why_sections(rows, profiled, slug),

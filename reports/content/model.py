@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports import formatting
+from reports.data.looks import Look
 from reports.figures.figure import Figure
 from suite.trials.estimates import Missing, Quantity
 
@@ -24,6 +25,8 @@ class Cell:
         value: Number by which the cell is sorted; `None` sorts last.
         code: Whether the text is a name, which gets a fixed-width font.
         colour: Index of the method's colour, if the text is the name of a method.
+        mark: Words after a name (`reports.data.looks.Look.mark`).
+        spans: Whether names within the text are between backticks.
     """
 
     text: str
@@ -31,6 +34,8 @@ class Cell:
     value: float | None = None
     code: bool = False
     colour: int | None = None
+    mark: str = ""
+    spans: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence about a method. The text follows the method's name, which is set as code."""
+    """A sentence about a method. The text follows the method's name, which is set as code, and the mark after it."""
 
     name: str
     text: str
     colour: int
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ class Group:
             `None` if no trial is done.
         sections: Further sections, after the curves.
         caution: Why the accuracies of the group say nothing about the methods; empty if they do.
+        prices: What an accuracy costs, above the table of the first screen; `None` without a target.
     """
 
     title: str
@@ -160,6 +167,7 @@ class Group:
     summary: Table | None = None
     sections: tuple[Section, ...] = ()
     caution: str = ""
+    prices: Section | None = None
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -226,6 +234,11 @@ def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
         return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""
     return Cell(text, short, quantity.mean)
+
+
+def name_cell(name: str, look: Look) -> Cell:
+    """Return a cell with the name of a method, its colour, and the words after it."""
+    return Cell(name, code=True, colour=look.colour, mark=look.mark)
 
 
 def number_cell(value: float, decimals: int) -> Cell:

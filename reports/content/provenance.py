@@ -12,11 +12,12 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Problems, Provenance, Table, missing_cell
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.looks import NO_PRUNING
 from suite.files import clean, without_home
 from suite.trials.folder.columns import is_needless
 from suite.trials.folder.reader import Records, Trial
 from suite.trials.folder.tuning import Tuned, TunedMethod
-from suite.trials.groups import label
+from suite.trials.groups import is_without_pruning, label
 
 
 def problem_section(records: Records) -> Problems | None:
@@ -184,7 +185,7 @@ def _trial_row(trial: Trial) -> tuple[Cell, ...]:
     digest = trial.spec.get("hash", "")[:16] or trial.name.rsplit("-", 1)[-1]
     return (
         Cell(trial.name, code=True),
-        Cell(label(trial), code=True),
+        Cell(label(trial), code=True, mark=NO_PRUNING if is_without_pruning(trial) else ""),
         Cell(clean(digest), code=True),
         Cell(trial.text("status")),
         missing if seed is None else Cell(f"{seed:.0f}", value=seed),

@@ -44,7 +44,7 @@ def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[H
     lines = []
     for row in rows:
         text, outcome = sentence(row), outcomes.get(row.label)
-        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour))
+        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour, row.look.mark))
     return tuple(lines)
 
 
@@ -216,7 +216,7 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
             used.append(_Backend(name, layers, name == _DENSE, [layer for layer in layers if layer in sparse]))
         differ = any(found != first for _, found in by_seed)
         line = say(
-            "remarks.backends", name=row.label, seed=seed_of(trial), used=used, layers=len(first), others_differ=differ
+            "remarks.backends", name=row.name, seed=seed_of(trial), used=used, layers=len(first), others_differ=differ
         )
         lines.append(clean(line))
     return lines
@@ -291,7 +291,7 @@ def _gradients(trial: Trial) -> tuple[int, int] | None:
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line with the training times of the time passes, and dense timed against itself."""
-    timed = [(row.label, row.timed) for row in rows if row.timed is not None]
+    timed = [(row.name, row.timed) for row in rows if row.timed is not None]
     if not timed:
         return []
     passes = [one for _, time in timed for one in time.passes]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from reports import formatting
-from reports.content.model import Cell, Column, Kind, Table, missing_cell, quantity_cell
+from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
 from reports.content.verdict import good_word, inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
@@ -31,6 +31,10 @@ _OUTCOME = (
     "better or worse: a gain above or below 0 is shown. same: the gain is shown to be within the margin of {margin:g} "
     "points. undecided: none of these is shown. preliminary: fewer than five seeds. The tests are one-sided t-tests at "
     "2.5 %, with Holm's correction for the methods of the page."
+)
+_FAMILIES = (
+    " Ways without pruning, marked (no pruning), are a family of their own: their intervals and corrections count them "
+    "alone, and those of methods do not count them."
 )
 _AS_GOOD = (
     "yes: the method is shown to lose less than the margin of {margin:g} points against the whole dense training, and "
@@ -73,8 +77,8 @@ def verdict_table(
     """
     if not any(row.done for row in rows):
         return None
-    judged = {} if answer is None else {one.candidate.label: one for one in answer.judged}
-    claims = 0 if answer is None else answer.claims
+    judged = {} if answer is None else {one.candidate.label: one for one in answer.both}
+    families = _FAMILIES if any(row.is_without_pruning for row in rows) else ""
     ratios = Column("Training time", "× dense", "measured", _TIMED, short="Time")
     equal, less = "At equal time", "in less time"
     if cost == "flops":
@@ -86,8 +90,14 @@ def verdict_table(
         Column("Accuracy", "%", "measured", interval),
         Column("Spread", "points", "measured", _SPREAD),
         ratios,
-        Column("Gain over dense for this cost", "points", "measured, dense fitted", _GAIN, short="Gain over dense"),
-        Column(equal, numeric=False, note=_OUTCOME.format(margin=margin)),
+        Column(
+            "Gain over dense for this cost",
+            "points",
+            "measured, dense fitted",
+            _GAIN + families,
+            short="Gain over dense",
+        ),
+        Column(equal, numeric=False, note=_OUTCOME.format(margin=margin) + families),
         Column(
             f"As good as dense, {less}", numeric=False, note=_AS_GOOD.format(margin=margin), short=f"As good {less}"
         ),
@@ -97,7 +107,7 @@ def verdict_table(
     under = set()
     for row in rows:
         one = judged.get(row.label)
-        body.append((Cell(row.label, code=True, colour=row.colour), *_verdict_cells(row, one, cost, margin, claims)))
+        body.append((name_cell(row.label, row.look), *_verdict_cells(row, one, cost, margin)))
         if one is not None and one.dense is not None and one.cost is not None:
             under.add(len(body))
             body.append(_dense_cells(one))
@@ -105,7 +115,7 @@ def verdict_table(
     return Table(name, title, columns, tuple(body), pinned, frozenset(under))
 
 
-def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float, claims: int) -> tuple[Cell, ...]:
+def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float) -> tuple[Cell, ...]:
     accuracy = _cell(row.accuracy, row.seeds, formatting.percent)
     spread = _cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
     if judged is not None and not judged.has_own_spread:
@@ -125,7 +135,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
         return accuracy, spread, ratio, nothing, nothing, nothing, inference
     missing = missing_cell(judged.reason or "not measured")
     gain, note = missing, missing.note if judged.reason else ""
-    if (points := gain_of(judged, claims)) is not None and judged.at_equal_cost != "not measured":
+    if (points := gain_of(judged)) is not None and judged.at_equal_cost != "not measured":
         gain = Cell(formatting.points(points), value=points.mean)
     return (
         accuracy,
@@ -201,7 +211,7 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         Column("Method", numeric=False),
         Column("Seeds done"),
         Column(COLUMNS["test_accuracy"].title, "%", "measured", _INTERVAL if several else _ONE_SEED),
-        Column("Difference to dense", "points", "measured", "After equal epochs."),
+        Column("Difference to dense", "points", "measured", _after_epochs(rows)),
         Column(
             COLUMNS["train_time_s"].title,
             "",
@@ -218,11 +228,20 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
         ),
     )
     by = "their measured trade-off" if times_rank(rows) else "accuracy alone, because times are disturbed"
+    ways = " Those without pruning follow the methods." if any(row.is_without_pruning for row in rows) else ""
     caption = (
-        f"Accuracy and training time. Dense is first. The others are sorted by {by}, with the best first. The order "
-        "compares means, whether or not intervals overlap."
+        f"Accuracy and training time. Dense is first. The others are sorted by {by}, with the best first.{ways} The "
+        "order compares means, whether or not intervals overlap."
     )
     return _table(f"{slug}-results", caption, columns, rows, _results_cells)
+
+
+def _after_epochs(rows: Sequence[MethodRow]) -> str:
+    """Return after which epochs accuracies are compared: equal ones, except for rows that have their own."""
+    lengths = {row.label: row.epochs for row in rows if row.done and row.epochs}
+    usual = next((lengths.get(row.label) for row in rows if row.is_baseline), None)
+    own = [f"{name} has {count:g}" for name, count in lengths.items() if usual and count != usual]
+    return f"After equal epochs, but {' and '.join(own)} and dense {usual:g}." if own else "After equal epochs."
 
 
 def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
@@ -274,7 +293,7 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
             COLUMNS["train_flops_executed"].title,
             "× dense",
             "counted",
-            f"Relative to the dense network in the same trial. {_RATIOS}",
+            f"Relative to dense training, if it was done, or else to what the same trial counts for it. {_RATIOS}",
         ),
         Column(COLUMNS["train_flops_effective"].title, "× dense", _SKIPPING, _SKIPS),
         Column(COLUMNS["inference_flops"].title, "× dense", "counted", "From the shapes of the final model."),
@@ -325,7 +344,7 @@ def _table(
     rows: Sequence[MethodRow],
     cells: Callable[[MethodRow], tuple[Cell, ...]],
 ) -> Table:
-    body = tuple((Cell(row.label, code=True, colour=row.colour), *cells(row)) for row in rows)
+    body = tuple((name_cell(row.label, row.look), *cells(row)) for row in rows)
     return Table(name, caption, columns, body, pinned=sum(row.is_baseline for row in rows))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports import formatting
-from reports.content.model import Cell, Column, Section, Table, missing_cell
+from reports.content.model import Cell, Column, Section, Table, missing_cell, name_cell
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import MethodRow
 from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
@@ -122,7 +122,7 @@ def _cells(row: TargetRow, rows: Sequence[TargetRow], timed: bool, energy: bool)
         return mark_disturbed(text, row.time_is_disturbed)
 
     cells = [
-        Cell(row.name, code=True, colour=row.colour),
+        name_cell(row.name, row.look),
         Cell(seeds if is_reached else within, " ".join(notes), row.reached / counted),
         _cell(row.epoch, lambda epoch: f"{epoch:g}"),
         _cell(row.costs["time_to_target_s"], lambda time: disturbed(formatting.duration(time))),

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, Verdict, quantity_cell
-from reports.data.method_rows import MethodRow, with_interval
+from reports.data.looks import NO_PRUNING
+from reports.data.method_rows import MethodRow, spread_of_dense, with_interval
 from reports.data.rule import (
     FEWEST_PASSES,
     FEWEST_SEEDS,
@@ -28,7 +29,6 @@ from reports.data.rule import (
     Mean,
     costs_more,
     mean_of_dense,
-    pooled,
 )
 from reports.data.verdict import Answers, Cost, evidence, gain_of
 from reports.sentences import say
@@ -49,7 +49,7 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
     budgets = [budget for _, budget in points]
     if len(budgets) < 2 or budgets[-1].share != 1:
         return ()
-    spread = pooled(one.accuracies for one in budgets)
+    spread = spread_of_dense(budgets)
     means = [mean_of_dense(one.accuracies, spread) for one in budgets]
     columns = (
         Column("Epochs"),
@@ -121,8 +121,12 @@ class Setting:
 
 
 def main_cost(rows: Sequence[MethodRow]) -> Cost:
-    """Return the cost that decides: time if there is an undisturbed time pass, otherwise executed FLOPs."""
-    return "time" if any(row.timed and row.timed.sound for row in rows if not row.is_control) else "flops"
+    """Return the cost that decides: time if there is an undisturbed time pass, otherwise executed FLOPs.
+
+    Time passes of ways without pruning decide only where there is no method.
+    """
+    deciding = [row for row in rows if row.is_method] or [row for row in rows if row.is_without_pruning]
+    return "time" if any(row.timed and row.timed.sound for row in deciding) else "flops"
 
 
 class _Best(NamedTuple):
@@ -139,17 +143,18 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
         answers: What the rule says about them.
         setting: What else the verdict names.
     """
-    methods = {row.label: row for row in rows if not row.is_baseline and not row.is_control}
-    if not methods:
+    methods = {row.label: row for row in rows if row.is_method}
+    ways = {row.label: row for row in rows if row.is_without_pruning}
+    if not methods and not ways:
         return None
     cost = main_cost(rows)
     answer = answers[cost]
     return Verdict(
-        warnings=tuple(_warnings([*methods.values()], answer, setting, _lowest(rows))),
-        purposes=tuple(_purposes(methods, answer, cost, setting)),
-        basis=_basis(rows, answer, cost, setting),
-        advice=" ".join(_advice(methods, answer, cost, setting)),
-        certainty=_certainty(answer, cost, setting) if answer.curve is not None else "",
+        warnings=tuple(_warnings(rows, answer, setting, _lowest(rows))),
+        purposes=tuple(_purposes(methods, answer, cost, setting)) if methods else (say("verdict.no_method"),),
+        basis=_basis(rows, answer, cost, setting) if methods else "",
+        advice=" ".join(_advice(methods | ways, answer, cost, setting)),
+        certainty=_certainty(answer, cost, setting) if answer.curve is not None and answer.claims else "",
     )
 
 
@@ -169,14 +174,15 @@ def _lowest(rows: Sequence[MethodRow]) -> float:
     return min((100 * row.accuracy.mean for row in rows if isinstance(row.accuracy, Estimate)), default=0.0)
 
 
-def _warnings(methods: Sequence[MethodRow], answer: Answer, setting: Setting, lowest: float) -> list[str]:
+def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting, lowest: float) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
-    idle = [row.label for row in methods if pruned_nothing(row)]
+    idle = [row.label for row in rows if row.is_method and pruned_nothing(row)]
     lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
-    for judged in answer.judged:
+    for judged in answer.both:
         if lost := judged.candidate.diverged:
             seeds = lost + len(judged.candidate.accuracies)
-            lines.append(say("verdict.lost_seeds", method=judged.candidate.label, lost=lost, seeds=seeds))
+            mark = NO_PRUNING if judged in answer.without_pruning else ""
+            lines.append(say("verdict.lost_seeds", method=judged.candidate.label, mark=mark, lost=lost, seeds=seeds))
     if answer.curve is not None and (whole := answer.curve.at(0.0).value) > 100 - setting.margin:
         lines.append(say("verdict.no_room", accuracy=whole, margin=setting.margin))
     elif lowest >= _CEILING:
@@ -196,25 +202,32 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     every = bool(few) and not any(map(is_answered, sure.judged))
     lines = [say("verdict.preliminary", methods=few, all=every, seeds=SURE_SEEDS)] if few else []
     lines += [] if every else [_most_accurate(sure, cost), _fastest(sure, cost, setting)]
+    ways = [one for one in answer.without_pruning if not one.candidate.is_preliminary]
+    better = [one.candidate.label for one in ways if one.at_equal_cost == "better"]
+    as_good = [one.candidate.label for one in ways if one.as_good == "yes"]
+    if better or as_good:
+        lines.append(say("verdict.without_pruning", cost=cost, margin=setting.margin, better=better, as_good=as_good))
     return [*lines, _smallest(methods, answer)]
 
 
 def _most_accurate(answer: Answer, cost: Cost) -> str:
     better = [
-        _Best(one.candidate.label, one.cost.share, gain_of(one, answer.claims))
+        _Best(one.candidate.label, one.cost.share, gain_of(one))
         for one in answer.judged
         if one.at_equal_cost == "better" and one.gain and one.cost
     ]
     if better:
         best = max(better, key=lambda one: one.gain.mean if one.gain else -math.inf)
-        return say("verdict.most_accurate", cost=cost, best=best, others=[one.name for one in better if one != best])
+        others = [one.name for one in better if one != best]
+        return say("verdict.most_accurate", cost=cost, best=best, others=others, ways=bool(answer.without_pruning))
     if all(one.gain is None for one in answer.judged):
         return say("verdict.most_accurate_unknown", cost=cost)
     undecided, unstable = (
         [one.candidate.label for one in answer.judged if one.at_equal_cost == word]
         for word in ("undecided", "unstable")
     )
-    return say("verdict.none_better", cost=cost, undecided=undecided, unstable=unstable)
+    ways = bool(answer.without_pruning)
+    return say("verdict.none_better", cost=cost, undecided=undecided, unstable=unstable, ways=ways)
 
 
 def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
@@ -227,17 +240,19 @@ def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
     best: _Best | str | None = min(fast, key=lambda one: one.share, default=None)
     if all(one.as_good == "not measured" for one in answer.judged):
         best = "unknown"
-    return say("verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest)
+    ways = bool(answer.without_pruning)
+    return say("verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest, ways=ways)
 
 
 def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
     sizes = {name: shown.mean for name, row in methods.items() if isinstance(shown := inference_share(row), Estimate)}
     name = min(sizes, key=lambda name: sizes[name], default=None)
+    ways = bool(answer.without_pruning)
     if name is None or sizes[name] > 1 - _CHEAPER:
-        return say("verdict.smallest", name="", share=1.0, loss=None)
+        return say("verdict.smallest", name="", share=1.0, loss=None, ways=ways)
     loss = next((judged.loss for judged in answer.judged if judged.candidate.label == name), None)
     lost = None if loss is None else Estimate(loss.value, loss.half_width(), 0)
-    return say("verdict.smallest", name=name, share=sizes[name], loss=lost)
+    return say("verdict.smallest", name=name, share=sizes[name], loss=lost, ways=ways)
 
 
 def inference_share(row: MethodRow) -> Quantity:
@@ -284,7 +299,10 @@ def _unequal(answer: Answer) -> float | None:
 
 
 def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, setting: Setting) -> list[str]:
-    """Return what would give a missing verdict, and what could change a verdict, with commands between backticks."""
+    """Return what would give a missing verdict, and what could change a verdict, with commands between backticks.
+
+    Ways without pruning are among `methods`: they need the same trials and time passes.
+    """
     if not setting.learned:
         return [say("verdict.train_longer")]
     if setting.is_ieee:
@@ -292,11 +310,11 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if setting.is_coarse:
         return [say("verdict.wider_margin", images=setting.test_images)]
     without = answer.without_curve
-    needs = [*([without.need] if without else []), *(judged.need for judged in answer.judged)]
+    needs = [*([without.need] if without else []), *(judged.need for judged in answer.both)]
     if "controls" in needs and setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
         return [say("verdict.too_few_epochs", epochs=setting.epochs, lengths=FEWEST_BUDGETS)]
     advice, options = [], []
-    if "seeds" in needs or any(judged.candidate.is_preliminary for judged in answer.judged):
+    if "seeds" in needs or any(judged.candidate.is_preliminary for judged in answer.both):
         tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
         failed = [len(seeds) - row.seeds for seeds, row in zip(tried, methods.values(), strict=True)]
         options.append(f"--seeds {SURE_SEEDS + max([0, *failed])}")
@@ -308,7 +326,7 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if cost == "flops":
         advice.append(say("verdict.no_times", folder=folder))
     elif "passes" in needs:
-        hidden = (len(judged.candidate.ratios) for judged in answer.judged if judged.need == "passes" and judged.gain)
+        hidden = (len(judged.candidate.ratios) for judged in answer.both if judged.need == "passes" and judged.gain)
         if any(timed_pass.is_disturbed for row in methods.values() if row.timed for timed_pass in row.timed.passes):
             advice.append(say("verdict.disturbed_passes"))
         else:
@@ -316,13 +334,13 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
             advice.append(say("verdict.more_passes", folder=folder, passes=passes))
     seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
     pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
-    if shorter := _shorter_lengths(pruned, answer, setting):
+    if shorter := _shorter_lengths([*pruned, *answer.without_pruning], answer, setting):
         advice.append(say("verdict.shorter_dense", epochs=shorter, seeds=seeds, out=setting.out))
     dearer = {judged.candidate.label: judged.cost.share for judged in pruned if judged.need == "longer" and judged.cost}
     if dearer and setting.epochs:
         epochs = math.ceil(max(dearer.values()) * setting.epochs)
         advice.append(say("verdict.longer_dense", names=[*dearer], epochs=epochs, seeds=seeds, out=setting.out))
-    more = [judged.seeds_needed - len(judged.candidate.accuracies) for judged in answer.judged if judged.seeds_needed]
+    more = [judged.seeds_needed - len(judged.candidate.accuracies) for judged in answer.both if judged.seeds_needed]
     if more:
         advice.append(say("verdict.more_seeds", most=max(more)))
     if faster := _with_faster_kernels(pruned, methods, answer):
@@ -372,14 +390,15 @@ def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodR
 
 def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
     """Return what the tests cover."""
-    return say("verdict.certainty", cost=cost, claims=answer.claims, level=LEVEL, margin=setting.margin)
+    ways = next((one.claims for one in answer.without_pruning), 0)
+    return say("verdict.certainty", cost=cost, claims=answer.claims, ways=ways, level=LEVEL, margin=setting.margin)
 
 
 def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
     """Return the answers to both questions about a method, at equal FLOPs and at the main cost, in words."""
     texts = []
     for of, answer in answers.items():
-        judged = next((one for one in answer.judged if one.candidate.label == label), None)
+        judged = next((one for one in answer.both if one.candidate.label == label), None)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
             continue  # the report gives the reason once, for all methods
         decide = judged.seeds_needed and not setting.is_coarse
@@ -387,7 +406,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
         texts.append(
             say(
                 "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin), as_good=good_word(judged),
-                gain=gain_of(judged, answer.claims), more_seeds=more, is_dearer=costs_more(judged),
+                gain=gain_of(judged), more_seeds=more, is_dearer=costs_more(judged),
             )
         )  # fmt: skip
     return ". ".join(texts)

@@ -148,7 +148,7 @@ def parts_table(row: MethodRow, profile: MethodProfile, stage: StageProfile, nam
     )
     which = "a step" if profile.stages_of_trial == 1 else f"a step from epoch {stage.epoch}"
     compared = "" if stage.dense is None else ", next to a dense step"
-    caption = f"Parts of {which} of {row.label} with batch size {method.batch_size}{compared}"
+    caption = f"Parts of {which} of {row.name} with batch size {method.batch_size}{compared}"
     columns = (
         Column("Part", numeric=False),
         Column("Share of FLOPs", "%", "counted", "Of the FLOPs of a dense step."),
@@ -199,7 +199,7 @@ def savings_table(row: MethodRow, profile: MethodProfile, name: str) -> Table | 
         Column("Of the three products", "%"),
         Column("Of the step", "%"),
     )
-    caption = f"Time that {row.label} saves in its last stage, relative to dense."
+    caption = f"Time that {row.name} saves in its last stage, relative to dense."
     return Table(name, caption, columns, tuple(rows))
 
 
@@ -241,7 +241,7 @@ def layer_table(row: MethodRow, profile: MethodProfile, name: str) -> Table:
         Column("Time / bound", "", "modelled"),
         Column("Bound by", numeric=False),
     )
-    return Table(name, f"Layers and products in a step of {row.label}, last stage.", columns, tuple(rows))
+    return Table(name, f"Layers and products in a step of {row.name}, last stage.", columns, tuple(rows))
 
 
 def _layer_row(
@@ -330,7 +330,7 @@ def _step_figure(found: Sequence[tuple[MethodRow, MethodProfile]], slug: str) ->
     """Return the figure of the last stage of each method, and of the dense steps that ran next to the first one."""
     stage = found[0][1].stages[-1]
     dense = stage.dense or stage.method
-    steps = {BASELINE: dense} | {row.label: profile.stages[-1].method for row, profile in found}
+    steps = {BASELINE: dense} | {row.name: profile.stages[-1].method for row, profile in found}
     return step_figure(
         {label: _milliseconds(step, dense.batch_size) for label, step in steps.items()}, f"{slug}-step-parts", _BARS
     )

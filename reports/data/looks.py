@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from suite.trials.groups import BASELINE
 
 COLOURS = 7  # of methods other than dense
-CONTROL = -1  # number of the colour of controls
+CONTROL = -1  # number of the colour of controls, and of ways without pruning
+NO_PRUNING = "(no pruning)"
+"""Words after the name of a way to train without pruning, wherever a report gives its numbers."""
 SHADES = 3  # of each colour
 # A colour follows from a hash. With this prefix, the methods of this repository get different colours.
 _COLOUR_PREFIX = "8869:"
@@ -21,30 +23,41 @@ class Look:
     """How a method is drawn.
 
     Attributes:
-        colour: Number of the colour: 0 for dense, `CONTROL` for all controls. Other colours follow from the method's
-            name alone. Only the shade depends on the report: it distinguishes methods and variants of one colour.
+        colour: Number of the colour: 0 for dense, `CONTROL` for all that is no method. Other colours follow from the
+            method's name alone. Only the shade depends on the report: it distinguishes methods and variants of one
+            colour.
         marker: Number of the marker, different for all variants of a report.
         dash: Number of the dashes, different for all variants of a report that have the same colour.
+        mark: Words after the name: `NO_PRUNING`, or nothing.
     """
 
     colour: int = 0
     marker: int = 0
     dash: int = 0
+    mark: str = ""
+
+    def named(self, name: str) -> str:
+        """Return a name with the words after it."""
+        return f"{name} {self.mark}" if self.mark else name
 
 
-def looks(labels: Iterable[str], controls: Collection[str] = ()) -> dict[str, Look]:
+def looks(
+    labels: Iterable[str], controls: Collection[str] = (), without_pruning: Collection[str] = ()
+) -> dict[str, Look]:
     """Return how each method is drawn. A method has the same colour in every report.
 
     Args:
         labels: Methods with their parameters, in the order of the table.
         controls: Those that are controls of others.
+        without_pruning: Those that are ways to train without pruning.
     """
     found: dict[str, Look] = {}
     drawn: Counter[int] = Counter()
     for name in dict.fromkeys([BASELINE, *labels]):
-        colour = CONTROL if name in controls else colour_of(name)
+        colour = CONTROL if name in controls or name in without_pruning else colour_of(name)
         shade = drawn[colour] % SHADES if colour > 0 else 0
-        found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour])
+        mark = NO_PRUNING if name in without_pruning else ""
+        found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour], mark)
         drawn[colour] += 1
     return found
 

@@ -15,6 +15,7 @@ from reports.data.disturbed_times import is_disturbed
 from reports.data.looks import Look
 from reports.data.rule import (
     FEWEST_SEEDS,
+    Budget,
     Candidate,
     CostShare,
     Evidence,
@@ -28,7 +29,7 @@ from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate,
 from suite.trials.folder.columns import NUMBER_COLUMNS
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import MethodTime, PassTime
-from suite.trials.groups import BASELINE, TrialGroup, is_control, label, seed_of
+from suite.trials.groups import BASELINE, TrialGroup, is_control, is_without_pruning, label, seed_of
 
 FLOPS = ("dense", "current", "effective", "executed")
 
@@ -53,8 +54,9 @@ class TimeOfDense(NamedTuple):
 class MethodRow:
     """A method with its parameters in one group, with estimates over its seeds.
 
-    The reference of a time is the dense trial of the same seed. The reference of a counted number is the dense network
-    of the same trial (`train_flops_dense`, `params_dense`, ...), which is known even without a dense trial.
+    The reference of a time is the dense trial of the same seed. That of training FLOPs is what dense training of the
+    group counts; without a finished dense trial, what the same trial counts (`train_flops_dense`), which has other
+    images or epochs if the method has its own. That of other counted numbers is the dense network of the same trial.
 
     Attributes:
         label: Method with its parameters, as a user writes it.
@@ -68,7 +70,8 @@ class MethodRow:
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
-        flops_ratio: `flops` over the FLOPs of the dense network.
+        dense_flops: Training FLOPs of dense training of the group; `None` if no dense trial is done.
+        flops_ratio: `flops` over those of dense (`flops_of_dense`).
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
@@ -88,6 +91,7 @@ class MethodRow:
     train_time: Quantity
     time_ratio: Quantity
     flops: dict[str, Quantity] = field(default_factory=dict)
+    dense_flops: float | None = None
     flops_ratio: dict[str, Quantity] = field(default_factory=dict)
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
@@ -107,6 +111,31 @@ class MethodRow:
     def is_control(self) -> bool:
         """Whether this is a control of other methods (`suite.trials.groups.is_control`)."""
         return any(map(is_control, self.trials))
+
+    @property
+    def is_without_pruning(self) -> bool:
+        """Whether this is a way to train without pruning, which is judged in a family of its own."""
+        return any(map(is_without_pruning, self.trials))
+
+    @property
+    def is_method(self) -> bool:
+        """Whether this is a method: neither dense, nor a control, nor a way to train without pruning."""
+        return not (self.is_baseline or self.is_control or self.is_without_pruning)
+
+    @property
+    def name(self) -> str:
+        """The label, marked if the method does not prune."""
+        return self.look.named(self.label)
+
+    @property
+    def epochs(self) -> float | None:
+        """Its own number of epochs, which may differ from that of the group; `None` if it is not known."""
+        return next((trial.number("epochs") for trial in self.trials if trial.number("epochs")), None)
+
+    @property
+    def flops_of_dense(self) -> pd.Series:
+        """Training FLOPs by seed that its FLOPs are relative to."""
+        return flops_of_dense(self.means, self.dense_flops)
 
     @property
     def time(self) -> TimeOfDense:
@@ -153,16 +182,31 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
         replace(_row(name, looks[name], trials, dense, means), timed=group.times.get(name))
         for name, trials in members.items()
     ]
-    twice = tuple(one.dense_twice for time in group.times.values() for one in time.sound)
 
     def cost(row: MethodRow) -> CostShare | None:
         if row.timed is None or row.is_baseline or row.is_control:
             return None
+        times = times_of_dense(group, row.is_without_pruning).values()
+        twice = tuple(one.dense_twice for time in times for one in time.sound)
         return cost_share(candidate(row.label, row.trials, time_ratios(row.timed, row.trials)), Evidence((), (), twice))
 
     rows = [replace(row, cost=cost(row)) for row in rows]
     lengths = [[trial for trial in one.trials if label(trial) == BASELINE] for one in (*group.budgets, group)]
     return ranked(with_spread(rows, [candidate(BASELINE, trials, Ratios(())) for trials in lengths]))
+
+
+def times_of_dense(group: TrialGroup, without_pruning: bool = False) -> dict[str, MethodTime]:
+    """Return the time passes that tell what dense training costs, by label.
+
+    Passes of ways without pruning count for these alone, so that a method's numbers do not depend on them.
+
+    Args:
+        group: Trials that may be compared.
+        without_pruning: Whether the costs are those of ways without pruning. Passes of others come first.
+    """
+    ways = {label(trial) for trial in group.trials if is_without_pruning(trial)}
+    others = {name: time for name, time in group.times.items() if name not in ways}
+    return {**others, **group.times} if without_pruning or not others else others
 
 
 class Ratios(NamedTuple):
@@ -217,8 +261,7 @@ def with_spread(rows: Sequence[MethodRow], lengths: Sequence[Candidate]) -> list
     """
     cells = {row.label: [value / 100 for value in sound_accuracies(row.trials).values()] for row in rows}
     baseline = next((row.label for row in rows if row.is_baseline), "")
-    sound = [one.accuracies for one in lengths if not one.diverged and len(one.accuracies) >= FEWEST_SEEDS]
-    variance, freedom = pooled(sound or [one.accuracies for one in lengths])
+    variance, freedom = spread_of_dense(lengths)
     of_dense = (variance / 100**2, freedom)
     means = {name: mean_accuracy(values, of_dense) for name, values in cells.items() if values}
     if baseline in means:
@@ -241,6 +284,13 @@ def with_spread(rows: Sequence[MethodRow], lengths: Sequence[Candidate]) -> list
     return [changed(row) for row in rows]
 
 
+def spread_of_dense(lengths: Iterable[Candidate | Budget]) -> tuple[float, int]:
+    """Return the variance over seeds in points², pooled over the lengths of dense, and its degrees of freedom."""
+    known = list(lengths)
+    sound = [one.accuracies for one in known if not one.diverged and len(one.accuracies) >= FEWEST_SEEDS]
+    return pooled(sound or [one.accuracies for one in known])
+
+
 def with_interval(mean: Mean, count: int) -> Estimate:
     """Return a mean of `count` seeds with its 95 % interval, or without one if no spread is known."""
     known = all(freedom for _, freedom in mean.parts) and mean.error > 0
@@ -261,6 +311,8 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         values, of_dense = (_known(one[column]) for one in (means, dense_means))
         return paired(values, of_dense, combine, not_measured(column))
 
+    dense_flops = next(iter(dense_means["train_flops_dense"].dropna()), None)  # equal in all its trials
+    of_dense = flops_of_dense(means, dense_flops)
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
     difference = Missing("dense is the baseline of the differences")
     return MethodRow(
@@ -274,7 +326,8 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         train_time=_over_seeds(means, "train_time_s"),
         time_ratio=_without_interval(against_dense("train_time_s", "ratio"), is_baseline),
         flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
-        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", "train_flops_dense") for kind in FLOPS},
+        dense_flops=dense_flops,
+        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", of_dense) for kind in FLOPS},
         inference_ratio=_of_networks(means, "inference_flops", "inference_flops_dense"),
         inference_effective_ratio=_of_networks(means, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_of_networks(means, "params", "params_dense"),
@@ -316,16 +369,26 @@ def _over_seeds(means: pd.DataFrame, column: str) -> Quantity:
     return estimate(means[column].dropna().to_list(), not_measured(column) if len(means) else NONE_DONE)
 
 
-def _own_ratio(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
+def flops_of_dense(means: pd.DataFrame, dense_flops: float | None) -> pd.Series:
+    """Return the training FLOPs by seed that those of a row are relative to.
+
+    Args:
+        means: Numbers of its finished trials, with a row for each seed.
+        dense_flops: What dense training of its group counts; `None` if that is not known.
+    """
+    own = means["train_flops_dense"]
+    return own if dense_flops is None else own.mask(own.notna(), dense_flops)
+
+
+def _own_ratio(means: pd.DataFrame, column: str, of_dense: pd.Series) -> Quantity:
     if means.empty:
         return Missing(NONE_DONE)
-    values, of_dense = (_known(means[name]) for name in (column, dense_column))
-    return paired(values, of_dense, "ratio", not_measured(column))
+    return paired(_known(means[column]), _known(of_dense), "ratio", not_measured(column))
 
 
 def _of_networks(means: pd.DataFrame, column: str, dense_column: str) -> Quantity:
     """Return a ratio that is counted in the final networks, with their range in place of an interval."""
-    found = _own_ratio(means, column, dense_column)
+    found = _own_ratio(means, column, means[dense_column])
     if isinstance(found, Missing):
         return found
     ratios = means[column] / means[dense_column]
@@ -344,7 +407,9 @@ def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
 
 
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Sort rows: dense first, then methods by the measured trade-off of test accuracy and training time, then controls.
+    """Sort rows: dense first, then methods by the measured trade-off of test accuracy and training time.
+
+    Ways without pruning follow in the same order, with fronts of their own, and controls come last.
 
     Rows are sorted by Pareto front. The first front has the rows that no other row beats in one number without losing
     in the other, the second front those that only rows of the first front beat, and so on. Within a front, the more
@@ -361,13 +426,19 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
             gain = 0.0
         if gain is not None and cost is not None:
             points[row.label] = (gain, cost)
-    fronts = _fronts(points)
+    ways = {row.label for row in rows if row.is_without_pruning}
+    fronts = {
+        name: front
+        for several in (points.keys() - ways, points.keys() & ways)
+        for name, front in _fronts({name: points[name] for name in several}).items()
+    }
     last = len(rows)
     return sorted(
         rows,
         key=lambda row: (
             not row.is_baseline,
             row.is_control,
+            row.label in ways,
             fronts.get(row.label, last),
             -points.get(row.label, (0.0, 0.0))[0],
             points.get(row.label, (0.0, 0.0))[1],

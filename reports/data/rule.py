@@ -22,7 +22,8 @@ Satterthwaite's formula combines degrees of freedom.
 with n seeds is multiplied by n / (n - 2), a factor that was fitted to simulated pages (docs/verdict.md). With fewer
 than `SURE_SEEDS` seeds, an answer is preliminary.
 
-**Many claims.** Holm's method corrects each kind of claim over all methods of a page, at `LEVEL`.
+**Many claims.** Holm's method corrects each kind of claim over all methods of a page, at `LEVEL`. Ways to train without
+pruning are a family of their own: they are judged apart from the methods, as if they were a page of their own.
 
 **Diverged seeds** are not missing values: a method that has one can be `worse` or `unstable`, and never `better`.
 """
@@ -222,6 +223,7 @@ class Judged:
         reason: Why there is no outcome.
         need: What would give an outcome.
         seeds_needed: For `undecided`, the number of seeds that would show the present gain or loss.
+        claims: Number of methods of its family on the page, those included for which nothing could be tested.
     """
 
     candidate: Candidate
@@ -237,16 +239,19 @@ class Judged:
     reason: str = ""
     need: Need = "none"
     seeds_needed: int | None = None
+    claims: int = 1
 
-    def level(self, claims: int) -> float:
-        """Return the level at which a gain is told from 0 if all `claims` methods of a page are tested."""
-        return _level(len(self.candidate.accuracies)) / claims
+    @property
+    def level(self) -> float:
+        """Level at which its gain is told from 0 if all methods of its family are tested."""
+        return _level(len(self.candidate.accuracies)) / self.claims
 
-    def smallest_gain(self, claims: int) -> float | None:
-        """Return the smallest gain, in points, that would have been shown with a probability of `POWER`."""
+    @property
+    def smallest_gain(self) -> float | None:
+        """The smallest gain, in points, that would have been shown with a probability of `POWER`."""
         if self.gain is None or self.at_equal_cost == "not measured":
             return None
-        return self.gain.half_width(self.level(claims)) + _quantile(POWER, self.gain.freedom) * self.gain.error
+        return self.gain.half_width(self.level) + _quantile(POWER, self.gain.freedom) * self.gain.error
 
 
 @dataclass(frozen=True)
@@ -309,6 +314,7 @@ class Answer:
 
     Attributes:
         judged: The methods, in the order of the evidence.
+        without_pruning: Ways to train without pruning, which are a family of their own, in their order.
         curve: Dense training by cost; `None` if there are too few dense trainings.
         shortest: Cost of the shortest dense training that is as good as the whole one.
         twice_error: Standard deviation of ln of the ratio of dense to itself; `None` for FLOPs and without passes.
@@ -317,6 +323,7 @@ class Answer:
     """
 
     judged: tuple[Judged, ...]
+    without_pruning: tuple[Judged, ...] = ()
     curve: DenseCurve | None = None
     shortest: float | None = None
     twice_error: float | None = None
@@ -332,12 +339,17 @@ class Answer:
     @property
     def smallest_gains(self) -> tuple[float, float] | None:
         """The least and the largest of the methods' smallest gains that would have been shown, in points."""
-        gains = [gain for one in self.judged if (gain := one.smallest_gain(self.claims)) is not None]
+        gains = [gain for one in self.judged if (gain := one.smallest_gain) is not None]
         return (min(gains), max(gains)) if gains else None
+
+    @property
+    def both(self) -> tuple[Judged, ...]:
+        """The methods, then the ways to train without pruning."""
+        return (*self.judged, *self.without_pruning)
 
 
 def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
-    """Apply the rule to all groups of a page at one cost.
+    """Apply the rule to all groups of a page at one cost, to the methods or to the ways without pruning.
 
     Args:
         page: The groups. Their order, and that of methods and seeds, changes nothing.
@@ -345,6 +357,7 @@ def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
     """
     answers = [_answer(one) for one in page]
     everything = [one for answer in answers for one in answer.judged]
+    everything = [replace(one, claims=len(everything)) for one in everything]
     decided = iter(_decide(everything, margin))
     return [
         replace(
@@ -559,9 +572,9 @@ def _decide(page: Sequence[Judged], margin: float) -> list[Judged]:
         if outcome == "not measured" and costs_more(one):
             result = replace(result, reason="it costs more than dense, which was not trained for longer", need="longer")
         if outcome == "undecided":
-            result = replace(result, seeds_needed=seeds_needed(result, len(page)))
+            result = replace(result, seeds_needed=seeds_needed(result))
             if result.seeds_needed is None:
-                result = replace(result, need=_hidden_by(result, len(page)))
+                result = replace(result, need=_hidden_by(result))
         decided.append(result)
     return decided
 
@@ -571,9 +584,9 @@ def _is_testable(judged: Judged) -> bool:
     return judged.loss is not None and judged.cost is not None
 
 
-def _hidden_by(judged: Judged, claims: int) -> Need:
+def _hidden_by(judged: Judged) -> Need:
     """Return `passes` if the error of the cost alone is too large to tell the gain from 0."""
-    return "none" if _is_told_apart(judged, claims, math.inf) else "passes"
+    return "none" if _is_told_apart(judged, math.inf) else "passes"
 
 
 def costs_more(judged: Judged) -> bool:
@@ -607,30 +620,29 @@ def _p_values(judged: Judged, margin: float) -> dict[str, float]:
     return {name: 1.0 if name in never else value for name, value in p_values.items()}
 
 
-def seeds_needed(judged: Judged, claims: int) -> int | None:
+def seeds_needed(judged: Judged) -> int | None:
     """Return how many seeds of the method and of dense would tell its gain from 0, if the gain stayed as it is.
 
     Args:
         judged: An undecided method.
-        claims: Number of methods on the page.
 
     Returns:
         A number of seeds; `None` if even `MOST_SEEDS` would not decide.
     """
     more = range(len(judged.candidate.accuracies) + 1, MOST_SEEDS + 1)
     # The error falls with the number of seeds, so that bisection finds the first number that decides.
-    place = bisect_left(more, True, key=lambda seeds: _is_told_apart(judged, claims, seeds))
+    place = bisect_left(more, True, key=lambda seeds: _is_told_apart(judged, seeds))
     return more[place] if place < len(more) else None
 
 
-def _is_told_apart(judged: Judged, claims: int, seeds: float) -> bool:
+def _is_told_apart(judged: Judged, seeds: float) -> bool:
     """Return whether a gain would differ from 0 with so many seeds, and the same error of the cost."""
     gain, count = judged.gain, len(judged.candidate.accuracies)
     assert gain is not None
     (own, _), (of_dense, freedom), *of_cost = gain.parts
     more = [(own * count / seeds, seeds - 1), (of_dense * count / seeds, freedom * (seeds - 1) / (count - 1))]
     scaled = Mean(gain.value, (*more, *of_cost))
-    return scaled.error == 0 or abs(gain.value) >= scaled.half_width(_level(seeds) / claims)
+    return scaled.error == 0 or abs(gain.value) >= scaled.half_width(_level(seeds) / judged.claims)
 
 
 def _p_above(statistic: float, freedom: float) -> float:

@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from reports.data.disturbed_times import is_disturbed
+from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
 from suite.trials.estimates import Estimate
 from suite.trials.folder.reader import Trial
@@ -43,8 +44,8 @@ class TargetRow:
     Attributes:
         label: Method with its parameters.
         epochs: Epochs of the recipe if they are fewer than the group's, otherwise 0.
-        colour: Index of the method's colour.
-        budget: Epochs within which the target could be reached; 0 if they are not known.
+        look: How the method is drawn and named.
+        budget: Epochs within which the target could be reached, those of the row's own recipe; 0 if they are not known.
         seeds: Seeds that count: those whose trial is done or diverged.
         reached: Seeds that reached the target.
         fell: Seeds that reached the target, and ended below it.
@@ -57,7 +58,7 @@ class TargetRow:
 
     label: str
     epochs: float
-    colour: int
+    look: Look
     budget: float
     seeds: int
     reached: int
@@ -128,14 +129,14 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
     any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
     for row in rows:
         timed = any_timed if row.is_baseline else row.timed
-        found.append(_row(row.label, 0, row.colour, whole, row.trials, target, timed, 1.0))
+        found.append(_row(row.label, 0, row.look, row.epochs or whole, row.trials, target, timed, 1.0))
     dense = next((index for index, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
-        colour, shorter = rows[dense].colour, []
+        look, shorter = rows[dense].look, []
         for budget in group.budgets:
             epochs = epochs_of(budget)
             part = share_of_steps(budget, group)
-            shorter.append(_row(BASELINE, epochs, colour, epochs, budget.trials, target, any_timed, part))
+            shorter.append(_row(BASELINE, epochs, look, epochs, budget.trials, target, any_timed, part))
         found[dense + 1 : dense + 1] = reversed(shorter)
     return [row for row in found if row.seeds > row.unknown]
 
@@ -143,7 +144,7 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
 def _row(
     name: str,
     epochs: float,
-    colour: int,
+    look: Look,
     budget: float,
     trials: Sequence[Trial],
     target: float,
@@ -168,7 +169,7 @@ def _row(
     return TargetRow(
         label=name,
         epochs=epochs,
-        colour=colour,
+        look=look,
         budget=budget,
         seeds=len(by_seed),
         reached=sum(one.epoch < NOT_REACHED for one in known),

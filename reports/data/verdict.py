@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.data.method_rows import MethodRow, Ratios, candidate, seed_of, sound_accuracies, time_ratios
+import pandas as pd
+
+from reports.data.method_rows import (
+    MethodRow,
+    Ratios,
+    candidate,
+    seed_of,
+    sound_accuracies,
+    time_ratios,
+    times_of_dense,
+)
 from reports.data.rule import Answer, Budget, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
@@ -35,27 +46,43 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
 def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
     """Return what the rule says about each group of a page, for each cost, with one correction for all groups.
 
+    Methods and ways without pruning are judged apart, so that no way without pruning changes what is said of a method.
+
     Args:
         page: The groups with their rows.
         margin: Smallest difference in accuracy that matters, as a fraction.
     """
-    by_cost = {cost: judge([evidence(*group, cost) for group in page], 100 * margin) for cost in COSTS}
-    return [{cost: answers[number] for cost, answers in by_cost.items()} for number in range(len(page))]
+    families = [
+        [(group, [row for row in rows if is_one(row)]) for group, rows in page]
+        for is_one in (lambda row: row.is_method, lambda row: row.is_without_pruning)
+    ]
+    answers: list[dict[Cost, Answer]] = [{} for _ in page]
+    for cost in COSTS:
+        judged = (judge([evidence(*group, cost) for group in family], 100 * margin) for family in families)
+        for known, methods, ways in zip(answers, *judged, strict=True):
+            known[cost] = replace(methods, without_pruning=ways.judged)
+    return list(answers)
 
 
-def gain_of(judged: Judged, claims: int) -> Estimate | None:
-    """Return a method's gain at equal cost with its interval for all claims of a page together, in points."""
+def gain_of(judged: Judged) -> Estimate | None:
+    """Return a method's gain at equal cost with its interval for all claims of its family together, in points."""
     if judged.gain is None:
         return None
-    half_width = judged.gain.half_width(judged.level(claims))
+    half_width = judged.gain.half_width(judged.level)
     return Estimate(judged.gain.value, half_width, len(judged.candidate.accuracies))
 
 
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
-    """Return what is known about the methods of a group, without controls."""
+    """Return what is known about a group.
+
+    Args:
+        group: Trials that may be compared.
+        rows: Its methods, or its ways without pruning.
+        cost: The cost.
+    """
+    group = replace(group, times=times_of_dense(group, any(row.is_without_pruning for row in rows)))
     fixed = _fixed(group, cost)
     budgets = [(one, _share(one, group, cost, fixed)) for one in (*group.budgets, group)]
-    methods = [row for row in rows if not row.is_baseline and not row.is_control]
     return Evidence(
         budgets=tuple(
             Budget(share, dense.accuracies, dense.diverged)
@@ -64,7 +91,7 @@ def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Eviden
             for dense in [candidate(BASELINE, trials, Ratios(()))]
         ),
         candidates=tuple(
-            candidate(row.label, row.trials, _times(row) if cost == "time" else _flops(row, fixed)) for row in methods
+            candidate(row.label, row.trials, _times(row) if cost == "time" else _flops(row, fixed)) for row in rows
         ),
         twice=tuple(one.dense_twice for time in group.times.values() for one in time.sound),
         measured=cost == "time",
@@ -78,9 +105,9 @@ def _times(row: MethodRow) -> Ratios:
 
 def _flops(row: MethodRow, fixed: float) -> Ratios:
     """Return the relative executed FLOPs of each seed; of this machine's seeds if others were trained elsewhere."""
-    flops = row.means[["train_flops_executed", "train_flops_dense"]].dropna().sort_index()
-    known = flops[(flops > 0).all(axis="columns")]
-    ratios = (known.iloc[:, 0] / known.iloc[:, 1] / (1 + fixed)).to_dict()
+    flops = pd.DataFrame({"executed": row.means["train_flops_executed"], "dense": row.flops_of_dense})
+    known = flops[(flops > 0).all(axis="columns")].sort_index()
+    ratios = (known["executed"] / known["dense"] / (1 + fixed)).to_dict()
     seeds = sound_accuracies(row.trials)
     if seeds and seeds.keys() <= ratios.keys():
         return Ratios(tuple(ratios[seed] for seed in seeds), by_seed=True)

@@ -18,8 +18,9 @@ from reports.formatting import points
 _WIDTH, _MARGINS, _ROW = 6.2, 0.85, 0.27  # inches
 _CAPTION = (
     "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
-    "the page together with 95 %. Grey: less than the margin of {margin:g} points."
+    "the page together with 95 %. Grey band: less than the margin of {margin:g} points."
 )
+_WITHOUT_PRUNING = " Below the line: ways without pruning, whose intervals hold together by themselves."
 
 
 def gain_figure(
@@ -35,12 +36,13 @@ def gain_figure(
         margin: δ, in points.
         slug: Prefix of the figure's name.
     """
-    judged = {judged_method.candidate.label: judged_method for judged_method in answer.judged}
-    gains = {row.label: gain_of(judged[row.label], answer.claims) for row in rows if row.label in judged}
+    judged = {judged_method.candidate.label: judged_method for judged_method in answer.both}
+    gains = {row.label: gain_of(judged[row.label]) for row in rows if row.label in judged}
     if not any(gains.values()):
         return None
     name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"
     title = f"Gain over dense training at equal {equal}"
+    all_looks = {row.label: row.look for row in rows if row.label in gains}
     texts = {label: f"{points(gain)} points: {words[label]}" if gain else words[label] for label, gain in gains.items()}
     places = {label: place for place, label in enumerate(gains)}
     frame = pd.DataFrame(
@@ -48,7 +50,8 @@ def gain_figure(
         for label, gain in gains.items()
         if gain
     )
-    looks = {row.label: row.look for row in rows if gains.get(row.label)}
+    looks = {label: look for label, look in all_looks.items() if gains[label]}
+    without = len(answer.without_pruning)
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")
         axes = figure.add_subplot()
@@ -59,8 +62,11 @@ def gain_figure(
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
         for label, place in places.items():
             axes.annotate(words[label], (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5)
-        name_rows(axes, [*places])
+        name_rows(axes, [*places], all_looks)
+        if 0 < without < len(gains):
+            axes.axhline(len(gains) - without - 0.5, color=svg.MUTED, linewidth=0.8)
         axes.set(xlabel="Gain, measured (points of test accuracy)", ylabel="")
-        alt = f"{title}. {'; '.join(f'{label}: {text}' for label, text in texts.items())}."
+        alt = f"{title}. {'; '.join(f'{all_looks[label].named(label)}: {text}' for label, text in texts.items())}."
         inline, standalone = svg.render(figure, name, title, alt)
-    return Figure(name, title, alt, _CAPTION.format(cost=equal, margin=margin), inline, standalone, wide=True)
+    caption = _CAPTION.format(cost=equal, margin=margin) + (_WITHOUT_PRUNING if without else "")
+    return Figure(name, title, alt, caption, inline, standalone, wide=True)

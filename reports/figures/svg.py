@@ -250,10 +250,11 @@ def draw_points(axes: Axes, frame: pd.DataFrame, x: str, y: str, looks: Mapping[
     )  # fmt: skip
 
 
-def name_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Give a row to each label, the first on top, with its name in place of a tick."""
+def name_rows(axes: Axes, labels: Sequence[str], looks: Mapping[str, Look] | None = None) -> None:
+    """Give a row to each label, the first on top, with its name, and the words after it, in place of a tick."""
     names = short_names(labels, LETTERS)
-    axes.set_yticks(range(len(labels)), [names[label] for label in labels])
+    texts = [looks[label].named(names[label]) if looks else names[label] for label in labels]
+    axes.set_yticks(range(len(labels)), texts)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
@@ -308,7 +309,8 @@ def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) 
         lines: Whether the methods are drawn as lines; otherwise they are drawn as markers only.
     """
     at_side = is_long(len(methods))
-    names = short_names([label for label, _ in methods], _SHORT if at_side else _LONG)
+    shortened = short_names([label for label, _ in methods], _SHORT if at_side else _LONG)
+    names = {label: look.named(shortened[label]) for label, look in methods}
     handles = [
         Line2D(
             [],

@@ -199,7 +199,7 @@ def _scatter(
             if disturbed:
                 crossed += [*disturbed, (x.mean, y.mean)]
                 _draw_crosses(axes, disturbed, (x.mean, y.mean))
-            alts.append(mark_disturbed(f"{row.label}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}", bool(disturbed)))
+            alts.append(mark_disturbed(f"{row.name}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}", bool(disturbed)))
             _draw_mean(axes, row.look, (x.mean, y.mean), x_spread, y_spread)
         front = [] if crossed else pareto_line(means)
         _draw_references(axes, budget, front)

@@ -158,7 +158,8 @@ def _name(axes: Axes, means: pd.DataFrame, looks: Looks, unit: str) -> str:
     """Name the lines in a legend. Return their last values as text."""
     add_legend(axes, [*looks.items()], lines=True)
     last = {row["method"]: row["value"] for row in means.to_dict("records")}  # rows are in the order of epochs
-    return "At the end: " + "; ".join(f"{name} {last[name]:.4g} {unit}" for name in looks) + "."
+    ends = (f"{look.named(name)} {last[name]:.4g} {unit}" for name, look in looks.items())
+    return f"At the end: {'; '.join(ends)}."
 
 
 def _set_epoch_axis(axes: Axes, records: pd.DataFrame) -> None:

@@ -22,7 +22,7 @@ def _tabular(content: Table) -> str:
         f"{column.title}{f' ({column.unit})' if column.unit else ''}{f' [{column.kind}]' if column.kind else ''}"
         for column in content.columns
     ]
-    frame = pd.DataFrame([[cell.text for cell in row] for row in content.rows], columns=heads)
+    frame = pd.DataFrame([[f"{cell.text} {cell.mark}".strip() for cell in row] for row in content.rows], columns=heads)
     styled = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     text: str = styled.to_latex(
         hrules=True, column_format="".join("r" if column.numeric else "l" for column in content.columns)

@@ -73,8 +73,11 @@ def _head(content: Table, column: Column) -> str:
 
 def _cell(content: Table, cell: Cell) -> str:
     # In a table an unescaped pipe ends the cell, even inside a code span.
-    text = _code(cell.text).replace("|", r"\|") if cell.code else escape(cell.text)
-    return text + _mark(content, cell.note)
+    if cell.spans:
+        text = re.sub(r"(?<!\\)\|", r"\\|", spans(cell.text))
+    else:
+        text = _code(cell.text).replace("|", r"\|") if cell.code else escape(cell.text)
+    return text + (f" {escape(cell.mark)}" if cell.mark else "") + _mark(content, cell.note)
 
 
 def _mark(content: Table, note: str) -> str:

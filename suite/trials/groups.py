@@ -76,9 +76,19 @@ def label(trial: Trial) -> str:
 
 
 def is_control(trial: Trial) -> bool:
-    """Return whether a trial is a control of methods, such as a random twin or a narrower dense network."""
-    variant_of_dense = trial.text("method") == BASELINE and trial.text("variant") != ""  # earlier records do not say it
-    return variant_of_dense or trial.spec.get("control") is True
+    """Return whether a trial is a control of methods, such as a random twin, of which a report claims nothing."""
+    recorded = trial.spec.get("control")
+    return _is_variant_of_dense(trial) if recorded is None else recorded is True  # earlier records do not say it
+
+
+def is_without_pruning(trial: Trial) -> bool:
+    """Return whether a trial is a way to save training time without pruning; dense itself and controls are none."""
+    known = trial.spec.get("prunes") is False and label(trial) != BASELINE
+    return (known or _is_variant_of_dense(trial)) and not is_control(trial)
+
+
+def _is_variant_of_dense(trial: Trial) -> bool:
+    return trial.text("method") == BASELINE and trial.text("variant") != ""
 
 
 def recipe(trial: Trial) -> str:
@@ -130,7 +140,11 @@ def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def _key(trial: Trial) -> tuple[str, ...]:
-    return tuple(recipe(trial) if name == "recipe" else column_text(trial, name) for name in KEY)
+    texts = {name: column_text(trial, name) for name in KEY if name != "recipe"}
+    shared = finite((trial.spec.get("replaced") or {}).get("epochs"))
+    if shared is not None:  # as in `recipe`, its own number of epochs does not part it from others
+        texts["epochs"] = f"{shared:g}"
+    return tuple(recipe(trial) if name == "recipe" else texts[name] for name in KEY)
 
 
 def column_text(trial: Trial, name: str) -> str:

@@ -72,9 +72,9 @@ def test_the_worked_example():
     assert [one.p_value and float(f"{one.p_value:.4g}") for one in answer.judged] == [
         0.004223, 0.002423, 0.002814, None, None,
     ]  # fmt: skip
-    widths = [one.gain.half_width(one.level(answer.claims)) for one in answer.judged]
+    widths = [one.gain.half_width(one.level) for one in answer.judged]
     assert [round(width, 4) for width in widths] == [0.3182, 0.3547, 1.7077, 0.3551, 1.2773]
-    smallest = [one.smallest_gain(answer.claims) for one in answer.judged]
+    smallest = [one.smallest_gain for one in answer.judged]
     assert [gain and round(gain, 4) for gain in smallest] == [0.3960, 0.4487, 1.8631, None, 1.5284]
     assert answer.smallest_gains == (smallest[0], smallest[2])
     assert [one.seeds_needed for one in answer.judged] == [None, None, None, None, 69]
@@ -226,7 +226,7 @@ def test_the_smallest_gain_is_that_of_methods_that_could_be_compared():
     first, second = answer.judged
     assert second.gain.error > first.gain.error
     assert second.at_equal_cost == "not measured"
-    assert answer.smallest_gains == (first.smallest_gain(2),) * 2
+    assert answer.smallest_gains == (first.smallest_gain,) * 2
 
 
 def test_a_curve_that_falls_gives_the_cost_no_part_in_the_error():

@@ -175,7 +175,7 @@ def test_gains_are_drawn_in_the_order_of_the_table(suite: Any, drawn: Any, monke
     assert [text.get_text() for text in axes.texts] == [
         cells(group.summary, name)[4] for name in ("slow", "quick", "bad")
     ]
-    assert "Grey: less than the margin of 0.5 points" in figure.caption
+    assert "Grey band: less than the margin of 0.5 points" in figure.caption
 
 
 def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) -> None:
