@@ -36,15 +36,7 @@ from suite.parameters import resolve
 from suite.recipe import FLUSH, Recipe
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
-from suite.trials.groups import (
-    TrialGroup,
-    epochs,
-    fold_budgets,
-    group_trials,
-    is_control,
-    is_without_pruning,
-    label,
-)
+from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, is_without_pruning, label
 
 SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}

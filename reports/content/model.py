@@ -83,6 +83,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class PriceList(Table):
+    """What an accuracy costs, with a sentence above that says how to read it, and what its numbers mean below."""
+
+    lead: str = ""
+    below: str = ""
+
+
+@dataclass(frozen=True)
 class Headline:
     """A sentence about a method. The text follows the method's name, which is set as code, and the mark after it."""
 
@@ -167,7 +175,7 @@ class Group:
     summary: Table | None = None
     sections: tuple[Section, ...] = ()
     caution: str = ""
-    prices: Section | None = None
+    prices: PriceList | None = None
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -203,10 +203,8 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     lines = [say("verdict.preliminary", methods=few, all=every, seeds=SURE_SEEDS)] if few else []
     lines += [] if every else [_most_accurate(sure, cost), _fastest(sure, cost, setting)]
     ways = [one for one in answer.without_pruning if not one.candidate.is_preliminary]
-    better = [one.candidate.label for one in ways if one.at_equal_cost == "better"]
-    as_good = [one.candidate.label for one in ways if one.as_good == "yes"]
-    if better or as_good:
-        lines.append(say("verdict.without_pruning", cost=cost, margin=setting.margin, better=better, as_good=as_good))
+    if better := [one.candidate.label for one in ways if one.at_equal_cost == "better"]:
+        lines.append(say("verdict.without_pruning", cost=cost, better=better))
     return [*lines, _smallest(methods, answer)]
 
 

@@ -70,8 +70,8 @@ class MethodRow:
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
-        dense_flops: Training FLOPs of dense training of the group; `None` if no dense trial is done.
-        flops_ratio: `flops` over those of dense (`flops_of_dense`).
+        flops_of_dense: Training FLOPs of dense by seed, which those of the row are relative to.
+        flops_ratio: `flops` over `flops_of_dense`.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
@@ -86,12 +86,12 @@ class MethodRow:
     is_baseline: bool
     trials: tuple[Trial, ...]
     means: pd.DataFrame = field(compare=False, repr=False)
+    flops_of_dense: pd.Series = field(compare=False, repr=False)
     accuracy: Quantity
     accuracy_difference: Quantity
     train_time: Quantity
     time_ratio: Quantity
     flops: dict[str, Quantity] = field(default_factory=dict)
-    dense_flops: float | None = None
     flops_ratio: dict[str, Quantity] = field(default_factory=dict)
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
@@ -110,7 +110,7 @@ class MethodRow:
     @property
     def is_control(self) -> bool:
         """Whether this is a control of other methods (`suite.trials.groups.is_control`)."""
-        return any(map(is_control, self.trials))
+        return any(map(is_control, self.trials)) and not self.is_without_pruning
 
     @property
     def is_without_pruning(self) -> bool:
@@ -131,11 +131,6 @@ class MethodRow:
     def epochs(self) -> float | None:
         """Its own number of epochs, which may differ from that of the group; `None` if it is not known."""
         return next((trial.number("epochs") for trial in self.trials if trial.number("epochs")), None)
-
-    @property
-    def flops_of_dense(self) -> pd.Series:
-        """Training FLOPs by seed that its FLOPs are relative to."""
-        return flops_of_dense(self.means, self.dense_flops)
 
     @property
     def time(self) -> TimeOfDense:
@@ -311,8 +306,9 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         values, of_dense = (_known(one[column]) for one in (means, dense_means))
         return paired(values, of_dense, combine, not_measured(column))
 
-    dense_flops = next(iter(dense_means["train_flops_dense"].dropna()), None)  # equal in all its trials
-    of_dense = flops_of_dense(means, dense_flops)
+    flops_of_dense = means["train_flops_dense"]
+    if len(of_dense := dense_means["train_flops_dense"].dropna()):  # equal in all its trials
+        flops_of_dense = flops_of_dense.where(flops_of_dense.isna(), of_dense.iloc[0])
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
     difference = Missing("dense is the baseline of the differences")
     return MethodRow(
@@ -326,8 +322,8 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         train_time=_over_seeds(means, "train_time_s"),
         time_ratio=_without_interval(against_dense("train_time_s", "ratio"), is_baseline),
         flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
-        dense_flops=dense_flops,
-        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", of_dense) for kind in FLOPS},
+        flops_of_dense=flops_of_dense,
+        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", flops_of_dense) for kind in FLOPS},
         inference_ratio=_of_networks(means, "inference_flops", "inference_flops_dense"),
         inference_effective_ratio=_of_networks(means, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_of_networks(means, "params", "params_dense"),
@@ -367,17 +363,6 @@ def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
 
 def _over_seeds(means: pd.DataFrame, column: str) -> Quantity:
     return estimate(means[column].dropna().to_list(), not_measured(column) if len(means) else NONE_DONE)
-
-
-def flops_of_dense(means: pd.DataFrame, dense_flops: float | None) -> pd.Series:
-    """Return the training FLOPs by seed that those of a row are relative to.
-
-    Args:
-        means: Numbers of its finished trials, with a row for each seed.
-        dense_flops: What dense training of its group counts; `None` if that is not known.
-    """
-    own = means["train_flops_dense"]
-    return own if dense_flops is None else own.mask(own.notna(), dense_flops)
 
 
 def _own_ratio(means: pd.DataFrame, column: str, of_dense: pd.Series) -> Quantity:
@@ -427,11 +412,8 @@ def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:
         if gain is not None and cost is not None:
             points[row.label] = (gain, cost)
     ways = {row.label for row in rows if row.is_without_pruning}
-    fronts = {
-        name: front
-        for several in (points.keys() - ways, points.keys() & ways)
-        for name, front in _fronts({name: points[name] for name in several}).items()
-    }
+    fronts = _fronts({name: point for name, point in points.items() if name not in ways})
+    fronts |= _fronts({name: point for name, point in points.items() if name in ways})
     last = len(rows)
     return sorted(
         rows,

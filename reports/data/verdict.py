@@ -56,12 +56,11 @@ def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float
         [(group, [row for row in rows if is_one(row)]) for group, rows in page]
         for is_one in (lambda row: row.is_method, lambda row: row.is_without_pruning)
     ]
-    answers: list[dict[Cost, Answer]] = [{} for _ in page]
+    by_cost: dict[Cost, list[Answer]] = {}
     for cost in COSTS:
         judged = (judge([evidence(*group, cost) for group in family], 100 * margin) for family in families)
-        for known, methods, ways in zip(answers, *judged, strict=True):
-            known[cost] = replace(methods, without_pruning=ways.judged)
-    return list(answers)
+        by_cost[cost] = [replace(one, without_pruning=ways.judged) for one, ways in zip(*judged, strict=True)]
+    return [{cost: answers[number] for cost, answers in by_cost.items()} for number in range(len(page))]
 
 
 def gain_of(judged: Judged) -> Estimate | None:

@@ -42,7 +42,7 @@ def gain_figure(
         return None
     name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"
     title = f"Gain over dense training at equal {equal}"
-    all_looks = {row.label: row.look for row in rows if row.label in gains}
+    all_looks = {row.label: row.look for row in rows}
     texts = {label: f"{points(gain)} points: {words[label]}" if gain else words[label] for label, gain in gains.items()}
     places = {label: place for place, label in enumerate(gains)}
     frame = pd.DataFrame(
@@ -50,7 +50,7 @@ def gain_figure(
         for label, gain in gains.items()
         if gain
     )
-    looks = {label: look for label, look in all_looks.items() if gains[label]}
+    looks = {label: look for label, look in all_looks.items() if gains.get(label)}
     without = len(answer.without_pruning)
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, _MARGINS + _ROW * len(gains)), layout="constrained")

@@ -251,10 +251,12 @@ def draw_points(axes: Axes, frame: pd.DataFrame, x: str, y: str, looks: Mapping[
 
 
 def name_rows(axes: Axes, labels: Sequence[str], looks: Mapping[str, Look] | None = None) -> None:
-    """Give a row to each label, the first on top, with its name, and the words after it, in place of a tick."""
-    names = short_names(labels, LETTERS)
-    texts = [looks[label].named(names[label]) if looks else names[label] for label in labels]
-    axes.set_yticks(range(len(labels)), texts)
+    """Give a row to each label, the first on top, with its name in place of a tick.
+
+    With `looks`, names tell all methods of these apart, and the words after names are there, too.
+    """
+    names = short_names([*(looks or labels)], LETTERS)
+    axes.set_yticks(range(len(labels)), [looks[one].named(names[one]) if looks else names[one] for one in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")

@@ -54,10 +54,13 @@ class Suite:
     def add(
         self, method: str, seed: int, *, accuracy: float | None, time: float | None, **changed: Any
     ) -> dict[str, Any]:
-        """Add a trial. `accuracy` is in percent; `changed` overrides columns, and `None` leaves one empty."""
+        """Add a trial. `accuracy` is in percent; `changed` overrides columns, and `None` leaves one empty.
+
+        `recipe`, `task_parameters` and `spec` add to those parts of `trial.json` instead.
+        """
         variant = changed.pop("variant", VARIANTS.get(method, ""))
         recipe = {**RECIPE, **changed.pop("recipe", {})}
-        task_parameters = changed.pop("task_parameters", {})
+        task_parameters, recorded = changed.pop("task_parameters", {}), changed.pop("spec", {})
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
         columns: dict[str, Any] = {
             "method": method, "variant": variant, "task": "cifar10", "model": "resnet9[width=0.25]", "preset": "quick",
@@ -98,6 +101,7 @@ class Suite:
                 "data_copy": DATA_COPY,
                 "parameters": parameters,
                 "task_parameters": task_parameters,
+                **recorded,
             },
             shrink,
             effective,
