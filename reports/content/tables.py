@@ -270,6 +270,7 @@ def _saving_cell(row: MethodRow) -> Cell:
 
 def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
     """Return FLOPs and size as multiples of the dense network's, and peak memory."""
+    ways = ", and to dense training for those without pruning" if any(row.is_without_pruning for row in rows) else ""
     memory: tuple[Kind, str] = ("counted", "Bytes of saved tensors, weights, gradients and optimizer state.")
     if device.startswith("cuda"):
         memory = ("measured", "Maximum of the memory allocator.")
@@ -279,7 +280,7 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
             COLUMNS["train_flops_executed"].title,
             "× dense",
             "counted",
-            f"Relative to dense training, if it was done, or else to what the same trial counts for it. {_RATIOS}",
+            f"Relative to the dense network in the same trial{ways}. {_RATIOS}",
         ),
         Column(COLUMNS["train_flops_effective"].title, "× dense", _SKIPPING, _SKIPS),
         Column(COLUMNS["inference_flops"].title, "× dense", "counted", "From the shapes of the final model."),

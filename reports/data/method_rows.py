@@ -54,9 +54,10 @@ class TimeOfDense(NamedTuple):
 class MethodRow:
     """A method with its parameters in one group, with estimates over its seeds.
 
-    The reference of a time is the dense trial of the same seed. That of training FLOPs is what dense training of the
-    group counts; without a finished dense trial, what the same trial counts (`train_flops_dense`), which has other
-    images or epochs if the method has its own. That of other counted numbers is the dense network of the same trial.
+    The reference of a time is the dense trial of the same seed. The reference of a counted number is the dense network
+    of the same trial (`train_flops_dense`, `params_dense`, ...), which is known even without a dense trial. But the
+    training FLOPs of a trial with images or epochs of its own are relative to dense training of the group, if one is
+    done.
 
     Attributes:
         label: Method with its parameters, as a user writes it.
@@ -70,7 +71,7 @@ class MethodRow:
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
-        flops_of_dense: Training FLOPs of dense by seed, which those of the row are relative to.
+        flops_of_dense: Training FLOPs by seed that those of the row are relative to.
         flops_ratio: `flops` over `flops_of_dense`.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
@@ -307,7 +308,8 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         return paired(values, of_dense, combine, not_measured(column))
 
     flops_of_dense = means["train_flops_dense"]
-    if len(of_dense := dense_means["train_flops_dense"].dropna()):  # equal in all its trials
+    own_recipe = any(is_without_pruning(trial) or "epochs" in (trial.spec.get("replaced") or {}) for trial in trials)
+    if own_recipe and len(of_dense := dense_means["train_flops_dense"].dropna()):  # equal in all its trials
         flops_of_dense = flops_of_dense.where(flops_of_dense.isna(), of_dense.iloc[0])
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
     difference = Missing("dense is the baseline of the differences")

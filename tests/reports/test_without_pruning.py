@@ -112,6 +112,7 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
     add_way(suite, "dense", near(90.0), 0.8, variant="width=0.5", inference_flops=2e7, inference_flops_effective=2e7)
+    add_way(suite, "few", near(90.0)[:3], 0.8)
     most, cheapest, without, smallest = group_of(suite).verdict.purposes
     assert most.startswith("Most accurate method for its executed FLOPs: `quick`, +")
     assert cheapest.startswith("Cheapest method within 0.5 points of dense: `quick`, 0.850 of dense's FLOPs; dense as ")
@@ -122,6 +123,25 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     most, cheapest, *_ = group_of(suite).verdict.purposes
     assert most == "Most accurate method for its executed FLOPs: none is shown to be better than dense."
     assert cheapest.endswith(": none is shown to be cheaper than dense.")
+
+
+def test_ways_without_pruning_do_not_change_the_order_of_methods(suite: Any) -> None:
+    add_dense(suite)
+    for name, accuracy, ratio in (("accurate", 88.5, 0.9), ("fast", 88.0, 0.7)):
+        add_method(suite, name, near(accuracy))
+        write_time_passes(suite, name, (ratio,))
+    add_way(suite, "freezeout", near(88.6))  # both more accurate and faster than the first
+    write_time_passes(suite, "freezeout", (0.85,))
+    assert [row[0].text for row in group_of(suite).summary.rows] == ["dense", "accurate", "fast", "freezeout"]
+
+
+def test_a_lost_record_makes_no_control_of_a_way_without_pruning(suite: Any) -> None:
+    add_budgets(suite)
+    add_way(suite, "dense", near(88.7), 0.85, variant="width=0.5")
+    write_time_passes(suite, "dense[width=0.5]", (0.86, 0.87, 0.86))
+    (suite.folder / "trials" / suite.rows[-1]["trial_id"] / "trial.json").unlink()
+    shown = cells(group_of(suite).summary, "dense[width=0.5]")
+    assert (shown[2][:9], shown[4:6]) == ("0.863 [0.", ["better", "yes"])
 
 
 def test_lost_seeds_and_missing_seeds_of_ways_without_pruning_are_said(suite: Any) -> None:
@@ -149,15 +169,15 @@ def test_flops_are_relative_to_dense_training_of_the_group(suite: Any) -> None:
             suite, "freezeout", near(88.0)[:1], 0.6, train_flops_dense=dense * 3.6e12, trial_id=f"f{len(suite.rows)}"
         )
         suite.rows[-1]["seed"] = len(suite.rows)
-    add_method(suite, "quick", near(88.0), executed=0.9)
+    add_method(suite, "quick", near(88.0), executed=0.9, train_flops_dense=4.0e12)
     (row,) = (row for label, row in rows_of(suite).items() if label == "freezeout")
     assert row.flops_ratio["executed"].mean == pytest.approx(0.6 / (0.7 * 0.8) ** 0.2)  # without dense: their own
     add_budgets(suite)
     rows = rows_of(suite)
     assert rows["freezeout"].flops_ratio["executed"].mean == pytest.approx(0.6)
-    assert rows["quick"].flops_ratio["executed"].mean == pytest.approx(0.9)
     (judged,) = answers_of(suite)["flops"].without_pruning
     assert judged.candidate.ratios == pytest.approx((0.6,) * 5)
+    assert rows["quick"].flops_ratio["executed"].mean == pytest.approx(0.81)  # of a method: its own
 
 
 def test_a_row_with_its_own_epochs_is_in_the_group_and_keeps_them(suite: Any, drawn: Any) -> None:
