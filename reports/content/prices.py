@@ -16,7 +16,7 @@ from reports.data.verdict import Cost, evidence
 from reports.sentences import say
 from suite.trials.groups import BASELINE, TrialGroup, epochs
 
-_MOST_NAMES = 4
+_MOST_NAMES = 4  # of ways in a row, besides dense
 _INEXACT = 1e-8  # percent
 
 
@@ -69,7 +69,9 @@ def price_list(
 
 def _cells(target: float, ways: Sequence[_Way]) -> tuple[Cell, ...]:
     reaching = [way for way in ways if way.reached >= target - _INEXACT]
-    texts, more = [way.text for way in reaching[:_MOST_NAMES]], len(reaching) - _MOST_NAMES
+    dense = [way for way in reaching if way.is_dense][:1]  # what any other way has to beat is always named
+    texts = [way.text for way in dict.fromkeys([*reaching[:_MOST_NAMES], *dense])]
+    more = len(reaching) - len(texts)
     return (
         Cell(f"{target:g}", value=target),
         Cell(f"{reaching[0].cost:.2f}", value=reaching[0].cost) if reaching else Cell(formatting.DASH),

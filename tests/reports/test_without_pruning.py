@@ -323,6 +323,15 @@ def test_prices_are_times_of_time_passes_if_there_are_any(suite: Any) -> None:
     assert prices.rows[0][3].text == "`dense`, 18 epochs: 0.90; `quick`: 0.95; `dense`, 20 epochs: 1.00"
 
 
+def test_a_row_names_the_cheapest_dense_training_that_reaches_it_after_the_first_ways(suite: Any) -> None:
+    add_budgets(suite)
+    for number in range(6):
+        add_method(suite, f"m{number}", near(89.0), executed=0.8 + number / 100)
+    *first, dense, more = priced(suite, 0.88).rows[0][3].text.split("; ")
+    assert [text.partition(":")[0] for text in first] == ["`m0`", "`m1`", "`m2`", "`m3`"]
+    assert (dense, more) == ("`dense`, 18 epochs: 0.90", "3 more")
+
+
 def test_smoke_tests_and_tasks_that_dense_has_not_learned_have_no_prices(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
