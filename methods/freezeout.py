@@ -18,7 +18,7 @@ from suite.registry import register
 
 @register("method", "freezeout")
 class FreezeOut(Method):
-    """Control without pruning: layers are frozen one after the other, from the input on (FreezeOut).
+    """Way without pruning: layers are frozen one after the other, from the input on (FreezeOut).
 
     The i-th of L layers, counted from 0, is frozen at the share t_i of the training,
 

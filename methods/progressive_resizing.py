@@ -14,7 +14,7 @@ from suite.registry import register
 
 @register("method", "progressive_resizing")
 class ProgressiveResizing(Method):
-    """Control without pruning: training images begin small and grow to full size (progressive resizing).
+    """Way without pruning: training images begin small and grow to full size (progressive resizing).
 
     Their side is `start` of the full one until the share `delay` of the training. It then grows linearly, in steps of
     `step` pixels, until the share 1 - `full`. A size is used for whole epochs. The method only sets the fields

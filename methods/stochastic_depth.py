@@ -18,7 +18,7 @@ from suite.registry import register
 
 @register("method", "stochastic_depth")
 class StochasticDepth(Method):
-    """Control without pruning: each step leaves out random residual branches (stochastic depth).
+    """Way without pruning: each step leaves out random residual branches (stochastic depth).
 
     A branch is left out for the whole batch, and is computed neither forward nor backward. Its parameters, their
     momentum and its batch statistics then stay as they are; in the published code, momentum and decay go on. Branches

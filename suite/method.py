@@ -202,8 +202,8 @@ class Method:
             the step number, read no values from the device, and have shapes that do not depend on values; no hook may
             move a parameter to other memory. All other hooks run as usual.
         shrinks_network: Whether a trial may end with a smaller network than it began with.
-        prunes: Whether it prunes. A way to save training time without pruning is a control that methods must beat, and
-            is judged in a family of its own.
+        prunes: Whether it prunes. A way to save training time without pruning, which methods must beat, is judged in a
+            family of its own.
         random_twin: Parameters and values with which the method selects at random what it otherwise selects by a
             criterion: `{"mode": "random"}`. Empty if it has no such parameter.
         cpu_kernels: Sources in `kernels/cpu/sources` that it may call. Commands compile them before their first trial.
