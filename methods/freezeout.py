@@ -24,7 +24,7 @@ class FreezeOut(Method):
 
         t_i = (start + (1 - start) * i / (L - 1)) ** power,
 
-    rounded to whole epochs; the last layer never is. In the authors' code, residual blocks are frozen as one layer. The
+    rounded to whole epochs, at least one; the last layer never is. In the authors' code, residual blocks are frozen as one layer. The
     learning rate of a layer is that of the recipe times f(p, t_i) at the share p of the training,
 
         f(p, t) = (1 + cos(pi * p / t)) / (1 + cos(pi * p)) / t,
@@ -63,7 +63,7 @@ class FreezeOut(Method):
                 layer = numbers.get(name.rpartition(".")[0], layer)
                 self.parameters[layer].append(name)
                 self.layer_of[id(parameter)] = layer
-        self.ends = [round(share * ctx.epochs) for share in shares]
+        self.ends = [max(1, round(share * ctx.epochs)) for share in shares]
         self.frozen = 0  # layers
 
     def factor(self, layer: int, progress: float, epochs: int) -> float:
@@ -96,7 +96,9 @@ class FreezeOut(Method):
             optimizer.param_groups = groups
 
     def freeze(self, ctx: Context) -> Sequence[str]:
-        before, self.frozen = self.frozen, sum(end <= ctx.epochs_done for end in self.ends[:-1])
+        if ctx.epochs_done == ctx.epochs:  # nothing is trained any more
+            return ()
+        before, self.frozen = self.frozen, sum(end <= ctx.epochs_done for end in self.ends)
         return [name for names in self.parameters[before : self.frozen] for name in names]
 
     def record(self, ctx: Context) -> Mapping[str, Any]:

@@ -125,6 +125,15 @@ def layers_of(model):
     return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, nn.Linear))}
 
 
+def test_a_layer_is_trained_for_at_least_an_epoch_and_none_is_frozen_after_the_last_one():
+    two = dataclasses.replace(RECIPE, epochs=2, precise_bn=32)
+    trainer, records = fitted(FreezeOut(start=0.1, power=3), two)
+    assert trainer.runner.method.ends == [1, 1, 1, 1, 2]
+    assert [record["method"]["frozen_layers"] for record in records] == [4, 4]
+    trainer, records = fitted(FreezeOut(start=0.9, power=1), two)
+    assert [record["reconfigured"] for record in records] == [False, False]
+
+
 def test_an_ignored_layer_is_trained_to_the_end():
     trainer, _ = fitted(FreezeOut(ignore=("3.branch.3",), **METHOD), FIVE)
     trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
