@@ -24,8 +24,8 @@ class FreezeOut(Method):
 
         t_i = (start + (1 - start) * i / (L - 1)) ** power,
 
-    rounded to whole epochs, at least one; the last layer never is. In the authors' code, residual blocks are frozen as one layer. The
-    learning rate of a layer is that of the recipe times f(p, t_i) at the share p of the training,
+    rounded to whole epochs, at least one; the last layer never is. In the authors' code, residual blocks are frozen as
+    one layer. The learning rate of a layer is that of the recipe times f(p, t_i) at the share p of the training,
 
         f(p, t) = (1 + cos(pi * p / t)) / (1 + cos(pi * p)) / t,
 

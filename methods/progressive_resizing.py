@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval
@@ -57,10 +58,11 @@ class ProgressiveResizing(Method):
             raise ValueError("the recipe has sizes of its own; --set 'recipe.train_sizes=()' takes them back")
         side = input_shape[1]
         first = max(self.step, round(side * self.start / self.step) * self.step)
-        begins = {first: 0.0} if first < side else {side: 0.0}
-        for size in [*range(first, side, self.step), side][1:]:
+        sizes = [*range(first, side, self.step), side]
+        begins = {sizes[0]: 0.0}
+        for before, size in pairwise(sizes):
             # A size begins when the side, as it grows, is nearer to it than to the size before.
-            growth = (size - self.step / 2 - side * self.start) / (side * (1 - self.start))
+            growth = max(0.0, ((before + size) / 2 - side * self.start) / (side * (1 - self.start)))
             begins[size] = round(self.delay + (1 - self.full - self.delay) * growth, 6)
         # A size is left out if the next one begins at the same time.
         used = [

@@ -46,6 +46,10 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
     """
     if not isinstance(method, Method):
         raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
+    if type(method).recipe_fields is not Method.recipe_fields:
+        raise UsageError(
+            f"{type(method).__name__} only sets fields of the suite's recipes, which a loop of your own does not follow"
+        )
     for name in context.keys() - set(GIVEN):
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
     if planned := next((name for name, layer in model.named_modules() if isinstance(layer, PlannedLayer)), None):

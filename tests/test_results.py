@@ -20,7 +20,8 @@ def test_the_accuracies_of_a_report_are_the_means_of_its_table(folder):
     table = pd.read_csv(folder / "results.csv", dtype={"variant": str}).fillna({"variant": ""})
     done = table[table["status"] == "done"]
     done = done.assign(label=done["method"] + done["variant"].map(lambda text: f"[{text}]" if text else ""))
-    rows = re.findall(r"^\| `([^`]+)` (?:\(no pruning\) )?\| ([\d.]+)", (folder / "report.md").read_text("utf-8"), re.MULTILINE)
+    text = (folder / "report.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([^`]+)` (?:\(no pruning\) )?\| ([\d.]+)", text, re.MULTILINE)
     means = {label: [] for label in done["label"]}
     for (label, _), trials in done.groupby(["label", "epochs"]):
         means[label].append(100 * trials.groupby("seed")["test_accuracy"].mean().mean())

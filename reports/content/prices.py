@@ -62,8 +62,9 @@ def price_list(
     body = tuple(_cells(target, ways) for target in sorted({*targets}))
     lead = say("verdict.prices", cost=cost)
     below = say(
-        "verdict.prices_mean", cost=cost, origin=origin, compared=len(ways), left_out=left_out, seeds=FEWEST_SEEDS
-    )
+        "verdict.prices_mean", cost=cost, origin=origin, compared=len(ways), left_out=left_out, seeds=FEWEST_SEEDS,
+        ways=bool(answer.without_pruning),
+    )  # fmt: skip
     return PriceList(name, "What an accuracy costs", columns, body, lead=lead, below=below)
 
 

@@ -130,9 +130,16 @@ def _check_size(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
     try:
         build_model(trial.model, *inputs)
     except UsageError as error:
-        raise UsageError(f"{trial.label} on task {trial.task}, training images of {side} pixels: {error}") from error
+        sizes = ",".join(map(str, trial.make_recipe().train_sizes))
+        sets = " sets" if "train_sizes" in trial.replaced else " has"
+        raise UsageError(
+            f"{trial.label}{sets} recipe.train_sizes=({sizes}) on task {trial.task}, and {trial.model} cannot take "
+            f"{side} pixels: {str(error).removeprefix(f'{trial.model}: ')}"
+        ) from error
     hint = f'; for a network of one image size, use --set "recipe.train_sizes=()" instead of {side}'
-    _check_outputs(model, trial, inputs, "" if "train_sizes" in trial.replaced else hint)
+    if "train_sizes" in trial.replaced:
+        hint = f"; {trial.label} sets recipe.train_sizes, and this network takes images of one size"
+    _check_outputs(model, trial, inputs, hint)
 
 
 def _check_outputs(model: nn.Module, trial: TrialSpec, inputs: Inputs, hint: str = "") -> None:

@@ -260,13 +260,13 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
     """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
 
     A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
-    FLOPs are relative to those of dense training by the command's recipe, whatever a method has in its own.
+    FLOPs are relative to dense training with the most epochs; without it, to the dense network in the same trial.
 
     Args:
         rows: Rows of the results table.
         disturbed: Ids of trials whose times were disturbed. The times of their methods get a mark.
     """
-    table = Table(title="Means over the seeds that are done; training FLOPs relative to the dense network")
+    table = Table(title="Means over the seeds that are done; training FLOPs relative to dense training")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
@@ -287,7 +287,7 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
         groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
     for names, group in groups.items():
         done = [row for row in group if row["status"] == "done"]
-        whole = dense.get((*names[:2], shared[id(group[0])] or most.get(names[:2], 0)))
+        whole = dense.get((*names[:2], most.get(names[:2], 0)))
         accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
         table.add_row(
             *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style

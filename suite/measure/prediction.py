@@ -134,6 +134,7 @@ def _notes(found: Mapping[str, Any], missing: Sequence[str]) -> list[str]:
             missing,
             f"measured as dense training, which costs at least as much: it depends on {needed}, which is not done",
         ),
+        (found["leaves_out"], "FLOPs executed count residual branches that steps leave out: an upper bound"),
         (found["shrinks"], "the network keeps its size here, so that time, FLOPs executed and memory are upper bounds"),
         (found["late"], f"for lack of time, {unseen} later epochs were not looked at, and count as the last one"),
         (competition(busy, found["threads"]), f"disturbed: other programs used {busy:.1f} cores{busy_advice()}"),

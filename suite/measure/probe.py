@@ -25,6 +25,7 @@ from suite import files, registry
 from suite.engine.cost.clock import images_per_second, seconds_of, stamps_of
 from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.cost.torch_hardware import use_threads_of_environment
+from suite.engine.network.branches import scales_branches
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.product_check import WrongProduct
 from suite.engine.training.trainer import Diverged, Trainer
@@ -149,7 +150,8 @@ class Probe:
             `epochs` and `visited`, the number of epochs, and of those that began and ended here; `steps`; `stages`
             (`Stage`); `train_s`, `eval_s` and `other_s`, seconds of training, of evaluations, and of everything else in
             the process; `flops_dense` and `flops_executed` of the training; `memory_bytes`; `shrinks`, whether the
-            method may shrink the network; `late`, whether later epochs were not visited for lack of time; `threads`.
+            method may shrink the network; `leaves_out`, whether its steps may leave out branches; `late`, whether later
+            epochs were not visited for lack of time; `threads`.
         """
         trainer, recipe = self.trainer, self.trainer.recipe
         is_steady = steady(type(trainer.runner.method))
@@ -185,6 +187,7 @@ class Probe:
             "flops_executed": sum(stage.steps * stage.flops["executed"] for stage in self.stages),
             "memory_bytes": trainer.progress.peak_memory_bytes,
             "shrinks": bool(trainer.runner.method.shrinks_network),
+            "leaves_out": scales_branches(type(trainer.runner.method)),
             "late": late and not is_steady,
             "threads": torch.get_num_threads(),
         }

@@ -112,9 +112,13 @@ def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
     added = list(added)
     if not added:
         return "--controls adds no trials: the command names all of them"
-    fewer = {trial.recipe["epochs"] for trial in added if trial.recipe["epochs"] < epochs[trial.task]}
-    shorter = f"dense with fewer epochs ({', '.join(map(str, sorted(fewer)))})"
-    kinds = Counter(shorter if trial.recipe["epochs"] < epochs[trial.task] else trial.label for trial in added)
+
+    def is_shorter(trial: TrialSpec) -> bool:
+        return trial.label == BASELINE and trial.recipe["epochs"] < epochs[trial.task]
+
+    lengths = sorted({trial.recipe["epochs"] for trial in added if is_shorter(trial)})
+    shorter = f"dense with fewer epochs ({', '.join(map(str, lengths))})"
+    kinds = Counter(shorter if is_shorter(trial) else trial.label for trial in added)
     parts = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
     return f"--controls adds {len(added)} {'trial' if len(added) == 1 else 'trials'}: {parts}"
 

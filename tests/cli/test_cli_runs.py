@@ -184,6 +184,20 @@ def test_the_summary_keeps_trainings_of_different_length_apart():
     ]
 
 
+def test_the_summary_compares_flops_with_the_longest_dense_training():
+    row = {"task": "t", "model": "m", "variant": "", "status": "done", "trial_id": "a", "train_time_s": 2.0}
+    row |= {"test_accuracy": 0.5}
+
+    def of(method, variant, epochs, dense, executed):
+        flops = {"train_flops_dense": dense, "train_flops_effective": executed, "train_flops_executed": executed}
+        return {**row, "method": method, "variant": variant, "epochs": epochs, **flops}
+
+    own = [of("dense", "width=0.5,recipe.epochs=8", 8, 8.0, 2.0), of("progressive_resizing", "", 4, 1.0, 1.0)]
+    rows = [of("dense", "", 4, 4.0, 4.0), of("dense", "", 2, 2.0, 2.0), *own]
+    assert [*summary(rows).columns[7].cells] == ["100.0 %", "50.0 %", "50.0 %", "25.0 %"]
+    assert [*summary(own).columns[7].cells] == ["25.0 %", "100.0 %"]  # no dense training to compare with
+
+
 def test_the_summary_marks_disturbed_times():
     row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
     row |= {"test_accuracy": 0.5, "train_time_s": 2.0}

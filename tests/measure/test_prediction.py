@@ -23,7 +23,8 @@ SMALL += ["--set", "recipe.train_images=80", "--set", "recipe.test_images=20"]
 
 RESULT = {
     "epochs": 4, "visited": 4, "steps": 16, "train_s": 30.0, "eval_s": 4.0, "other_s": 1.0, "flops_dense": 1600.0,
-    "flops_executed": 800.0, "memory_bytes": 1_000_000, "shrinks": False, "late": False, "threads": 1,
+    "flops_executed": 800.0, "memory_bytes": 1_000_000, "shrinks": False, "leaves_out": False, "late": False,
+    "threads": 1,
     "stages": [{"step_s": 2.0}, {"step_s": 1.0}],
 }  # fmt: skip
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from methods.freezeout import FreezeOut
 from suite.engine.cost.flops import count_layers
+from suite.errors import UsageError
 from suite.method import Context
+from suite.ops import apply
 
 FIVE = dataclasses.replace(RECIPE, epochs=5)  # 20 steps
 LAYERS = (("0.", "1."), ("3.branch.0", "3.branch.1"), ("3.branch.3", "3.branch.4"), ("4.",), ("8.",))
@@ -83,7 +85,14 @@ def test_steps_cost_what_is_left_to_compute():
     assert all(flops["current"] == flops["executed"] == flops["effective"] for flops in found)
 
 
-@pytest.mark.parametrize("more", [{"precise_bn": 32, "lookahead_steps": 2}, {"optimizer": "adamw", "ema": 0.9}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"precise_bn": 32, "lookahead_steps": 2},
+        {"optimizer": "adamw", "ema": 0.9},
+        {"freeze": ("1.bias",), "freeze_after": 4},  # which the method freezes two epochs earlier
+    ],
+)
 def test_a_resumed_training_ends_with_equal_bits(more):
     recipe = dataclasses.replace(FIVE, **more)
     assert_it_resumes(lambda **callbacks: small_trainer(FreezeOut(**METHOD), recipe, **callbacks))
@@ -136,8 +145,8 @@ def test_a_layer_is_trained_for_at_least_an_epoch_and_none_is_frozen_after_the_l
 
 def test_an_ignored_layer_is_trained_to_the_end():
     trainer, _ = fitted(FreezeOut(ignore=("3.branch.3",), **METHOD), FIVE)
-    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
-    assert trained == {"3.branch.3.weight", "8.weight", "8.bias"}
+    frozen = {name for plan in trainer.runner.reconfigurations for name in plan.frozen}
+    assert {*dict(trainer.model.named_parameters())} - frozen == {"3.branch.3.weight", "8.weight", "8.bias"}
 
 
 def test_a_layer_that_is_not_trained_counts_as_frozen_from_the_start():
@@ -152,6 +161,31 @@ def test_a_layer_that_is_not_trained_counts_as_frozen_from_the_start():
         "3.branch.1.weight",
         "3.branch.1.bias",
     ]
+
+
+def test_a_loop_of_ones_own_keeps_statistics_and_gets_a_network_that_can_be_trained_again():
+    model = small_net()
+    hooks = apply(model, FreezeOut(**METHOD), input_shape=SHAPE, num_classes=4, epochs=3, batch_size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    hooks.attach(optimizer)
+    for epoch in range(3):
+        kept = model[1].running_mean.clone()
+        model.train()
+        for images, labels in SmallBatches(64, seed=1).epoch(epoch, 16):
+            images, labels = hooks.transform_batch(images, labels)
+            F.cross_entropy(model(images), labels).backward()
+            hooks.optimizer_step()
+            optimizer.zero_grad()
+        hooks.end_epoch()
+        scheduler.step()
+    assert torch.equal(model[1].running_mean, kept)
+    F.cross_entropy(model(images), labels).backward()
+    with pytest.raises(UsageError, match=r"transform_batch was not called in step 12, so that FreezeOut has no effect"):
+        hooks.optimizer_step()
+    assert not all(parameter.requires_grad for parameter in model.parameters())
+    hooks.finish()
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_network_with_one_trained_layer_is_refused():

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from small_training import SHAPE, small_net
 from small_trials import planned
 
 from methods.progressive_resizing import ProgressiveResizing
@@ -13,6 +14,7 @@ from suite.choices import build_model
 from suite.cli.rehearsal import rehearse
 from suite.engine.cost.flops import PRODUCTS, count_layers
 from suite.errors import UsageError
+from suite.ops import apply
 from suite.recipe import Recipe
 from suite.trials.building import build_trainer, load_splits
 from suite.trials.controls import dense_spec
@@ -48,7 +50,8 @@ def test_sizes_are_those_of_composer(side, values):
     [
         ({}, (16, 20, 24, 28, 32), (0.5375, 0.6125, 0.6875, 0.7625)),
         ({"step": 16}, (16, 32), (0.65,)),
-        ({"step": 12}, (12, 24, 32), (0.5375, 0.6875)),
+        ({"step": 12}, (12, 24, 32), (0.5375, 0.725)),
+        ({"step": 20, "start": 0.9}, (20, 32), (0.5,)),
         ({"start": 1.0}, (32,), ()),
         ({"step": 100}, (32,), ()),
         ({"delay": 0.5, "full": 0.5}, (16, 32), (0.5,)),
@@ -129,5 +132,10 @@ def test_what_is_impossible_is_refused_when_the_command_is_planned(methods, over
 
 @pytest.mark.parametrize(("model", "smallest"), [("airbench[width=0.125]", 9), ("resnet9[width=0.125]", 11)])
 def test_sizes_that_a_network_cannot_take_are_refused_before_training(model, smallest):
-    with pytest.raises(UsageError, match=rf"training images of 8 pixels: .*the smallest are {smallest}x{smallest}"):
+    with pytest.raises(UsageError, match=rf"cannot take 8 pixels: .*the smallest are {smallest}x{smallest}"):
         rehearse([trial("progressive_resizing[start=0.25]", model)])
+
+
+def test_a_loop_of_ones_own_is_refused():
+    with pytest.raises(UsageError, match=r"ProgressiveResizing only sets fields of the suite's recipes"):
+        apply(small_net(), ProgressiveResizing(), input_shape=SHAPE, num_classes=4, epochs=3, batch_size=16)

@@ -359,7 +359,10 @@ class MethodRunner:
             self._replay(plan)
 
     def finish(self) -> None:
-        """Set W = weight_forward(W) in every layer and remove all plans, so that the model needs no method."""
+        """Set W = weight_forward(W) in every layer and remove all plans, so that the model needs no method.
+
+        Parameters that the method has frozen can be trained again.
+        """
         averages = [bare(average, self.model) for average in self.averages]
         with torch.no_grad():
             for model in (self.model, *averages):
@@ -368,6 +371,10 @@ class MethodRunner:
                         layer.weight.copy_(layer.forward_weight(layer.weight))
         for average in averages:
             silence_masked(average, self.ctx.layers)
+        frozen = {name for plan in self.reconfigurations for name in plan.frozen}
+        for name, parameter in self.model.named_parameters():
+            if name in frozen:
+                parameter.requires_grad_(True)  # a loop may go on to tune the network
         self.empty_plans()
 
     def empty_plans(self) -> None:

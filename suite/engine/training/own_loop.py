@@ -137,13 +137,13 @@ class OwnLoop(MethodRunner):
         """Run the optimizers and the two hooks around them, as `MethodRunner.optimizer_step` does.
 
         Raises:
-            UsageError: if the method's term of this step had no backward, or the method leaves out branches and
-                `transform_batch` was not called in this step: the method would have no effect.
+            UsageError: if the method's term of this step had no backward, or the method leaves out branches or keeps
+                statistics and `transform_batch` was not called in this step: the method would have no effect.
         """
-        if self._began != self.ctx.step and scales_branches(type(self.method)):
+        if self._began != self.ctx.step and (self.frozen_norms or scales_branches(type(self.method))):
             raise UsageError(
                 f"hooks.transform_batch was not called in step {self.ctx.step}, so that {type(self.method).__name__} "
-                "leaves out no branch: begin each step with images, labels = hooks.transform_batch(images, labels)"
+                "has no effect: begin each step with images, labels = hooks.transform_batch(images, labels)"
             )
         if self._term_waits:
             raise UsageError(
