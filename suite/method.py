@@ -117,7 +117,7 @@ class Context:
         rehearsal: True while a command is checked before its first trial, on a copy of the model on the CPU: nothing
             will be trained, so `setup` should leave out what takes long (compiling kernels, reading files).
         optimizer: The optimizer; `None` in `setup` and `begin`. If a training loop attached several, an object with
-            `param_groups`, `state`, `step` and `zero_grad` that acts for all of them.
+            `param_groups`, `state`, `step` and `zero_grad` that acts for all of them, which its `parts` lists.
         rank, ranks: Index and number of the processes of `torch.distributed` that train the model together; or 0 and 1.
         step: Number of optimizer steps attempted since the trial began, so also the index of the running step.
         epochs_done: Number of finished epochs. It has its new value in all hooks at the end of an epoch.
@@ -244,6 +244,11 @@ class Method:
     def defaults(cls, task: str, preset: str) -> dict[str, Any]:
         """Return default values of parameters that depend on task or preset. Values set by the user win."""
         return {}
+
+    @classmethod
+    def defines(cls, *hooks: str) -> bool:
+        """Return whether the method has one of these hooks of its own."""
+        return any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
 
     def depends_on(self) -> tuple[str, ...]:
         """Return the methods, written as on the command line, whose trials this trial needs.

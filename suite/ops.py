@@ -46,7 +46,7 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
     """
     if not isinstance(method, Method):
         raise TypeError(f"apply() expects an instance of a method, such as SDGP(n=2, m=4), not {method!r}")
-    if type(method).recipe_fields is not Method.recipe_fields:
+    if method.defines("recipe_fields"):
         raise UsageError(
             f"{type(method).__name__} only sets fields of the suite's recipes, which a loop of your own does not follow"
         )

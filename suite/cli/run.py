@@ -272,22 +272,21 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    shared = {id(row): None if "recipe.epochs=" in (row["variant"] or "") else row.get("epochs") for row in rows}
     most: dict[tuple[Any, ...], int] = {}
     for row in rows:
-        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), shared[id(row)] or 0)
+        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), _epochs_of_recipe(row))
     dense: dict[tuple[Any, ...], float] = {}
     for row in sorted(rows, key=_place):
-        where, epochs = (row["task"], row["model"]), shared[id(row)] or 0
+        where, epochs = (row["task"], row["model"]), _epochs_of_recipe(row)
         method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
-        if method == BASELINE:
-            dense[*where, epochs] = row["train_flops_dense"]
+        if method == BASELINE and epochs == most[where]:
+            dense[where] = row["train_flops_dense"] or dense.get(where, 0.0)
         if method and 0 < epochs < most[where]:
             method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
         groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
     for names, group in groups.items():
         done = [row for row in group if row["status"] == "done"]
-        whole = dense.get((*names[:2], most.get(names[:2], 0)))
+        whole = dense.get(names[:2])
         accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
         table.add_row(
             *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
@@ -300,6 +299,11 @@ def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> 
             _share(done, "train_flops_executed", whole),
         )
     return table
+
+
+def _epochs_of_recipe(row: dict[str, Any]) -> int:
+    """Return the epochs of a row; 0 if they are not known, or were typed for its method alone."""
+    return 0 if "recipe.epochs=" in (row["variant"] or "") else row.get("epochs") or 0
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -25,7 +25,6 @@ from suite import files, registry
 from suite.engine.cost.clock import images_per_second, seconds_of, stamps_of
 from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.cost.torch_hardware import use_threads_of_environment
-from suite.engine.network.branches import scales_branches
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.product_check import WrongProduct
 from suite.engine.training.trainer import Diverged, Trainer
@@ -101,7 +100,7 @@ def _rank(rank: int, spec: Mapping[str, Any], trials: str, meeting: str) -> None
 
 def steady(method: type[Method]) -> bool:
     """Return whether a step of a method costs the same in all epochs of a phase, as far as its hooks show."""
-    return all(getattr(method, hook) is getattr(Method, hook) for hook in HOOKS)
+    return not method.defines(*HOOKS)
 
 
 @dataclass
@@ -187,7 +186,7 @@ class Probe:
             "flops_executed": sum(stage.steps * stage.flops["executed"] for stage in self.stages),
             "memory_bytes": trainer.progress.peak_memory_bytes,
             "shrinks": bool(trainer.runner.method.shrinks_network),
-            "leaves_out": scales_branches(type(trainer.runner.method)),
+            "leaves_out": trainer.runner.method.defines("branch_factors"),
             "late": late and not is_steady,
             "threads": torch.get_num_threads(),
         }

@@ -1,4 +1,4 @@
-"""FreezeOut: learning rates, moments of freezing, and what is no longer trained, computed and counted."""
+"""FreezeOut: learning rates, when layers are frozen, and what is left to train and to compute."""
 
 import dataclasses
 import math
@@ -77,7 +77,7 @@ def test_steps_cost_what_is_left_to_compute():
         forward + (forward - first) + forward,  # no data gradient of the first layer
         forward + (branch + tail) + (2 * branch + tail),  # the branch needs none either
         forward + tail + (branch + tail),
-        forward + macs["8"] * 0 + macs["8"],
+        forward + macs["8"],
     ]
     found = [record["step_flops"] for record in records]
     assert [found[epoch]["executed"] for epoch in (1, 2, 3, 4)] == [16 * 2 * value for value in expected]

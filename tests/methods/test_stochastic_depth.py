@@ -211,8 +211,8 @@ def test_what_cannot_work_is_one_line():
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        ({"3.brunch": 0.0}, "names '3.brunch', which is no residual branch; did you mean '3.branch'?"),
-        ({BRANCH: float("nan")}, "has nan for '3.branch', which is no finite number"),
+        ({"3.brunch": 0.0}, "names '3.brunch'; the model has no such branch; did you mean '3.branch'?"),
+        ({BRANCH: float("nan")}, "has nan for '3.branch'; factors must be finite"),
     ],
 )
 def test_wrong_factors_are_refused_by_name(factors, message):

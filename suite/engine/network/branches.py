@@ -10,12 +10,6 @@ from torch import Tensor, nn
 
 from suite.errors import UsageError, nearest
 from suite.index_spaces import IndexSpaces
-from suite.method import Method
-
-
-def scales_branches(method: type[Any]) -> bool:
-    """Return whether a method may leave out residual branches, or multiply their outputs."""
-    return method.branch_factors is not Method.branch_factors
 
 
 class ScaledBranches:
@@ -41,16 +35,16 @@ class ScaledBranches:
             Names of the modules that are not computed: branches with 0 and all that they contain.
 
         Raises:
-            UsageError: if there is no such branch, or a factor is no finite number.
+            UsageError: if the model has no such branch, or a factor is infinite or NaN.
         """
         self.restore()
         left_out: set[str] = set()
         for name, factor in factors.items():
             known = (*spaces.removable_branches, *spaces.fixed_branches)
             if name not in known:
-                raise UsageError(f"branch_factors names '{name}', which is no residual branch{nearest(name, known)}")
+                raise UsageError(f"branch_factors names '{name}'; the model has no such branch{nearest(name, known)}")
             if not math.isfinite(factor):
-                raise UsageError(f"branch_factors has {factor} for '{name}', which is no finite number")
+                raise UsageError(f"branch_factors has {factor} for '{name}'; factors must be finite")
             if factor == 1:
                 continue
             module = model.get_submodule(name)

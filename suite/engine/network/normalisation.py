@@ -32,7 +32,7 @@ def freeze(model: nn.Module, names: Collection[str]) -> list[_BatchNorm]:
     known = dict(model.named_parameters())
     for name in names:
         if name not in known:
-            raise ValueError(f"freeze names '{name}', which is no parameter of the model{nearest(name, known)}")
+            raise ValueError(f"freeze names '{name}'; the model has no such parameter{nearest(name, known)}")
         known[name].requires_grad_(False)
         known[name].grad = None
     chosen = {id(known[name]) for name in names}

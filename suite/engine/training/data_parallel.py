@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.engine.cost.ledger import Ledger
-from suite.engine.network.branches import scales_branches
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.mixing import BatchMixing
 from suite.engine.training.ranks import Ranks
@@ -86,7 +85,7 @@ class DataParallel:
             device_ids=[device] if device.type == "cuda" else None,
             # All ranks have equal weights, which `check_states` verifies. Buffers are averaged once per epoch.
             init_sync=False,
-            find_unused_parameters=scales_branches(type(self._runner.method)),
+            find_unused_parameters=self._runner.method.defines("branch_factors"),
             **_OWN_BUFFERS,
         )
         reduce_gradients(self._wrapped, self._runner)

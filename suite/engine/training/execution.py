@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shlex
 import shutil
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from suite.errors import UsageError
 
@@ -14,7 +14,8 @@ from suite.errors import UsageError
 class _Executed(Protocol):
     replayable: ClassVar[bool]
 
-    def branch_factors(self, ctx: Any) -> Any: ...
+    @classmethod
+    def defines(cls, *hooks: str) -> bool: ...
 
 
 def check_execution(
@@ -38,12 +39,10 @@ def check_execution(
             "eager, or one process per trial"
         )
     if execution == "compile":
-        from suite.engine.network.branches import scales_branches  # the class of the method has imported torch
-
-        if scales_branches(method):
+        if method.defines("branch_factors"):
             raise UsageError(
-                f"recipe.execution=compile: {name} leaves out other branches in each step, and each pattern would be "
-                "compiled anew; take eager"
+                f"recipe.execution=compile: {name} leaves out other branches in each step, and each pattern would "
+                "have to be compiled; take eager"
             )
         # Compiling the generated code takes a C++ compiler on the CPU, and a compiler of GPU kernels on CUDA.
         compiler = shlex.split(os.environ.get("CXX") or "g++")[0]

@@ -64,7 +64,7 @@ class MethodRunner:
         reconfigurations: Plans that were carried out on the model, in order.
         averages: Copies of the model, such as an average of its weights, that are cut and masked in the same way:
             modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
-        frozen_norms: Layers of batch normalisation that keep their statistics, because they are no longer trained.
+        frozen_norms: Layers of batch normalisation that keep their statistics, because their training has ended.
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
         not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason; also those that the
             method ignores.
@@ -84,16 +84,12 @@ class MethodRunner:
         self._largest_batch = 0  # of this rank, in the running epoch
         self._branches = ScaledBranches()
         self._checked_state = False  # whether the optimizers' state was seen after a step
-        self._cuts = self._defines("begin", "reconfigure")
+        self._cuts = method.defines("begin", "reconfigure")
         self.frozen_norms: list[_BatchNorm] = []
         self._join_ranks()
         self._find_layers(train_size)
         self._run_first_hooks()
         self.begun_with = len(self.reconfigurations)
-
-    def _defines(self, *hooks: str) -> bool:
-        """Return whether the method defines one of these hooks."""
-        return any(getattr(type(self.method), hook) is not getattr(Method, hook) for hook in hooks)
 
     def _join_ranks(self) -> None:
         """Ensure that all ranks start from the same method, sizes and weights."""
@@ -154,7 +150,7 @@ class MethodRunner:
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")
             self._keep_layers(surgery.apply_plan(self.model, first, ctx.spaces, None))
             self.reconfigurations.append(first)
-        if not ctx.rehearsal or type(method).begin is Method.begin:
+        if not ctx.rehearsal or not method.defines("begin"):
             self._plan_all()
 
     @property
@@ -324,7 +320,7 @@ class MethodRunner:
         plan = self.method.reconfigure(self.ctx)
         if frozen := tuple(self.method.freeze(self.ctx)):
             plan = dataclasses.replace(plan or ReconfigPlan(), frozen=frozen)
-        if self._defines("reconfigure", "freeze"):
+        if self.method.defines("reconfigure", "freeze"):
             self.ranks.agree("the reconfiguration", None if plan is None else plan.to_json())
         self._plan_if_requested()
         self._warn_of_another_batch()

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from suite import files
 from suite.engine.network import model_files
-from suite.engine.network.branches import scales_branches
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.training.averages import bare
 from suite.engine.training.method_runner import MethodRunner
@@ -140,7 +139,7 @@ class OwnLoop(MethodRunner):
             UsageError: if the method's term of this step had no backward, or the method leaves out branches or keeps
                 statistics and `transform_batch` was not called in this step: the method would have no effect.
         """
-        if self._began != self.ctx.step and (self.frozen_norms or scales_branches(type(self.method))):
+        if self._began != self.ctx.step and (self.frozen_norms or self.method.defines("branch_factors")):
             raise UsageError(
                 f"hooks.transform_batch was not called in step {self.ctx.step}, so that {type(self.method).__name__} "
                 "has no effect: begin each step with images, labels = hooks.transform_batch(images, labels)"
@@ -159,7 +158,7 @@ class OwnLoop(MethodRunner):
     def plan_epoch_end(self) -> ReconfigPlan | None:
         if self._term_of is None and not self._warned_of_term and self.ctx.step:
             self._warned_of_term = True
-            if type(self.method).regularization is not Method.regularization:
+            if self.method.defines("regularization"):
                 log.warning(
                     f"hooks.regularization was not called in epoch {self.ctx.epochs_done + 1}: "
                     f"{type(self.method).__name__} has a term, whose gradient is missing"

@@ -127,8 +127,8 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collec
 def removes_channels(method: Method) -> bool:
     """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
     kind = type(method)
-    reconfigures = kind.reconfigure is not Method.reconfigure
-    return kind.shrinks_network or reconfigures or (kind.begin is not Method.begin and bool(method.depends_on()))
+    begins = kind.defines("begin") and bool(method.depends_on())
+    return kind.shrinks_network or kind.defines("reconfigure") or begins
 
 
 def counted_reasons(reasons: Iterable[str]) -> list[str]:
