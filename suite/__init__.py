@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reports.data.frames import Results
+    from reports.frames import Results
     from suite.trials.callbacks.calls import CallbackTrial
 
 __version__ = "0.1.0"
@@ -20,14 +20,14 @@ def load_results(folder: str | Path) -> Results:
         folder: Output folder of a command, or an exported copy, with compressed records or without its trials.
 
     Returns:
-        Frames of trials, epochs, layers and times, and their schema (`reports.data.frames.Results`).
+        Frames of verdicts, trials, epochs, layers and times, and their schema (`reports.frames.Results`).
 
     Raises:
         suite.errors.UsageError: The folder has no results, or its table cannot be read.
     """
-    from reports.data.frames import load_current  # imports pandas
+    from reports.frames import load  # imports pandas
 
-    return load_current(Path(folder).expanduser())
+    return load(Path(folder).expanduser())
 
 
 def run(

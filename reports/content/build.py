@@ -24,10 +24,8 @@ from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why import why_sections
-from reports.data.looks import looks
-from reports.data.method_rows import MethodRow, method_rows
-from reports.data.pooling import pool_machines
-from reports.data.verdict import COSTS, Answers, answer, evidence, margins
+from reports.data.method_rows import MethodRow
+from reports.data.verdict import COSTS, Answers, evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
@@ -36,9 +34,8 @@ from suite.parameters import resolve
 from suite.recipe import FLUSH, Recipe
 from suite.trials.estimates import facts
 from suite.trials.folder.reader import Records, Trial
-from suite.trials.groups import TrialGroup, epochs, fold_budgets, group_trials, is_control, is_without_pruning, label
+from suite.trials.groups import TrialGroup, epochs, group_trials
 
-SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
 _NAMED = {"threads": "threads", "arithmetic": "arithmetic", "torch": "torch", "data_copy": "data copy"}
 _IN_TITLE = ("task", "data_copy", "model", "preset", "dtype")
@@ -51,26 +48,18 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
         records: Records of the folder.
         asked_targets: Target accuracies of the command, as fractions; see `reports.data.targets`.
     """
-    groups, unassigned = group_trials(records.trials)
-    groups = fold_budgets(pool_machines(groups, records.times))
-    controls = {label(trial) for trial in records.trials if is_control(trial)}
-    ways = {label(trial) for trial in records.trials if is_without_pruning(trial)}
-    drawn_as = looks((label(trial) for trial in records.trials), controls, ways)
-    slugs = _slugs(groups)
+    judged = judged_groups(records)
+    groups = [group for group, _, _ in judged]
     declared = margins(records.suite)
     targets = TargetRequest(records.suite, tuple(asked_targets))
-    rows = [method_rows(group, drawn_as) for group in groups]
-    # The correction for the number of methods covers all groups of a page together.
-    page = [index for index, group in enumerate(groups) if group.key["preset"] != SMOKE]
-    answers = dict(zip(page, answer([(groups[index], rows[index]) for index in page], declared[-1]), strict=True))
     sections = tuple(
-        _group(group, groups, slug, rows[index], answers.get(index), declared, targets, records)
-        for index, (group, slug) in enumerate(zip(groups, slugs, strict=True))
+        _group(group, groups, slug, rows, answers, declared, targets, records)
+        for (group, rows, answers), slug in zip(judged, _slugs(groups), strict=True)
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") for trial in records.trials))
     return Report(
         title=f"Pruning during training: {tasks}",
-        summary=_summary(records, unassigned, groups, rows),
+        summary=_summary(records, group_trials(records.trials)[1], groups, [rows for _, rows, _ in judged]),
         groups=sections,
         left_out=left_out(records),
         problems=problem_section(records),

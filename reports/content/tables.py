@@ -77,7 +77,6 @@ def verdict_table(
     """
     if not any(row.done for row in rows):
         return None
-    judged = {} if answer is None else {one.candidate.label: one for one in answer.both}
     families = _FAMILIES if any(row.is_without_pruning for row in rows) else ""
     ratios = Column("Training time", "× dense", "measured", _TIMED, short="Time")
     equal, less = "At equal time", "in less time"
@@ -100,7 +99,7 @@ def verdict_table(
     body: list[tuple[Cell, ...]] = []
     under = set()
     for row in rows:
-        one = judged.get(row.label)
+        one = None if answer is None else answer.of(row.label)
         body.append((name_cell(row.label, row.look), *_verdict_cells(row, one, cost, margin)))
         if one is not None and one.dense is not None and one.cost is not None:
             under.add(len(body))
@@ -114,7 +113,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
     spread = _cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
     if judged is not None and not judged.has_own_spread:
         spread = replace(spread, note=_OF_DENSE)
-    ratio = _cost_cell(row, cost, judged)
+    ratio = cost_cell(row, cost, judged)
     inference = _cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
         nothing = missing_cell("Dense is what methods are compared with.")
@@ -129,7 +128,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
         return accuracy, spread, ratio, nothing, nothing, nothing, inference
     missing = missing_cell(judged.reason or "not measured")
     gain, note = missing, missing.note if judged.reason else ""
-    if (points := gain_of(judged)) is not None and judged.at_equal_cost != "not measured":
+    if (points := gain_shown(judged)) is not None:
         gain = Cell(formatting.points(points), value=points.mean)
     return (
         accuracy,
@@ -153,7 +152,19 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     return Cell(name), accuracy, empty, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
 
 
-def _cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
+def gain_shown(judged: Judged) -> Estimate | None:
+    """Return the gain of a method in points, as the table has it; `None` without an outcome."""
+    return None if judged.at_equal_cost == "not measured" else gain_of(judged)
+
+
+def cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
+    """Return a cost over that of dense. A time is that of the time passes.
+
+    Args:
+        row: The method.
+        cost: The cost.
+        judged: What the rule says about the method at equal cost of this kind; `None` if nothing.
+    """
     if row.is_baseline:
         return Cell("1.00", value=1.0)
     if cost == "flops":

@@ -396,7 +396,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
     """Return the answers to both questions about a method, at equal FLOPs and at the main cost, in words."""
     texts = []
     for of, answer in answers.items():
-        judged = next((one for one in answer.both if one.candidate.label == label), None)
+        judged = answer.of(label)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
             continue  # the report gives the reason once, for all methods
         decide = judged.seeds_needed and not setting.is_coarse

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from suite.trials.groups import BASELINE
+from suite.trials.folder.reader import Trial
+from suite.trials.groups import BASELINE, is_control, is_without_pruning, label
 
 COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls, and of ways without pruning
@@ -60,6 +61,12 @@ def looks(
         found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour], mark)
         drawn[colour] += 1
     return found
+
+
+def looks_of(trials: Sequence[Trial]) -> dict[str, Look]:
+    """Return how each method of a folder's trials is drawn."""
+    controls, ways = ({label(one) for one in trials if is_one(one)} for is_one in (is_control, is_without_pruning))
+    return looks(map(label, trials), controls, ways)
 
 
 def colour_of(name: str) -> int:

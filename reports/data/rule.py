@@ -347,6 +347,10 @@ class Answer:
         """The methods, then the ways to train without pruning."""
         return (*self.judged, *self.without_pruning)
 
+    def of(self, label: str) -> Judged | None:
+        """Return what is said of the method with this label; `None` if nothing is."""
+        return next((one for one in self.both if one.candidate.label == label), None)
+
 
 def judge(page: Sequence[Evidence], margin: float) -> list[Answer]:
     """Apply the rule to all groups of a page at one cost, to the methods or to the ways without pruning.

@@ -11,24 +11,29 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from reports.data.looks import looks_of
 from reports.data.method_rows import (
     MethodRow,
     Ratios,
     candidate,
+    method_rows,
     seed_of,
     sound_accuracies,
     time_ratios,
     times_of_dense,
 )
+from reports.data.pooling import pool_machines
 from reports.data.rule import Answer, Budget, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
 from suite.trials.estimates import Estimate
-from suite.trials.groups import BASELINE, TrialGroup, label, share_of_steps
+from suite.trials.folder.reader import Records
+from suite.trials.groups import BASELINE, TrialGroup, fold_budgets, group_trials, label, share_of_steps
 
 Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]
 
+SMOKE = "smoke"  # the preset that trains for seconds to show that everything runs
 COSTS: tuple[Cost, ...] = ("time", "flops")
 MARGIN = 0.005  # the default, 0.5 points of accuracy, for commands that record no margin
 
@@ -41,6 +46,17 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
     """
     declared = [command["spec"].get("margin", MARGIN) for command in suite.get("commands", ())]
     return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
+
+
+def judged_groups(records: Records) -> list[tuple[TrialGroup, list[MethodRow], Answers | None]]:
+    """Return the groups of a folder with their rows, and what the rule says; `None` for a smoke test."""
+    groups = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
+    drawn_as = looks_of(records.trials)
+    pairs = [(group, method_rows(group, drawn_as)) for group in groups]
+    # The correction for the number of methods covers all groups of a page together.
+    page = [(group, rows) for group, rows in pairs if group.key["preset"] != SMOKE]
+    answers = iter(answer(page, margins(records.suite)[-1]))
+    return [(group, rows, None if group.key["preset"] == SMOKE else next(answers)) for group, rows in pairs]
 
 
 def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:

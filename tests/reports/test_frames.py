@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -15,12 +17,17 @@ import pytest
 from time_passes import time_json
 
 import suite as suite_package
+from reports.content.build import build
+from reports.formatting import DASH, points
 from suite.engine.cost.communication import KINDS
 from suite.errors import UsageError
+from suite.trials.estimates import Estimate
 from suite.trials.folder import packed
 from suite.trials.folder.columns import SCHEMA
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION
+from suite.trials.folder.reader import read
 
+FRAMES = ("verdicts", "trials", "epochs", "layers", "times")
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-zen4-2cores" / "vit-digits"
 RECORDS = sorted(ROOT.glob("results/*/*/trials/*"))
@@ -62,6 +69,26 @@ def test_frames_have_the_values_of_an_export(tmp_path: Path) -> None:
     assert [*joined.groupby(["method", "variant", "pass"])["seed"].nunique()] == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("without_figures")
+@pytest.mark.parametrize("name", ["campaign", "controls"])
+def test_verdicts_are_those_of_the_page_and_the_object_prints_them_in_a_few_lines(name: str) -> None:
+    found = suite_package.load_results(EXPORT.with_name(name))
+    (group,) = build(read(EXPORT.with_name(name))).groups
+    by_time, by_flops = ([row for row in table.rows if row[0].code] for table in (group.summary, group.tables[0]))
+    for row, cells, counted in zip(found.verdicts.itertuples(), by_time, by_flops, strict=True):
+        label = row.method if pd.isna(row.variant) else f"{row.method}[{row.variant}]"
+        gain = Estimate(row.gain, row.gain_high - row.gain, 3)
+        written = DASH if pd.isna(row.gain) else points(gain)
+        outcome = DASH if pd.isna(row.outcome) else row.outcome
+        assert [cells[index].text for index in (0, 4, 5)] == [label, written, outcome]
+        known = [cells[3].value or math.nan, counted[3].value, gain.low]
+        assert [row.time_ratio, row.flops_ratio, row.gain_low] == pytest.approx(known, nan_ok=True)
+    first, answer, *frames = repr(found).splitlines()
+    assert f"/{name}: {len(found.trials)} trials, {len(found.trials)} done; " in first
+    assert all(f" {outcome}: " in answer for outcome in found.verdicts["outcome"].dropna())
+    assert [line.split()[0] for line in frames] == [f"{one}," for one in (*FRAMES, "columns", "damage")]
+
+
 def test_fields_of_the_recipe_in_which_trials_differ_are_columns(tmp_path: Path) -> None:
     shutil.copytree(EXPORT, tmp_path / "export")
     (tmp_path / "export" / "results.csv").unlink()
@@ -88,7 +115,7 @@ def test_units_kinds_and_types_follow_the_schema() -> None:
     assert found.times.attrs["kinds"]["time_ratio"] == "measured"
     assert found.columns.loc[("epochs", "eval_time_s"), "unit"] == "s"
     names = {"str": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
-    for name in ("trials", "epochs", "layers", "times"):
+    for name in FRAMES:
         frame = getattr(found, name)
         schema = found.columns.loc[name]
         assert list(frame.columns) == list(schema.index)
@@ -136,6 +163,7 @@ def test_missing_and_damaged_values_are_missing_and_named(suite: Any) -> None:
     assert all(line.startswith("dense-cifar10-resnet9-width0.25-s") for line in found.damage)
     assert found.epochs.shape[0] == 10
     assert found.times.shape[0] == 0
+    assert re.search("cost: nothing was compared\n(.*\n){6}  damage, 2 lines$", repr(found))
     assert list(found.times.dtypes.astype(str))[:2] == ["string", "string"]
 
 

@@ -14,17 +14,14 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
-from reports.data.looks import looks
-from reports.data.method_rows import by_seed, method_rows, time_ratios
-from reports.data.pooling import pool_machines
+from reports.data.method_rows import by_seed, time_ratios
 from reports.data.rule import holm
-from reports.data.verdict import answer, evidence, margins
+from reports.data.verdict import evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
 from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.times import MethodTime
-from suite.trials.groups import fold_budgets, group_trials
-from suite.trials.groups import label as label_of
+from suite.trials.groups import group_trials
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -96,9 +93,8 @@ def cells(table: Any, name: str) -> list[str]:
 
 def answers_of(suite: Any) -> Any:
     """Return what the rule says about the whole dense training's group, for each cost."""
-    records = read(suite.write())
-    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
-    return answer([(group, method_rows(group, looks(map(label_of, records.trials))))], 0.005)[0]
+    ((_, _, answers),) = judged_groups(read(suite.write()))
+    return answers
 
 
 def line(group: Any, name: str) -> str:
@@ -284,9 +280,8 @@ def test_passes_and_accuracies_of_seeds_that_learned_nothing_do_not_count(suite:
     suite.add("dense", 3, accuracy=10.0, time=1.0, epochs=11, recipe={"epochs": 11})
     suite.write()
     learns_nothing(suite)
-    records = read(suite.folder)
-    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
-    rows = {row.label: row for row in method_rows(group, looks(map(label_of, records.trials)))}
+    ((_, ranked, _),) = judged_groups(read(suite.folder))
+    rows = {row.label: row for row in ranked}
     assert [f"{100 * rows['quick'].accuracy.mean:.2f} ± {100 * rows['quick'].accuracy.half_width:.2f}"] == before[:1]
     assert rows["dense"].spread.mean == pytest.approx(0.001)
     timed = MethodTime(passes=[one_pass(0.3 if trial.numbers["seed"] == 5 else 0.9, trial=trial.name)
@@ -622,9 +617,7 @@ def test_growing_images_make_early_epochs_cheaper(suite: Any) -> None:
     stages = [stage(0.9, 1, 12, 0.5, 16), stage(0.9, 13, 8, 1.5, 32)]
     sizes = [{"image_size": 16, "steps": 12}, {"image_size": 32, "steps": 8}]
     write_time_passes(suite, "quick", (0.9, 0.9, 0.9), stages=stages, dense=sizes)
-    records = read(suite.folder)
-    (group,) = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
-    rows = method_rows(group, looks(["quick"]))
+    ((group, rows, _),) = judged_groups(read(suite.folder))
     assert [one.share for one in evidence(group, rows, "flops").budgets] == [0.75, 1.0]
     shares = [one.share for one in evidence(group, rows, "time").budgets]
     assert shares == pytest.approx([(10 * 0.5 + 6 * 1.5) / (12 * 0.5 + 8 * 1.5), 1.0])

@@ -27,15 +27,14 @@ from test_verdict import (
 )
 
 from reports.content.build import build
-from reports.data.looks import looks
-from reports.data.method_rows import method_rows
+from reports.data.verdict import judged_groups
 from reports.figures import svg
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from reports.render import html, latex, markdown
 from suite.trials.folder.reader import Trial, read
-from suite.trials.groups import fold_budgets, group_trials, is_control, is_without_pruning
+from suite.trials.groups import is_control, is_without_pruning
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -157,10 +156,8 @@ def test_lost_seeds_and_missing_seeds_of_ways_without_pruning_are_said(suite: An
 
 
 def rows_of(suite: Any) -> dict[str, Any]:
-    records = read(suite.write())
-    (group,) = fold_budgets(group_trials(records.trials)[0])
-    ways = {"freezeout", "dense[width=0.5,recipe.epochs=40]"}
-    return {row.label: row for row in method_rows(group, looks(["quick", "longer", *ways], (), ways))}
+    ((_, rows, _),) = judged_groups(read(suite.write()))
+    return {row.label: row for row in rows}
 
 
 def test_flops_are_relative_to_dense_training_of_the_group(suite: Any) -> None:

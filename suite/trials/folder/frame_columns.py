@@ -9,7 +9,7 @@ from typing import Literal
 
 from suite.trials.folder.columns import COLUMNS, Column, Kind
 
-Frame = Literal["trials", "epochs", "layers", "times"]
+Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
 
 FLOPS_KINDS = ("dense", "current", "effective", "executed")
 PRODUCTS = ("forward", "dgrad", "wgrad")
@@ -91,10 +91,26 @@ LAYERS: tuple[Column, ...] = (
       for product in PRODUCTS for kind in FLOPS_KINDS),
     _column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
 )  # fmt: skip
-TIMES: tuple[Column, ...] = (
+_NAMED = (  # a method, and its group of comparable trials
     *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
     *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
     _column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
+)
+VERDICTS: tuple[Column, ...] = (
+    *_NAMED[:2],
+    _column("outcome", str, "", "measured", "What the report says of it at equal cost; empty if nothing."),
+    _column("gain", float, "points", "measured", "Accuracy minus that of dense training for the same cost."),
+    _column("gain_low", float, "points", "measured", "Lower end of its interval for all gains of the page together."),
+    _column("gain_high", float, "points", "measured", "Upper end of that interval."),
+    _column("time_ratio", float, "× dense", "measured", "Training time over that of dense, from time passes."),
+    _column("flops_ratio", float, "× dense", "counted", "Executed training FLOPs over those of dense."),
+    _column("seeds", int, "", "trial", "Different seeds of its finished trials."),
+    _column("equal_cost", str, "", "setting", "Cost that is equal: `time` with undisturbed time passes, or `flops`."),
+    _column("reason", str, "", "trial", "Why there is no outcome."),
+    *_NAMED[2:],
+)
+TIMES: tuple[Column, ...] = (
+    *_NAMED,
     _column("pass", int, "", "trial", "Number of the pass, from 1."),
     _TRIAL_ID,
     _column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included."),

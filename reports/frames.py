@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,16 @@ from typing import Any
 
 import pandas as pd
 
+from reports.content.tables import cost_cell, gain_shown
+from reports.content.verdict import main_cost, word
+from reports.data.verdict import COSTS, judged_groups, margins
+from reports.sentences import counted, listed
 from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
-from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
-from suite.trials.folder.reader import Trial, damage, read
+from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
+from suite.trials.folder.reader import Records, Trial, damage, read
 from suite.trials.folder.results import current_rows
 from suite.trials.folder.times import GroupTimes, PassTime
+from suite.trials.groups import BASELINE
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
@@ -28,6 +35,8 @@ class Results:
 
     Attributes:
         folder: The folder.
+        verdicts: One row per method and group of comparable trials, from the code of the report's first table. Dense,
+            controls and smoke tests have costs and no outcome.
         trials: One row per trial with the columns of `results.csv`, in the order of the table. Fields of the recipe in
             which trials differ, such as `recipe.cutout`, come last. The report uses the same values: an invalid cell is
             missing and named in `damage`. The numbers of a trial count only if its `status` is `done`.
@@ -41,6 +50,7 @@ class Results:
     """
 
     folder: Path
+    verdicts: pd.DataFrame
     trials: pd.DataFrame
     epochs: pd.DataFrame
     layers: pd.DataFrame
@@ -48,27 +58,36 @@ class Results:
     columns: pd.DataFrame
     damage: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        trials, labels = self.trials, self.verdicts["method"] + ("[" + self.verdicts["variant"] + "]").fillna("")
+        said = [f"{word}: {listed([*of.unique()], 3)}" for word, of in labels.groupby(self.verdicts["outcome"])]
+        seeds, methods = counted(trials["seed"].nunique(), "seed"), counted(len({*labels} - {BASELINE}), "method")
+        done = sum(trials["status"] == "done")
+        lines = [
+            f"Results of {self.folder}: {len(trials)} trials, {done} done; {seeds}; {methods} besides dense",
+            f"Against dense for the same cost: {'; '.join(said) or 'nothing was compared'}",
+        ]
+        for name in (*typing.get_args(Frame), "columns"):
+            line = f"{name}, {len(frame := getattr(self, name))} rows: {', '.join(frame)}"
+            lines.append(f"  {textwrap.shorten(line, 100, placeholder=' ...')}")
+        return "\n".join([*lines, f"  damage, {counted(len(self.damage), 'line')}"])
 
-def load_current(folder: Path) -> Results:
+
+def load(folder: Path) -> Results:
     """Return the present results of a suite's folder, with trials that its table does not have yet."""
-    return load(folder, current_rows(folder))
-
-
-def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
-    """Return the results of a suite's folder; for `rows` see `suite.trials.folder.reader.read`."""
-    records = read(folder, rows)
+    records = read(folder, current_rows(folder))
     recipe = [recipe_column(name) for name in differing_fields(trial.texts for trial in records.trials)]
-    trials = (*SCHEMA, *recipe)
-    schemas: dict[Frame, Sequence[Column]] = {"trials": trials, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
-    frames = {
-        "trials": _frame(trials, ({**trial.texts, **trial.numbers} for trial in records.trials)),
-        "epochs": _frame(EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
-        "layers": _frame(LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
-        "times": _frame(TIMES, _times(records.times)),
+    contents: dict[Frame, tuple[Sequence[Column], Iterable[Mapping[str, Any]]]] = {
+        "verdicts": (VERDICTS, _verdicts(records)),
+        "trials": ((*SCHEMA, *recipe), ({**trial.texts, **trial.numbers} for trial in records.trials)),
+        "epochs": (EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
+        "layers": (LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
+        "times": (TIMES, _times(records.times)),
     }
+    frames: dict[str, pd.DataFrame] = {name: _frame(*content) for name, content in contents.items()}
     schema = [
         (frame, one.name, one.type.__name__, one.unit, one.kind, one.meaning)
-        for frame, several in schemas.items()
+        for frame, (several, _) in contents.items()
         for one in several
     ]
     columns = pd.DataFrame(schema, columns=["frame", "column", "type", "unit", "kind", "meaning"])
@@ -108,13 +127,32 @@ def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **nested, "trial_id": trial.name}
 
 
+def _named(label: str, key: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that name a method, and its group of comparable trials."""
+    method, _, rest = label.partition("[")
+    numbers = {name: float(text) if (text := key.get(name)) else None for name in ("epochs", "batch_size")}
+    texts = {name: text or None for name, text in key.items()}
+    return {**texts, **numbers, "method": method, "variant": rest.removesuffix("]") or None}
+
+
+def _verdicts(records: Records) -> Iterable[dict[str, Any]]:
+    margin = 100 * margins(records.suite)[-1]
+    for group, rows, answers in judged_groups(records):
+        equal = main_cost(rows)
+        for row in rows:
+            judged = {cost: answer.of(row.label) for cost, answer in (answers or {}).items()}
+            values = {f"{cost}_ratio": cost_cell(row, cost, judged.get(cost)).value for cost in COSTS}
+            if (said := judged.get(equal)) is not None:
+                values |= {"outcome": word(said, margin), "reason": said.reason or None}
+                if (gain := gain_shown(said)) is not None:
+                    values |= {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
+            yield {**_named(row.label, group.key), **values, "seeds": row.seeds, "equal_cost": equal}
+
+
 def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
     for group in groups:
         for label, time in group.methods.items():
-            method, _, rest = label.partition("[")
-            key: dict[str, Any] = {name: text or None for name, text in group.key.items()}
-            key |= {name: float(text) if (text := group.key.get(name)) else None for name in ("epochs", "batch_size")}
-            named = {**key, "method": method, "variant": rest.removesuffix("]") or None}
+            named = _named(label, group.key)
             yield from ({**named, "pass": number, **_measured(one)} for number, one in enumerate(time.passes, 1))
 
 
