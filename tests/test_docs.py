@@ -30,6 +30,9 @@ def test_loop_of_ones_own_runs_and_is_short():
     names = {}
     exec(compile(code, "your-own-loop.md", "exec"), names)
     assert names["hooks"].ctx.step == 8
+    shown = re.findall(r"\bhooks\.(\w+)", (ROOT / "docs/your-own-loop.md").read_text(encoding="utf-8"))
+    assert {*shown} <= {*dir(names["hooks"])}
+    assert all(hasattr(names["hooks"], name) and not name.startswith("_") for name in dir(names["hooks"]))
 
 
 def test_loop_with_everything_goes_on_with_equal_bits_wherever_it_stops(tmp_path, monkeypatch):

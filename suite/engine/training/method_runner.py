@@ -117,7 +117,7 @@ class MethodRunner:
         self.not_planned |= {name: ignored[name] for name in layers if name in ignored}
         ctx.spaces = find_index_spaces(model, input_shape)
         left_out = leave_out(ctx.spaces, ignored)
-        ctx.device = ctx.device or first_parameter(model).device
+        ctx.device = torch.device(ctx.device or first_parameter(model).device)
         self._estimates = Estimates(ctx, self.ranks)
         ctx.memory_estimate, ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
         ctx.hardware_id = lambda: hardware_id(hardware_facts(ctx.device))

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 KIND = "training loop"
 FORMAT = 1
+NAMES = ("attach", "transform_batch", "begin_micro_batch", "regularization", "optimizer_step", "end_epoch", "finish",
+         "save", "load", "save_model", "add_regularization", "end_step", "averages", "ctx", "method", "model",
+         "not_planned", "ranks", "reconfigurations", "settings")  # fmt: skip
+"""What a loop may use: first what the examples call, in this order. The other names are for the trainer."""
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -48,6 +52,9 @@ class OwnLoop(MethodRunner):
             hooks.end_epoch()
         hooks.finish()
 
+    and if it needs them, `begin_micro_batch` before the forward of each part of a batch, `save` and `load` to go on
+    after a stop, and `save_model` at the end. `dir(hooks)` lists these and what else a loop may use.
+
     Arguments, attributes and errors are those of `MethodRunner`.
 
     Attributes:
@@ -65,6 +72,9 @@ class OwnLoop(MethodRunner):
             "input_shape": [*ctx.input_shape], "num_classes": ctx.num_classes, "epochs": ctx.epochs,
             "batch_size": ctx.batch_size, "micro_batches": ctx.micro_batches, "seed": ctx.seed,
         }  # fmt: skip
+
+    def __dir__(self) -> list[str]:
+        return [*NAMES]
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         self._began = self.ctx.step

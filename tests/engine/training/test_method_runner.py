@@ -7,6 +7,7 @@ import torch
 from small_methods import Nothing, WeightMask
 from small_training import RECIPE, SHAPE, fitted, small_net, small_trainer
 
+from methods.dense import Dense
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.method import SKIP_STEP, Density, Method, OpPlan, ReconfigPlan
 from suite.ops import apply
@@ -187,9 +188,28 @@ def test_what_a_runner_fills_in_cannot_be_given():
     given = {"input_shape": SHAPE, "num_classes": 4, "epochs": 1, "batch_size": 2}
     with pytest.raises(TypeError, match=r"^apply\(\) got an unexpected keyword argument 'rank'"):
         apply(small_net(), Nothing(), **given, rank=5)
-    with pytest.raises(TypeError, match="expects an instance of a method"):
-        apply(small_net(), Nothing, **given)
     with pytest.raises(TypeError, match=r"'sed'.*seed"):
         apply(small_net(), Nothing(), **given, sed=5)
     runner = apply(small_net(), Nothing(), train_size=SHAPE[1] * 2, **given)
     assert runner.ctx.spaces.input_sizes != apply(small_net(), Nothing(), **given).ctx.spaces.input_sizes
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "said"),
+    [
+        (Nothing(), {"epochs": ..., "batch_size": ...}, "epochs and batch_size"),
+        (Nothing(), {"num_classes": "4"}, "num_classes in whole numbers above 0, not '4'"),
+        (Nothing(), {"input_shape": 32, "train_size": (8, 8)}, r"input_shape .* not 32 and train_size .* not \(8, 8\)"),
+        (Nothing(), {"model": [1]}, r"a model, not \[1\]"),
+        (Nothing, {"micro_batches": 0}, "an instance of a method, not <class '.*Nothing'> and micro_batches .* not 0"),
+        ("dense[a=1]", {}, r"an instance of a method, not 'dense\[a=1\]'"),
+        (None, {}, "an instance of a method, not None"),
+    ],
+)
+def test_a_call_of_apply_with_wrong_arguments_is_answered_with_one_that_works(method, wrong, said):
+    given = {"model": small_net(), "input_shape": SHAPE, "num_classes": 4, "epochs": 1, "batch_size": 2, **wrong}
+    with pytest.raises(TypeError, match=rf"^apply\(\) expects {said}, as in: from [^\n]*$") as refused:
+        apply(method=method, **{name: value for name, value in given.items() if value is not ...})
+    names = {"model": small_net()}
+    exec(str(refused.value).partition(", as in: ")[2], names)
+    assert type(names["hooks"].method) is (Dense if method in ("dense[a=1]", None) else Nothing)
