@@ -141,7 +141,7 @@ def _verdicts(records: Records) -> Iterable[dict[str, Any]]:
         equal = main_cost(rows)
         for row in rows:
             judged = {cost: answer.of(row.label) for cost, answer in (answers or {}).items()}
-            values = {f"{cost}_ratio": cost_cell(row, cost, judged.get(cost)).value for cost in COSTS}
+            values: dict[str, Any] = {f"{cost}_ratio": cost_cell(row, cost, judged.get(cost)).value for cost in COSTS}
             if (said := judged.get(equal)) is not None:
                 values |= {"outcome": word(said, margin), "reason": said.reason or None}
                 if (gain := gain_shown(said)) is not None:
