@@ -103,7 +103,7 @@ class SDGP(Method):
         if not any(map(self._pruned_channels, ctx.layers.values())):
             linear = any(isinstance(layer, nn.Linear) for layer in ctx.layers.values())
             hint = "; layers=all prunes its linear layers" if linear and self.layers == "conv" else ""
-            raise ValueError(f"no layer of this model is pruned: no convolution reads more than {RGB} channels{hint}")
+            raise ValueError(f"no layer of this model is pruned: no Conv2d reads more than {RGB} channels{hint}")
         pruning = Pruning(
             PruneOutputGradient(self._rule),
             CompressOutputGradient(self._rule),

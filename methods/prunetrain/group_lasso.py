@@ -123,7 +123,8 @@ class GroupLasso(Method, ABC):
 
     def setup(self, ctx: Context) -> None:
         if all(space.frozen for space in ctx.spaces.values()):
-            reasons = list(dict.fromkeys(space.frozen_because for space in ctx.spaces.values()))
+            texts = "; ".join(space.frozen_because for space in ctx.spaces.values())
+            reasons = list(dict.fromkeys(texts.split("; ")))
             more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
             raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
         layers, heads = self._penalised(ctx)

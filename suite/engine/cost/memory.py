@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.engine.network.forward_pass import first_parameter
+from suite.engine.network.forward_pass import blank_images, first_parameter
 
 
 class SavedTensors:
@@ -99,7 +99,7 @@ def _peak(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtyp
 
 def _loss(model: nn.Module, images: int, input_shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
     device = first_parameter(model).device
-    blank = torch.zeros(images, *input_shape, device=device).contiguous(memory_format=torch.channels_last)
+    blank = blank_images(model, input_shape, images).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         logits = model(blank)
     return F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.int64, device=device))

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from suite.engine.network.copies import copied
 from suite.engine.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
@@ -153,6 +155,14 @@ _OF_PLANS = ("name", "_op_plan", "planned", "masked", "step_state", "meter", "ha
 _OF_CLASSES = ("op_plan", "geometry", "padded_size", "forward_weight", "_explicit_padding")
 """What the classes of planned layers add to torch's."""
 _FORWARDS = ("__call__", "forward", "_conv_forward")
+_OTHERS = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
+"""Layers with weights that have no planned class; a model's products in them are dense."""
+_COMPUTED = {
+    WeightNorm: "remove_weight_norm",
+    SpectralNorm: "remove_spectral_norm",
+    prune.BasePruningMethod: "prune.remove",
+}
+"""Forward pre-hooks of torch that compute a tensor of their layer, and what in `torch.nn.utils` removes them."""
 _OWN_METHODS = (types.FunctionType, classmethod, staticmethod)
 
 
@@ -182,7 +192,7 @@ def _planned_or_reason(layer: nn.Module) -> type[PlannedLayer] | str:
         return _PLANNED[base]
     differs = f"{kind}, whose forward differs from that of its base class"
     if isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear):
-        return differs
+        return f"{kind}, the output projection of an nn.MultiheadAttention, which computes without its forward"
     candidates: list[tuple[type[PlannedLayer], Forward]] = [(_PLANNED[base], nn.Linear.forward)]
     if isinstance(layer, nn.Conv2d):
         candidates = [(PlannedConv2d, _convolved), (PlannedConv2dSame, padded_same)]
@@ -289,6 +299,7 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
     """Find the layers of a model that can be planned, and those that cannot, with the reason.
 
     A subclass of `nn.Conv2d` or `nn.Linear` can be planned if it computes what its base class does (`planned_as`).
+    Convolutions of other dimensions, transposed, recurrent and bilinear layers cannot.
 
     Args:
         model: The bare model, converted or not.
@@ -298,17 +309,17 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
         The layers, and the reasons of the others, both by name and in the model's order.
 
     Raises:
-        UsageError: if a layer has a parametrised weight (`weight_norm`), which is not a parameter.
+        UsageError: if the weight of a layer that is called is not a parameter, as under `weight_norm` or `prune`.
     """
     layers: dict[str, nn.Module] = {}
     others: dict[str, str] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, (nn.Conv2d, nn.Linear)):
+            if isinstance(layer, _OTHERS):
+                others[name] = f"it is a {type(layer).__name__}, and only Conv2d and Linear layers can be planned"
             continue
-        if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
-            raise UsageError(
-                f"layer '{name}' has a parametrised weight, which cannot be planned; remove the parametrisation first"
-            )
+        if called is None or name in called:
+            _refuse_computed(name, layer)
         if isinstance(reason := _planned_or_reason(layer), str):
             others[name] = reason
         elif called is not None and name not in called:
@@ -316,6 +327,29 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
         else:
             layers[name] = layer
     return layers, others
+
+
+def computed_by(layer: nn.Module, tensor: str) -> str:
+    """Return what computes a tensor of a layer before each forward, and how to end it; empty if the layer holds it."""
+    if tensor in layer._parameters or tensor in layer._buffers:
+        return ""
+    if parametrize.is_parametrized(layer, tensor):
+        maker = " and ".join(type(one).__name__ for one in layer.parametrizations[tensor])  # type: ignore
+        return f"computed by {maker} (torch.nn.utils.parametrize.remove_parametrizations(layer, '{tensor}') ends it)"
+    for hook in layer._forward_pre_hooks.values():
+        for kind, remedy in _COMPUTED.items():
+            if isinstance(hook, kind) and tensor in (getattr(hook, "name", ""), getattr(hook, "_tensor_name", "")):
+                return f"computed by {kind.__module__} (torch.nn.utils.{remedy}(layer, '{tensor}') ends it)"
+    return f"set by the code of {type(layer).__name__}"
+
+
+def _refuse_computed(name: str, layer: nn.Module) -> None:
+    for tensor in ("weight", "bias"):
+        if tensor not in layer._parameters and (tensor == "weight" or parametrize.is_parametrized(layer, tensor)):
+            raise UsageError(
+                f"layer '{name}' cannot be planned: its {tensor} is not a parameter, but "
+                f"{computed_by(layer, tensor) or 'a buffer'}; end this, or leave the layer out with ignore={name}"
+            )
 
 
 def convert(

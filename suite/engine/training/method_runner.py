@@ -24,9 +24,9 @@ from suite.engine.cost.torch_hardware import hardware_facts
 from suite.engine.network.branches import ScaledBranches
 from suite.engine.network.channels import surgery
 from suite.engine.network.channels.ignored import ignored_modules, leave_out
-from suite.engine.network.channels.spaces import find_index_spaces
+from suite.engine.network.channels.spaces import find_index_spaces, place_of
 from suite.engine.network.channels.surgery import apply_plan
-from suite.engine.network.channels.trial_cut import freeze_what_fails, warn_of_frozen_channels
+from suite.engine.network.channels.trial_cut import counted_reasons, freeze_what_fails, warn_of_frozen_channels
 from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
@@ -108,13 +108,21 @@ class MethodRunner:
     def _find_layers(self, train_size: int | None) -> None:
         """Find the layers and the index spaces, and convert the layers."""
         ctx, model, input_shape = self.ctx, self.model, self.ctx.input_shape
-        self._uses = survey(model, input_shape)
+        try:
+            self._uses = survey(model, input_shape)
+        except Exception as error:  # a forward may raise anything
+            text = str(error).partition("\n")[0]
+            raise UsageError(
+                f"{type(model).__name__} fails for two images of zeros, {(2, *input_shape)}: {type(error).__name__}: "
+                f"{text}{place_of(error)}; its forward must take one tensor of this shape: give its other arguments "
+                "defaults, or wrap a model that takes a dict or several tensors"
+            ) from error
         ignored = ignored_modules(model, self.method.ignore)
-        layers, self.not_planned = plannable(model, self._uses.called)
+        layers, self.not_planned = plannable(model, self._uses.called - ignored.keys())
+        self.not_planned |= {name: ignored[name] for name in self.not_planned if name in ignored}
         for name, reason in self.not_planned.items():
             if name not in ignored:
                 log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
-        self.not_planned |= {name: ignored[name] for name in layers if name in ignored}
         ctx.spaces = find_index_spaces(model, input_shape)
         left_out = leave_out(ctx.spaces, ignored)
         ctx.device = torch.device(ctx.device or first_parameter(model).device)
@@ -125,7 +133,7 @@ class MethodRunner:
         if self._cuts:
             freeze_what_fails(model, ctx.spaces, input_shape)
             warn_of_frozen_channels(ctx.spaces, self.method, left_out)
-        ctx.layers = dict(convert(model, self._step_state, layers.keys() - ignored.keys()))
+        ctx.layers = dict(convert(model, self._step_state, layers.keys()))
         # Enter the sizes of layers that run only in training, which the trace does not contain.
         for name, layer in ctx.layers.items():
             ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
@@ -142,9 +150,9 @@ class MethodRunner:
         try:
             method.setup(ctx)
         except ValueError as error:
-            if method.ignore:
-                raise ValueError(f"{error} (ignore={','.join(method.ignore)} leaves out others)") from error
-            raise
+            reasons = counted_reasons(f"layer '{name}': {reason}" for name, reason in self.not_planned.items())
+            note = f"ignore={','.join(method.ignore)} leaves out others" if method.ignore else "; ".join(reasons)
+            raise (ValueError(f"{error} ({note})") if note else error) from error
         for first in () if ctx.rehearsal else method.begin(ctx):
             if (first.frozen, first.batch_size, first.lr_scale, first.restart) != ((), None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")

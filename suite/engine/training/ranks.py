@@ -201,13 +201,20 @@ def refuse_wrapped(model: nn.Module) -> None:
         )
     # Compare names of classes, because importing them from torch takes a fifth of a second.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
-    # FSDP replaces the parameters of a model by one flat parameter of the wrapper.
-    flat = [layer for layer in layers if isinstance(vars(layer).get("weight"), Tensor)]
-    if flat or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+    # FSDP replaces the parameters of the model that it wraps by a flat one.
+    if any("_flat_param" in module._parameters for module in model.modules()) or kinds & {
+        "FullyShardedDataParallel",
+        "FSDPModule",
+    }:
         raise UsageError(
             "sharded models (FSDP) are not supported, because no process has whole weights; use DistributedDataParallel"
         )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{f'module {name!r}' if name else 'the model'} is scripted or traced by torch.jit, so that its layers "
+                "follow no plan; apply the method to the model in Python, and script what suite.ops.restore returns"
+            )
     if hasattr(model, "_orig_mod"):
         raise UsageError("the model is compiled; apply the method to the bare model first, then call torch.compile")
 

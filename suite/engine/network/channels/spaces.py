@@ -17,7 +17,7 @@ from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
 
-_NOT_OF_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_NOT_OF_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 """Folders of the code that traces models, which is no model's own."""
 
 
@@ -83,13 +83,13 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
         with recording_shapes(own) as shapes:
             own(blank)
         text = str(error).partition("\n")[0]
-        reason = f"the model cannot be traced in {mode}: {type(error).__name__}: {text}{_place(error)}"
+        reason = f"the model cannot be traced in {mode}: {type(error).__name__}: {text}{place_of(error)}"
         return _untraced(model, reason), shapes
     labels.freeze_reads(reads)
     return _gathered(labels), shapes | {name: own for name, own in in_training.items() if name not in shapes}
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """Return the last line of a model's own code that an error passed through, ` (FILE:LINE)`; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
     of_model = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]

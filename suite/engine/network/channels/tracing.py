@@ -28,7 +28,7 @@ from torch import Tensor, fx, nn
 from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
 from suite.engine.network.copies import copied
-from suite.engine.network.layers import planned_as
+from suite.engine.network.layers import computed_by, planned_as
 
 # While the model's forward runs, tracing replaces both in `nn.Module`.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
@@ -130,6 +130,9 @@ class ChannelRecord(fx.Interpreter):
             return True
         if tensor.shape[axis] != len(label):
             return False
+        if computed := computed_by(module, tensor_name):
+            self._stop(f"'{name}.{tensor_name}' is {computed}", label)
+            return True
         key = (id(tensor), axis)
         if key in self._claimed:
             self._unite(self._claimed[key], label)
@@ -180,8 +183,11 @@ class ChannelRecord(fx.Interpreter):
 
     def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
         reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
-        if node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), nn.MultiheadAttention):
-            reason = _MULTI_HEAD.format(node.target)
+        if node.op == "call_module":
+            module = self.module.get_submodule(str(node.target))
+            reason = f"'{node.target}', a {type(module).__name__}, is not understood"
+            if isinstance(module, nn.MultiheadAttention):
+                reason = _MULTI_HEAD.format(node.target)
         self.not_followed.append(reason)
         self._freeze(inputs, reason)
         self._freeze_parameters(node.all_input_nodes, reason)
@@ -489,9 +495,8 @@ class ModuleLabels(ChannelRecord):
         return Followed(np.repeat(whole, value.shape[-1] // heads), last)
 
     def _through_layer(self, name: str, module: nn.Module, value: Tensor, label: Label, axis: int) -> Label | None:
-        weight = module._parameters.get("weight")
-        if weight is None:
-            return None
+        weight = module.weight
+        assert isinstance(weight, Tensor)
         groups = int(getattr(module, "groups", 1))
         kind = "features" if isinstance(module, nn.Linear) else "channels"
         if (weight.shape[0], weight.shape[1] * groups) != (value.shape[axis], len(label)):
