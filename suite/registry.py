@@ -72,9 +72,13 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
     """Read the entries of all decorators of `suite.registry` in the text of a file, without running the file.
 
     Raises:
-        UsageError: The arguments of a decorator are not literal strings, or the kind is unknown.
+        UsageError: The arguments of a decorator are no literal strings or names of them, or the kind is unknown.
     """
     tree = ast.parse(text, str(path))
+    constants: dict[str, ast.expr | None] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        constants |= {target.id: getattr(node, "value", None) for target in targets if isinstance(target, ast.Name)}
     listed = []
     for node in tree.body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -86,11 +90,14 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
                 continue
             family, collection = name == "register_family", name == "register_collection"
             where = f"{path}:{decorator.lineno}"
-            literals = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
-            texts = [literal for literal in literals if isinstance(literal, str)]
-            if len(texts) != len(decorator.args) or not (len(texts) >= 2 if family else len(texts) == 2):
+            given = [constants.get(one.id) if isinstance(one, ast.Name) else one for one in decorator.args]
+            texts = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if len(texts) != len(given) or not (len(texts) >= 2 if family else len(texts) == 2):
                 wanted = "a kind and names, as literal strings" if family else "two literal strings, a kind and a name"
-                raise UsageError(f"{where}: {name} needs {wanted}")
+                raise UsageError(
+                    f"{where}: {name} needs {wanted}, or constants of this file (NAME = 'name'), which is read before "
+                    f"it runs; write @{name}('model', 'name')"
+                )
             if texts[0] not in KINDS:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
@@ -134,7 +141,8 @@ _plugin_sources: dict[str, bytes] = {}  # content of each plugin by path when it
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Return a decorator that registers a class or function as `name`.
 
-    Both arguments must be literal strings, so that the registry can read them without running the file.
+    Both arguments must be literal strings, or names of literal strings in the same file (`NAME = "name"`), so that the
+    registry can read them without running the file.
 
     Args:
         kind: One of `KINDS`.
@@ -325,7 +333,10 @@ def load_plugin(path: str | Path) -> list[Entry]:
         # Invalid UTF-8 and null bytes raise a ValueError. Brackets that are nested too deeply raise a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
     if not listed:
-        raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
+        raise UsageError(
+            f"--plugin {path}: registers nothing; write @register('method', 'name') above a class at the top level of "
+            "the file, with literal strings"
+        )
     for entry in listed:
         if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
             raise UsageError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.sparse_conv.cpu import library
+from kernels.sparse_conv.cpu import FORMATS, library
 from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
@@ -78,7 +78,7 @@ class MaskedBackends(LayerChoices):
 
             return fastest(candidates, prepare, layer, *Shape.of(name, layer, ctx), structures[name], ctx.hardware_id())
 
-        self.choose_for(ctx, structures, lambda name: self._candidates(layer_of(name)), key, measure)
+        self.choose_for(ctx, structures, lambda name: self._candidates(ctx, layer_of(name)), key, measure)
 
     def plan(self, name: str, layer: nn.Module, kept: Callable[[Tensor], Tensor]) -> OpPlan | None:
         """Return the plan of a masked layer; `None` if torch computes its products.
@@ -96,10 +96,10 @@ class MaskedBackends(LayerChoices):
             self._backends[name] = _backend(chosen, kept(layer.weight.detach()), layer)
         return OpPlan(backend=self._backends[name])
 
-    def _candidates(self, layer: PlannedConv2d) -> list[str]:
+    def _candidates(self, ctx: Context, layer: PlannedConv2d) -> list[str]:
         """Return the backends that a layer can have; the first is the baseline."""
         candidates = [MASKED]
-        if can_skip(layer.weight.device):
+        if can_skip(layer.weight.device) and {ctx.dtype, layer.weight.dtype} <= FORMATS.keys():
             candidates.append("skipping")
         if self._has_blocks and layer.kernel_size == (3, 3):
             candidates.append("blocks")
