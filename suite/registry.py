@@ -94,10 +94,7 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
             texts = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             if len(texts) != len(given) or not (len(texts) >= 2 if family else len(texts) == 2):
                 wanted = "a kind and names, as literal strings" if family else "two literal strings, a kind and a name"
-                raise UsageError(
-                    f"{where}: {name} needs {wanted}, or constants of this file (NAME = 'name'), which is read before "
-                    f"it runs; write @{name}('model', 'name')"
-                )
+                raise UsageError(f"{where}: {name} needs {wanted}, or constants of this file (NAME = 'name')")
             if texts[0] not in KINDS:
                 raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
             summary = (ast.get_docstring(node) or "").split("\n", 1)[0]

@@ -145,9 +145,8 @@ class PrunedGradientBackends(LayerChoices):
         for name in names:
             if self.of(name) != MASKED:  # compile the kernels before training time is measured
                 channels = ctx.layers[name].weight.shape[0]
-                self._pruning.compress(
-                    torch.zeros(1, channels, device=ctx.device, dtype=torch.float32), Site(name, "grad_dgrad", 0, 0, 0)
-                )
+                blank = torch.zeros(1, channels, device=ctx.device, dtype=torch.float32)
+                self._pruning.compress(blank, Site(name, "grad_dgrad", 0, 0, 0))
 
     def plan(self, name: str) -> OpPlan:
         """Return the plan of a layer whose gradient is pruned."""

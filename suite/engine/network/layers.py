@@ -19,9 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils import parametrize
 
 from suite.engine.network.copies import copied
 from suite.engine.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
@@ -157,12 +155,8 @@ _OF_CLASSES = ("op_plan", "geometry", "padded_size", "forward_weight", "_explici
 _FORWARDS = ("__call__", "forward", "_conv_forward")
 _OTHERS = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
 """Layers with weights that have no planned class; a model's products in them are dense."""
-_COMPUTED = {
-    WeightNorm: "remove_weight_norm",
-    SpectralNorm: "remove_spectral_norm",
-    prune.BasePruningMethod: "prune.remove",
-}
-"""Forward pre-hooks of torch that compute a tensor of their layer, and what in `torch.nn.utils` removes them."""
+_REMOVERS = {"weight_norm": "remove_weight_norm", "spectral_norm": "remove_spectral_norm", "prune": "prune.remove"}
+"""Modules of `torch.nn.utils` with classes of hooks that compute a tensor of a layer, and what removes the hooks."""
 _OWN_METHODS = (types.FunctionType, classmethod, staticmethod)
 
 
@@ -319,7 +313,7 @@ def plannable(model: nn.Module, called: Collection[str] | None = None) -> tuple[
                 others[name] = f"it is a {type(layer).__name__}, and only Conv2d and Linear layers can be planned"
             continue
         if called is None or name in called:
-            _refuse_computed(name, layer)
+            refuse_computed(name, layer)
         if isinstance(reason := _planned_or_reason(layer), str):
             others[name] = reason
         elif called is not None and name not in called:
@@ -335,21 +329,23 @@ def computed_by(layer: nn.Module, tensor: str) -> str:
         return ""
     if parametrize.is_parametrized(layer, tensor):
         maker = " and ".join(type(one).__name__ for one in layer.parametrizations[tensor])  # type: ignore
-        return f"computed by {maker} (torch.nn.utils.parametrize.remove_parametrizations(layer, '{tensor}') ends it)"
-    for hook in layer._forward_pre_hooks.values():
-        for kind, remedy in _COMPUTED.items():
-            if isinstance(hook, kind) and tensor in (getattr(hook, "name", ""), getattr(hook, "_tensor_name", "")):
-                return f"computed by {kind.__module__} (torch.nn.utils.{remedy}(layer, '{tensor}') ends it)"
-    return f"set by the code of {type(layer).__name__}"
+        remover = "parametrize.remove_parametrizations"
+    else:
+        kinds = [kind for hook in layer._forward_pre_hooks.values() for kind in type(hook).__mro__]
+        modules = {kind.__module__.removeprefix("torch.nn.utils.") for kind in kinds}
+        maker, remover = next((pair for pair in _REMOVERS.items() if pair[0] in modules), ("", ""))
+    if not maker:
+        return f"set by the code of {type(layer).__name__}"
+    return f"computed by {maker} (torch.nn.utils.{remover}(layer, '{tensor}') ends it)"
 
 
-def _refuse_computed(name: str, layer: nn.Module) -> None:
-    for tensor in ("weight", "bias"):
-        if tensor not in layer._parameters and (tensor == "weight" or parametrize.is_parametrized(layer, tensor)):
-            raise UsageError(
-                f"layer '{name}' cannot be planned: its {tensor} is not a parameter, but "
-                f"{computed_by(layer, tensor) or 'a buffer'}; end this, or leave the layer out with ignore={name}"
-            )
+def refuse_computed(name: str, layer: nn.Module) -> None:
+    """Raise a `UsageError` if the weight of a convolution or linear layer is not a parameter."""
+    if "weight" not in layer._parameters:
+        raise UsageError(
+            f"layer '{name}' cannot be planned: its weight is not a parameter, but "
+            f"{computed_by(layer, 'weight') or 'a buffer'}; end this, or leave the layer out with ignore={name}"
+        )
 
 
 def convert(

@@ -24,12 +24,12 @@ from suite.engine.cost.torch_hardware import hardware_facts
 from suite.engine.network.branches import ScaledBranches
 from suite.engine.network.channels import surgery
 from suite.engine.network.channels.ignored import ignored_modules, leave_out
-from suite.engine.network.channels.spaces import find_index_spaces, place_of
+from suite.engine.network.channels.spaces import find_index_spaces, in_a_line
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import counted_reasons, freeze_what_fails, warn_of_frozen_channels
 from suite.engine.network.copies import copied
 from suite.engine.network.forward_pass import first_parameter, survey
-from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable
+from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable, refuse_computed
 from suite.engine.network.normalisation import freeze
 from suite.engine.network.planned_layer import PlannedLayer, StepState
 from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
@@ -111,11 +111,11 @@ class MethodRunner:
         try:
             self._uses = survey(model, input_shape)
         except Exception as error:  # a forward may raise anything
-            text = str(error).partition("\n")[0]
+            if isinstance(error, UsageError):
+                raise
             raise UsageError(
-                f"{type(model).__name__} fails for two images of zeros, {(2, *input_shape)}: {type(error).__name__}: "
-                f"{text}{place_of(error)}; its forward must take one tensor of this shape: give its other arguments "
-                "defaults, or wrap a model that takes a dict or several tensors"
+                f"{type(model).__name__} fails for zeros of shape {(2, *input_shape)}: {in_a_line(error)}; a forward takes "
+                "one tensor (N, *input_shape): wrap one that takes a dict or more, or give its other arguments defaults"
             ) from error
         ignored = ignored_modules(model, self.method.ignore)
         layers, self.not_planned = plannable(model, self._uses.called - ignored.keys())
@@ -150,9 +150,10 @@ class MethodRunner:
         try:
             method.setup(ctx)
         except ValueError as error:
-            reasons = counted_reasons(f"layer '{name}': {reason}" for name, reason in self.not_planned.items())
-            note = f"ignore={','.join(method.ignore)} leaves out others" if method.ignore else "; ".join(reasons)
-            raise (ValueError(f"{error} ({note})") if note else error) from error
+            if not self.not_planned:
+                raise
+            reasons = counted_reasons(f"'{name}' is not planned: {reason}" for name, reason in self.not_planned.items())
+            raise ValueError(f"{error} ({'; '.join(reasons)})") from error
         for first in () if ctx.rehearsal else method.begin(ctx):
             if (first.frozen, first.batch_size, first.lr_scale, first.restart) != ((), None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")
@@ -205,6 +206,8 @@ class MethodRunner:
         if not optimizers:
             raise UsageError("attach needs at least one optimizer: hooks.attach(optimizer)")
         refuse_wrapped(self.model)  # it may have been sharded since
+        for name, layer in self.ctx.layers.items():
+            refuse_computed(name, layer)
         optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
         if self._cuts:
             for one in optimizers:

@@ -202,19 +202,17 @@ def refuse_wrapped(model: nn.Module) -> None:
     # Compare names of classes, because importing them from torch takes a fifth of a second.
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     # FSDP replaces the parameters of the model that it wraps by a flat one.
-    if any("_flat_param" in module._parameters for module in model.modules()) or kinds & {
-        "FullyShardedDataParallel",
-        "FSDPModule",
-    }:
+    flat = any("_flat_param" in module._parameters for module in model.modules())
+    if flat or kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise UsageError(
             "sharded models (FSDP) are not supported, because no process has whole weights; use DistributedDataParallel"
         )
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UsageError(
-                f"{f'module {name!r}' if name else 'the model'} is scripted or traced by torch.jit, so that its layers "
-                "follow no plan; apply the method to the model in Python, and script what suite.ops.restore returns"
-            )
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        raise UsageError(
+            f"{repr(scripted[0]) if scripted[0] else 'the model'} is scripted or traced (torch.jit), and follows "
+            "no plan; apply the method to the model in Python, and script what suite.ops.restore(model) returns"
+        )
     if hasattr(model, "_orig_mod"):
         raise UsageError("the model is compiled; apply the method to the bare model first, then call torch.compile")
 

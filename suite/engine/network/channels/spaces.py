@@ -82,18 +82,17 @@ def _followed(model: nn.Module, blank: Tensor) -> tuple[IndexSpaces, LayerShapes
         own = copied(model).eval()
         with recording_shapes(own) as shapes:
             own(blank)
-        text = str(error).partition("\n")[0]
-        reason = f"the model cannot be traced in {mode}: {type(error).__name__}: {text}{place_of(error)}"
-        return _untraced(model, reason), shapes
+        return _untraced(model, f"the model cannot be traced in {mode}: {in_a_line(error)}"), shapes
     labels.freeze_reads(reads)
     return _gathered(labels), shapes | {name: own for name, own in in_training.items() if name not in shapes}
 
 
-def place_of(error: Exception) -> str:
-    """Return the last line of a model's own code that an error passed through, ` (FILE:LINE)`; empty without one."""
+def in_a_line(error: Exception) -> str:
+    """Return type and text of an error, and the last line of a model's own code that it passed through (FILE:LINE)."""
     frames = traceback.extract_tb(error.__traceback__)
     of_model = [frame for frame in frames if not frame.filename.startswith((*_NOT_OF_MODELS, "<"))]
-    return f" ({Path(of_model[-1].filename).name}:{of_model[-1].lineno})" if of_model else ""
+    place = f" ({Path(of_model[-1].filename).name}:{of_model[-1].lineno})" if of_model else ""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{place}"
 
 
 def _untraced(model: nn.Module, reason: str) -> IndexSpaces:

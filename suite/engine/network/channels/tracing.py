@@ -182,12 +182,11 @@ class ChannelRecord(fx.Interpreter):
                     self.reasons.append((reason, label))
 
     def _not_understood(self, node: fx.Node, value: Tensor | None, inputs: list[fx.Node]) -> Label:
-        reason = f"'{node.target if isinstance(node.target, str) else node.name}' is not understood"
-        if node.op == "call_module":
-            module = self.module.get_submodule(str(node.target))
-            reason = f"'{node.target}', a {type(module).__name__}, is not understood"
-            if isinstance(module, nn.MultiheadAttention):
-                reason = _MULTI_HEAD.format(node.target)
+        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        kind = f" ({type(module).__name__})" if module else ""
+        reason = f"'{node.target if isinstance(node.target, str) else node.name}'{kind} is not understood"
+        if isinstance(module, nn.MultiheadAttention):
+            reason = _MULTI_HEAD.format(node.target)
         self.not_followed.append(reason)
         self._freeze(inputs, reason)
         self._freeze_parameters(node.all_input_nodes, reason)

@@ -60,10 +60,9 @@ def freeze_what_fails(model: nn.Module, spaces: IndexSpaces, input_shape: tuple[
     # cuDNN may round products to TF32, with errors as large as the tolerance.
     with probing(model), torch.no_grad(), torch.backends.cudnn.flags(enabled=False):
         torch.manual_seed(0)  # every process and a resumed training must get the same result
-        first = first_parameter(model)
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        drawn = _drawn(model, dtype)
-        images = torch.randn(BATCH, *input_shape, device=first.device, dtype=dtype)
+        drawn = _drawn(model)
+        first = first_parameter(drawn)
+        images = torch.randn(BATCH, *input_shape, device=first.device, dtype=first.dtype)
         try:
             _set_statistics(drawn, images)
             outputs = _outputs(drawn, images)
@@ -147,9 +146,9 @@ def _names(alike: Iterable[str]) -> str:
     return "with this name" if len(set(alike)) == 1 else "with other names too"
 
 
-def _drawn(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _drawn(model: nn.Module) -> nn.Module:
     """Return a copy in float32 or float64 without all-zero parameters, which would hide the layers before them."""
-    drawn = copied(model).double() if dtype == torch.float64 else copied(model).float()
+    drawn = copied(model) if first_parameter(model).dtype == torch.float64 else copied(model).float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, _NORMS):
