@@ -330,10 +330,7 @@ def load_plugin(path: str | Path) -> list[Entry]:
         # Invalid UTF-8 and null bytes raise a ValueError. Brackets that are nested too deeply raise a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
     if not listed:
-        raise UsageError(
-            f"--plugin {path}: registers nothing; write @register('method', 'name') above a class at the top level of "
-            "the file, with literal strings"
-        )
+        raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
     for entry in listed:
         if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
             raise UsageError(

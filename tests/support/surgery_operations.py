@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 
 SHAPE, WIDTH = (3, 8, 8), 12
 
@@ -153,6 +154,7 @@ FROZEN = {
         "'between' is a LayerNorm, which normalises all channels together",
     ),
     "group norm of one group": (lambda: nn.GroupNorm(1, WIDTH), "'between' is a GroupNorm of one group"),
+    "computed scale": (lambda: parametrizations.weight_norm(nn.BatchNorm2d(WIDTH)), "'between.weight' is computed"),
     "function of group norm": (lambda: Op(lambda m, x: F.group_norm(x, 3)), "'group_norm' is not understood"),
     "split of fixed size": (
         lambda: Op(lambda m, x: torch.cat(x.split(4, 1), 1)),

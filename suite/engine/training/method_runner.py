@@ -110,12 +110,10 @@ class MethodRunner:
         ctx, model, input_shape = self.ctx, self.model, self.ctx.input_shape
         try:
             self._uses = survey(model, input_shape)
-        except Exception as error:  # a forward may raise anything
-            if isinstance(error, UsageError):
-                raise
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
             raise UsageError(
-                f"{type(model).__name__} fails for zeros of shape {(2, *input_shape)}: {in_a_line(error)}; a forward takes "
-                "one tensor (N, *input_shape): wrap one that takes a dict or more, or give its other arguments defaults"
+                f"{type(model).__name__} fails for zeros {(2, *input_shape)}: {in_a_line(error)}; its forward has to "
+                "take one tensor, (N, *input_shape): wrap one that takes a dict, or give other arguments defaults"
             ) from error
         ignored = ignored_modules(model, self.method.ignore)
         layers, self.not_planned = plannable(model, self._uses.called - ignored.keys())

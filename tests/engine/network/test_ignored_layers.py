@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from cuttable_nets import SHAPE, plain, resnet
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from methods.masks.masking import MaskedMethod
 from methods.prunetrain import PruneTrain
@@ -26,8 +27,8 @@ class Masked(MaskedMethod):
         return self.sparsity
 
 
-def started(model, method):
-    return apply(model, method, input_shape=SHAPE, num_classes=5, epochs=2, batch_size=4)
+def started(model, method, shape=SHAPE):
+    return apply(model, method, input_shape=shape, num_classes=5, epochs=2, batch_size=4)
 
 
 def trained(model, method, epochs=2):
@@ -123,9 +124,30 @@ def test_a_pattern_that_names_nothing_is_refused_with_the_nearest_names():
 
 
 @pytest.mark.parametrize("method", [SDGP, PruneTrain, Masked])
-def test_a_refusal_says_that_layers_were_left_out(method):
-    with pytest.raises(ValueError, match=r"\(ignore=\*,0 leaves out others\)$"):
+def test_a_refusal_names_layers_that_are_not_planned(method):
+    with pytest.raises(ValueError, match=r"'0' is not planned: ignore=\* leaves '0' out"):
         started(plain(), method(ignore=("*", "0")))
+    with pytest.raises(ValueError, match=r"\('0' is not planned: it is a Conv1d, and only .* planned\)$") as refused:
+        started(nn.Sequential(nn.Conv1d(8, 5, 8), nn.Flatten()), method(), (8, 8))
+    assert str(refused.value).count("'0' (Conv1d) is not understood") == (method is PruneTrain)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (parametrizations.weight_norm, "by _WeightNorm .*remove_parametrizations"),
+        (nn.utils.weight_norm, "by weight_norm .*utils.remove_weight_norm"),
+        (nn.utils.spectral_norm, "by spectral_norm .*utils.remove_spectral_norm"),
+        (prune.identity, r"by prune .*utils.prune.remove\(layer, 'weight'\)"),
+    ],
+)
+def test_a_layer_whose_weight_is_computed_is_refused_with_the_remedy_unless_it_is_ignored(form, said):
+    model = plain()
+    form(model[4], "weight")
+    with pytest.raises(UsageError, match=f"layer '4' cannot be planned.* {said}.* with ignore=4$"):
+        started(model, SDGP())
+    hooks = trained(model, PruneTrain(interval=1, threshold=0.4, ignore=("4",)))
+    assert hooks.not_planned == {"4": "ignore=4 leaves '4' out"}
 
 
 def test_ignored_layers_are_part_of_the_id():

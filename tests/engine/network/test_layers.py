@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from planned_layers import LAYERS, gradients, identity, planned_copy
 from slicing_backend import SLICING
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.layers import PlannedConv2d, PlannedLinear, convert, plannable, restore, same_padding
@@ -51,17 +50,6 @@ def test_conversion_keeps_objects_parameters_and_names():
     assert type(model[0]) is nn.Conv2d
     assert type(model[1][0]) is nn.Linear
     assert "op_plan" not in vars(model[0])
-
-
-def test_parametrised_layer_is_refused_by_name():
-    model = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
-    with pytest.raises(UsageError, match="'1'"):
-        convert(model)
-
-
-def test_subclasses_are_left_alone():
-    attention = nn.MultiheadAttention(8, 2)
-    assert convert(attention) == {}
 
 
 def test_an_evaluation_is_not_metered_as_training():

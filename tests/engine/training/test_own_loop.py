@@ -14,11 +14,15 @@ from own_loops import METHODS, Loop, net
 from small_methods import Nothing, Shrinks
 from small_training import CLASSES, RECIPE, SHAPE, SmallBatches, small_net
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
+from methods.clicktrain import ClickTrain
+from methods.sdgp import SDGP
 from suite.checkpoint import load_model
 from suite.engine.training import own_loop
 from suite.errors import UsageError
+from suite.method import ReconfigPlan
 from suite.ops import apply, restore
 
 RECIPE = dataclasses.replace(RECIPE, momentum=0.9, nesterov=False, weight_decay=0.0, epochs=4)
@@ -197,10 +201,27 @@ def test_a_refused_optimizer_is_not_attached_and_no_parameter_is_in_two():
         own.attach(torch.optim.AdamW(every))
     with pytest.raises(UsageError, match=r"a parameter of shape \(.*\) is in two of the attached optimizers, SGD and"):
         own.attach(sgd(*every), torch.optim.AdamW(every[:1]))
+    prune.identity(own.model[2], "weight")
+    with pytest.raises(UsageError, match="layer '2' cannot be planned: its weight is not a parameter"):
+        own.attach(sgd(*every))
     assert own.ctx.optimizer is before
 
 
-# Wrapped models
+# Wrapped models, and other types
+
+
+def test_a_model_may_have_another_type_than_the_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        for method in (METHODS["prunetrain"](), SDGP(backend="skip")):
+            hooks(method, net().float())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    own = hooks(METHODS["prunetrain"](), net().double())
+    assert own.ctx.memory_estimate(ReconfigPlan()) > 0
+    own = hooks(ClickTrain(backend="skipping"), net().double())
+    own.method.on_epoch_end(own.ctx)
+    assert set(own.method.record(own.ctx)["backends"].values()) == {"masked"}
 
 
 def test_wrapped_and_compiled_models_are_refused():
@@ -211,6 +232,8 @@ def test_wrapped_and_compiled_models_are_refused():
         (nn.DataParallel(net()), "DataParallel is not supported.*use DistributedDataParallel"),
         (nn.Sequential(FullyShardedDataParallel(net())), r"sharded models \(FSDP\) are not supported"),
         (torch.compile(net(), backend="eager"), "compiled; apply the method to the bare model first"),
+        (nn.Sequential(torch.jit.script(net())), "'0' is scripted .*; apply the method to the model in Python"),
+        (nn.Bilinear(4, 4, 2), "missing 1 .*'input2'; its forward has to take one tensor, .*: wrap one that takes a"),
     ):
         with pytest.raises(UsageError, match=said):
             hooks(Nothing(), wrapped)

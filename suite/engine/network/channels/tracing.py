@@ -32,7 +32,6 @@ from suite.engine.network.layers import computed_by, planned_as
 
 # While the model's forward runs, tracing replaces both in `nn.Module`.
 _CALL, _GETATTR = nn.Module.__call__, nn.Module.__getattr__
-_MULTI_HEAD = "'{}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
 
 
 class Use(NamedTuple):
@@ -186,7 +185,7 @@ class ChannelRecord(fx.Interpreter):
         kind = f" ({type(module).__name__})" if module else ""
         reason = f"'{node.target if isinstance(node.target, str) else node.name}'{kind} is not understood"
         if isinstance(module, nn.MultiheadAttention):
-            reason = _MULTI_HEAD.format(node.target)
+            reason = f"'{node.target}' is a MultiheadAttention, whose heads have the width embed_dim / num_heads"
         self.not_followed.append(reason)
         self._freeze(inputs, reason)
         self._freeze_parameters(node.all_input_nodes, reason)
