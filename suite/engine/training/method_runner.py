@@ -66,7 +66,7 @@ class MethodRunner:
             modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
         frozen_norms: Layers of batch normalisation that keep their statistics, because their training has ended.
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
-        not_planned: Convolution and linear layers that are not in `ctx.layers`, with the reason; also those that the
+        not_planned: Convolution, linear, bilinear and recurrent layers that are not in `ctx.layers`, with the reason; also those that the
             method ignores.
 
     Raises:
