@@ -66,8 +66,8 @@ class MethodRunner:
             modules with the names of the model's tensors, or wrappers of them (`torch.optim.swa_utils.AveragedModel`).
         frozen_norms: Layers of batch normalisation that keep their statistics, because their training has ended.
         clock: Times the parts of the running step while steps are profiled (`timed_by`).
-        not_planned: Convolution, linear, bilinear and recurrent layers that are not in `ctx.layers`, with the reason; also those that the
-            method ignores.
+        not_planned: Convolution, linear, bilinear and recurrent layers that are not in `ctx.layers`, with the reason;
+            also those that the method ignores.
 
     Raises:
         UsageError: if the model is wrapped, the ranks get different arguments, or the method cannot train the model.
