@@ -26,11 +26,11 @@ def chance_caution(rows: Sequence[MethodRow]) -> str:
     if not trials:
         return ""
     accuracy = fmean(trial.number("test_accuracy") or 0.0 for trial in trials)
-    if chance(accuracy, trials[0]) <= LEVEL:
+    if dense is None or chance(accuracy, trials[0]) <= LEVEL:
         return ""
     classes, images, largest = facts(trials[0])
     share = max(1 / classes, largest / images)
     return say(
-        "remarks.guess", accuracy=accuracy, seeds=len(trials), percent=100 * share,
+        "remarks.guess", accuracy=dense.accuracy, seeds=len(trials), percent=100 * share,
         classes=classes if share == 1 / classes else 0, images=images,
     )  # fmt: skip

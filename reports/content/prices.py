@@ -9,6 +9,7 @@ from typing import NamedTuple
 from reports import formatting
 from reports.content.model import Cell, Column, PriceList
 from reports.content.targets import TargetRequest
+from reports.content.verdict import share_text
 from reports.data.method_rows import MethodRow, spread_of_dense
 from reports.data.rule import FEWEST_SEEDS, Answer, Budget, Candidate, mean_accuracy, mean_of_dense
 from reports.data.targets import targets_of
@@ -25,6 +26,7 @@ class _Way(NamedTuple):
 
     cost: float
     reached: float
+    share: str
     text: str
     is_dense: bool
 
@@ -75,31 +77,35 @@ def _cells(target: float, ways: Sequence[_Way]) -> tuple[Cell, ...]:
     more = len(reaching) - len(texts)
     return (
         Cell(f"{target:g}", value=target),
-        Cell(f"{reaching[0].cost:.2f}", value=reaching[0].cost) if reaching else Cell(formatting.DASH),
+        Cell(reaching[0].share, value=reaching[0].cost) if reaching else Cell(formatting.DASH),
         Cell(f"{len(reaching)} of {len(ways)} ways"),
         Cell("; ".join([*texts, f"{more} more"] if more > 0 else texts) or "none", spans=True),
     )
 
 
-def _ways(group: TrialGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> tuple[list[_Way], int]:
-    """Return what can be compared, cheapest first, and how many lack a cost, an interval, or seeds."""
+def _ways(group: TrialGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> tuple[list[_Way], list[str]]:
+    """Return what can be compared, cheapest first, and the names of what lacks a cost, an interval, or seeds."""
     looks, budgets = {row.label: row.look for row in rows}, evidence(group, (), cost).budgets
     spread = spread_of_dense(budgets)
-    known: list[tuple[str, float | None, Budget | Candidate]] = [
-        (f"`{BASELINE}`, {epochs(length):g} epochs", budget.share, budget)
+    known: list[tuple[str, float, str, Budget | Candidate]] = [
+        (f"`{BASELINE}`, {epochs(length):g} epochs", budget.share, f"{budget.share:.2f}", budget)
         for length, budget in zip((*group.budgets, group), budgets, strict=False)
     ]
     for judged in answer.both:
-        label, share = judged.candidate.label, judged.cost.share if judged.cost else None
-        known.append((looks[label].named(f"`{label}`"), share, judged.candidate))
-    ways = []
-    for name, share, trained in known:
-        if share is None or len(trained.accuracies) < FEWEST_SEEDS:
+        name = looks[judged.candidate.label].named(f"`{judged.candidate.label}`")
+        of, text = (judged.cost.share, share_text(judged.cost, cost)) if judged.cost else (0.0, "")
+        known.append((name, of, text, judged.candidate))
+    ways, left_out = [], []
+    for name, share, text, trained in known:
+        if not text or len(trained.accuracies) < FEWEST_SEEDS:
+            left_out.append(name)
             continue
         is_dense = isinstance(trained, Budget)
         mean = (mean_of_dense if is_dense else mean_accuracy)(trained.accuracies, spread)
         reached = -math.inf if trained.diverged else mean.value - mean.half_width()
         mark = ", preliminary" if isinstance(trained, Candidate) and trained.is_preliminary else ""
         if mean.error:
-            ways.append(_Way(share, reached, f"{name}: {share:.2f}{mark}", is_dense))
-    return sorted(ways), len(known) - len(ways)
+            ways.append(_Way(share, reached, text, f"{name}: {text}{mark}", is_dense))
+        else:
+            left_out.append(name)
+    return sorted(ways), left_out

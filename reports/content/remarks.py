@@ -109,14 +109,12 @@ def _training_flops(row: MethodRow) -> list[str]:
     executed, effective, current = (row.flops_ratio[kind] for kind in ("executed", "effective", "current"))
     if isinstance(executed, Missing):
         return [say("methods.flops_unknown")]
-    saved = executed.complement()
-    clauses = [say("methods.executed", saved=saved)] if abs(saved.mean) >= _NEGLIGIBLE else []
+    clauses = [say("methods.executed", share=executed)] if abs(1 - executed.mean) >= _NEGLIGIBLE else []
     if isinstance(effective, Estimate) and executed.mean - effective.mean >= _NEGLIGIBLE:
         # If kernels executed less than the current shapes need, they used some of the sparsity.
         used = isinstance(current, Estimate) and current.mean - executed.mean >= _NEGLIGIBLE
         skipped = "some" if used else "few" if skips(row) else "none"
-        percent = 100 * (executed.mean - effective.mean)
-        clauses.append(say("methods.skippable", percent=percent, further=bool(clauses), skipped=skipped))
+        clauses.append(say("methods.skippable", effective=effective, skipped=skipped))
     return clauses or [say("methods.all_executed", effective_known=isinstance(effective, Estimate))]
 
 
@@ -124,10 +122,9 @@ def _final_model(row: MethodRow) -> list[str]:
     inference, effective = row.inference_ratio, row.inference_effective_ratio
     if isinstance(inference, Missing):
         return []
-    saved = inference.complement()
-    clauses = [say("methods.inference", saved=saved)] if abs(saved.mean) >= _NEGLIGIBLE else []
+    clauses = [say("methods.inference", share=inference)] if abs(1 - inference.mean) >= _NEGLIGIBLE else []
     if isinstance(effective, Estimate) and inference.mean - effective.mean >= _NEGLIGIBLE:
-        clauses.append(say("methods.zero_weights", percent=100 * (inference.mean - effective.mean)))
+        clauses.append(say("methods.zero_weights", share=effective))
     return clauses
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
-from reports.content.verdict import good_word, inference_share, word
+from reports.content.verdict import cost_text, dense_share_text, good_word, inference_share, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
-from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, mean_of
+from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_of
 from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
@@ -103,7 +103,7 @@ def verdict_table(
         body.append((name_cell(row.label, row.look), *_verdict_cells(row, one, cost, margin)))
         if one is not None and one.dense is not None and one.cost is not None:
             under.add(len(body))
-            body.append(_dense_cells(one))
+            body.append(_dense_cells(one, cost))
     pinned = sum(row.is_baseline for row in rows)
     return Table(name, title, columns, tuple(body), pinned, frozenset(under))
 
@@ -126,7 +126,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
         )
         nothing = missing_cell(reason)
         return accuracy, spread, ratio, nothing, nothing, nothing, inference
-    missing = missing_cell(judged.reason or "not measured")
+    missing = missing_cell(judged.reason or judged.lack)
     gain, note = missing, missing.note if judged.reason else ""
     if (points := gain_shown(judged)) is not None:
         gain = Cell(formatting.points(points), value=points.mean)
@@ -141,7 +141,7 @@ def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: fl
     )
 
 
-def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
+def _dense_cells(judged: Judged, cost: Cost) -> tuple[Cell, ...]:
     """Return the row of dense training for the cost of a method, which was not trained."""
     assert judged.dense is not None
     assert judged.cost is not None
@@ -149,7 +149,7 @@ def _dense_cells(judged: Judged) -> tuple[Cell, ...]:
     empty = Cell("")
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
     name = "· the whole dense training" if costs_more(judged) else "· dense for this cost"
-    return Cell(name), accuracy, empty, Cell(f"{share:.3f}", value=share), empty, empty, empty, empty
+    return Cell(name), accuracy, empty, Cell(dense_share_text(judged, cost), value=share), empty, empty, empty, empty
 
 
 def gain_shown(judged: Judged) -> Estimate | None:
@@ -171,9 +171,7 @@ def cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
         of = None if judged is None else judged.cost
         if of is None:
             return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
-        bounds = (of.low, of.high) if of.error else None
-        half_width = (of.high - of.low) / 2 if of.error else None
-        return _cell(Ratio(of.share, half_width, row.seeds, bounds), row.seeds, _exact_ratio)
+        return Cell(cost_text(of, cost), value=of.share)
     return _passes_cell(row) if row.time.passes else missing_cell("No time pass measured it.")
 
 
@@ -182,8 +180,7 @@ def _passes_cell(row: MethodRow) -> Cell:
     ratio, count, disturbed = mean_of(row.time.share), len(row.time.passes), row.time.is_disturbed
     assert ratio is not None
     if row.cost is not None:
-        cost = row.cost
-        return Cell(f"{cost.share:.3f} [{cost.low:.3f}, {cost.high:.3f}]", value=cost.share)
+        return Cell(cost_text(row.cost, "time"), value=row.cost.share)
     if row.is_control and not disturbed:
         return Cell(f"{ratio:.3f}", value=ratio)
     passes = f"{count} {'pass' if count == 1 else 'passes'}: an interval needs three undisturbed ones."

@@ -25,16 +25,17 @@ from reports.data.rule import (
     SURE_SEEDS,
     UNSTEADY_PASSES,
     Answer,
+    CostShare,
     Judged,
     Mean,
     costs_more,
     mean_of_dense,
 )
 from reports.data.verdict import Answers, Cost, evidence, gain_of
-from reports.sentences import say
+from reports.sentences import named, say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
-from suite.trials.estimates import Estimate, Missing, Quantity
-from suite.trials.groups import TrialGroup, epochs
+from suite.trials.estimates import Estimate, Missing, Quantity, Ratio
+from suite.trials.groups import BASELINE, TrialGroup, epochs
 
 
 def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
@@ -129,10 +130,22 @@ def main_cost(rows: Sequence[MethodRow]) -> Cost:
     return "time" if any(row.timed and row.timed.sound for row in deciding) else "flops"
 
 
-class _Best(NamedTuple):
-    name: str
-    share: float
-    gain: Estimate | None = None
+def cost_text(cost: CostShare, of: Cost) -> str:
+    """Return a method's cost relative to dense, with its interval, as the page writes it."""
+    if of == "time":
+        return f"{cost.share:.3f} [{cost.low:.3f}, {cost.high:.3f}]"
+    half_width, bounds = ((cost.high - cost.low) / 2, (cost.low, cost.high)) if cost.error else (None, None)
+    return formatting.ratio(Ratio(cost.share, half_width, 0, bounds), exact=True)
+
+
+def share_text(cost: CostShare, of: Cost) -> str:
+    """Return the number of `cost_text` without its interval."""
+    return cost_text(cost, of).partition(" [")[0]
+
+
+def dense_share_text(judged: Judged, of: Cost) -> str:
+    """Return the cost of the dense training that a method is compared with; empty if it has no cost."""
+    return "1.00" if costs_more(judged) else share_text(judged.cost, of) if judged.cost else ""
 
 
 def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Verdict | None:
@@ -150,7 +163,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     cost = main_cost(rows)
     answer = answers[cost]
     return Verdict(
-        warnings=tuple(_warnings(rows, answer, setting, _lowest(rows))),
+        warnings=tuple(_warnings(rows, answer, setting)),
         purposes=tuple(_purposes(methods, answer, cost, setting)) if methods else (say("verdict.no_method"),),
         basis=_basis(rows, answer, cost, setting) if methods else "",
         advice=" ".join(_advice(methods | ways, answer, cost, setting)),
@@ -169,12 +182,7 @@ def pruned_nothing(row: MethodRow) -> bool:
     return all(isinstance(share, Estimate) and abs(share.mean - 1) < _NOTHING for share in shares)
 
 
-def _lowest(rows: Sequence[MethodRow]) -> float:
-    """Return the lowest mean accuracy of all rows, in percent."""
-    return min((100 * row.accuracy.mean for row in rows if isinstance(row.accuracy, Estimate)), default=0.0)
-
-
-def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting, lowest: float) -> list[str]:
+def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in rows if row.is_method and pruned_nothing(row)]
     lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
@@ -183,9 +191,11 @@ def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting, lowes
             seeds = lost + len(judged.candidate.accuracies)
             mark = NO_PRUNING if judged in answer.without_pruning else ""
             lines.append(say("verdict.lost_seeds", method=judged.candidate.label, mark=mark, lost=lost, seeds=seeds))
-    if answer.curve is not None and (whole := answer.curve.at(0.0).value) > 100 - setting.margin:
-        lines.append(say("verdict.no_room", accuracy=whole, margin=setting.margin))
-    elif lowest >= _CEILING:
+    known = {row.label: row.accuracy for row in rows if isinstance(row.accuracy, Estimate)}
+    lowest = min(known.values(), key=lambda accuracy: accuracy.mean, default=None)
+    if answer.curve is not None and answer.curve.at(0.0).value > 100 - setting.margin:
+        lines.append(say("verdict.no_room", accuracy=known[BASELINE], margin=setting.margin))
+    elif lowest is not None and 100 * lowest.mean >= _CEILING:
         lines.append(say("verdict.ceiling", accuracy=lowest))
     if setting.is_coarse:
         lines.append(say("verdict.coarse", images=setting.test_images, margin=setting.margin))
@@ -209,15 +219,16 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
 
 
 def _most_accurate(answer: Answer, cost: Cost) -> str:
-    better = [
-        _Best(one.candidate.label, one.cost.share, gain_of(one))
-        for one in answer.judged
-        if one.at_equal_cost == "better" and one.gain and one.cost
-    ]
-    if better:
-        best = max(better, key=lambda one: one.gain.mean if one.gain else -math.inf)
-        others = [one.name for one in better if one != best]
-        return say("verdict.most_accurate", cost=cost, best=best, others=others, ways=bool(answer.without_pruning))
+    gains = {
+        one.candidate.label: gain for one in answer.judged if one.at_equal_cost == "better" and (gain := gain_of(one))
+    }
+    if gains:
+        best = max(gains, key=lambda name: gains[name].mean)
+        costs = {one.candidate.label: one.cost for one in answer.judged if one.cost}
+        return say(
+            "verdict.most_accurate", cost=cost, best=best, gain=gains[best], share=share_text(costs[best], cost),
+            others=[name for name in gains if name != best], ways=bool(answer.without_pruning),
+        )  # fmt: skip
     if all(one.gain is None for one in answer.judged):
         return say("verdict.most_accurate_unknown", cost=cost)
     undecided, unstable = (
@@ -230,27 +241,28 @@ def _most_accurate(answer: Answer, cost: Cost) -> str:
 
 def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
     shortest = answer.shortest or 1.0
-    fast = [
-        _Best(one.candidate.label, one.cost.share)
+    fast = {
+        one.candidate.label: one.cost
         for one in answer.judged
         if one.as_good == "yes" and one.cost and one.cost.high < shortest
-    ]
-    best: _Best | str | None = min(fast, key=lambda one: one.share, default=None)
-    if all(one.as_good == "not measured" for one in answer.judged):
-        best = "unknown"
-    ways = bool(answer.without_pruning)
-    return say("verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest, ways=ways)
+    }
+    best = min(fast, key=lambda name: fast[name].share, default="")
+    return say(
+        "verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest,
+        share=share_text(fast[best], cost) if best else "", ways=bool(answer.without_pruning),
+        unknown=all(one.as_good == "not measured" for one in answer.judged),
+    )  # fmt: skip
 
 
 def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
-    sizes = {name: shown.mean for name, row in methods.items() if isinstance(shown := inference_share(row), Estimate)}
-    name = min(sizes, key=lambda name: sizes[name], default=None)
+    sizes = {name: shown for name, row in methods.items() if isinstance(shown := inference_share(row), Estimate)}
+    name = min(sizes, key=lambda name: sizes[name].mean, default=None)
     ways = bool(answer.without_pruning)
-    if name is None or sizes[name] > 1 - _CHEAPER:
-        return say("verdict.smallest", name="", share=1.0, loss=None, ways=ways)
-    loss = next((judged.loss for judged in answer.judged if judged.candidate.label == name), None)
-    lost = None if loss is None else Estimate(loss.value, loss.half_width(), 0)
-    return say("verdict.smallest", name=name, share=sizes[name], loss=lost, ways=ways)
+    if name is None or sizes[name].mean > 1 - _CHEAPER:
+        return say("verdict.smallest", name="", share=None, loss=None, ways=ways)
+    loss = methods[name].accuracy_difference
+    known = isinstance(loss, Estimate) and loss.half_width is not None
+    return say("verdict.smallest", name=name, share=sizes[name], loss=loss.scaled(100) if known else None, ways=ways)
 
 
 def inference_share(row: MethodRow) -> Quantity:
@@ -273,7 +285,7 @@ def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setti
         "verdict.basis",
         fewest=min(seeds),
         most=max(seeds),
-        dense_time=dense.train_time.mean if dense and isinstance(dense.train_time, Estimate) else 0.0,
+        dense_time=dense and dense.train_time,
         threads=next(filter(None, threads), None),
         disturbed=dense is not None and dense.time_is_disturbed,
         gains=answer.smallest_gains,
@@ -312,40 +324,58 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if "controls" in needs and setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
         return [say("verdict.too_few_epochs", epochs=setting.epochs, lengths=FEWEST_BUDGETS)]
     advice, options = [], []
-    if "seeds" in needs or any(judged.candidate.is_preliminary for judged in answer.both):
+    everything = [judged.candidate.label for judged in answer.both]
+    few = [one.candidate.label for one in answer.both if one.need == "seeds" or one.candidate.is_preliminary]
+    seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
+    if "seeds" in needs or few:
         tried = [{trial.number("seed") for trial in row.trials} for row in methods.values()]
-        failed = [len(seeds) - row.seeds for seeds, row in zip(tried, methods.values(), strict=True)]
-        options.append(f"--seeds {SURE_SEEDS + max([0, *failed])}")
+        failed = [len(known) - row.seeds for known, row in zip(tried, methods.values(), strict=True)]
+        seeds = SURE_SEEDS + max([0, *failed])
+        options.append(f"--seeds {seeds}")
     if "controls" in needs:
         options.append("--controls")
-    if options:
-        advice.append(say("verdict.same_command", options=[*options, setting.out]))
+    more = {judged.candidate.label: count for judged in answer.both if (count := _seeds_needed(judged)) > seeds}
+    if options and (rows := everything if without else [name for name in few if name not in more]):
+        rows = _rows(rows, everything)
+        advice.append(say("verdict.same_command", options=[*options, setting.out], rows=rows))
     folder = setting.out.removeprefix("--out ")
     if cost == "flops":
         advice.append(say("verdict.no_times", folder=folder))
     elif "passes" in needs:
+        few = [judged.candidate.label for judged in answer.both if judged.need == "passes"]
         hidden = (len(judged.candidate.ratios) for judged in answer.both if judged.need == "passes" and judged.gain)
-        if any(timed_pass.is_disturbed for row in methods.values() if row.timed for timed_pass in row.timed.passes):
-            advice.append(say("verdict.disturbed_passes"))
+        timed = {name: row.timed.passes for name, row in methods.items() if row.timed}
+        if disturbed := [name for name, passes in timed.items() if any(one.is_disturbed for one in passes)]:
+            advice.append(say("verdict.disturbed_passes", rows=_rows(disturbed, everything)))
         else:
             passes = max([SURE_PASSES, *(count + FEWEST_PASSES for count in hidden)])
-            advice.append(say("verdict.more_passes", folder=folder, passes=passes))
-    seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
+            advice.append(say("verdict.more_passes", folder=folder, passes=passes, rows=_rows(few, everything)))
     pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
     if shorter := _shorter_lengths([*pruned, *answer.without_pruning], answer, setting):
-        advice.append(say("verdict.shorter_dense", epochs=shorter, seeds=seeds, out=setting.out))
+        few = [judged.candidate.label for judged in answer.both if without or judged.need == "shorter"]
+        rows = _rows(few, everything)
+        advice.append(say("verdict.shorter_dense", epochs=shorter, seeds=seeds, out=setting.out, rows=rows))
     dearer = {judged.candidate.label: judged.cost.share for judged in pruned if judged.need == "longer" and judged.cost}
     if dearer and setting.epochs:
         epochs = math.ceil(max(dearer.values()) * setting.epochs)
         advice.append(say("verdict.longer_dense", names=[*dearer], epochs=epochs, seeds=seeds, out=setting.out))
-    more = [judged.seeds_needed - len(judged.candidate.accuracies) for judged in answer.both if judged.seeds_needed]
     if more:
-        advice.append(say("verdict.more_seeds", most=max(more)))
+        advice.append(say("verdict.more_seeds", needed=more))
     if faster := _with_faster_kernels(pruned, methods, answer):
         advice.append(say("verdict.faster_kernels", gains=faster))
     if len(setting.margins) > 1:  # the author of a later command may have known the results
         advice.append(say("verdict.margin_changed", first=100 * setting.margins[0]))
     return advice
+
+
+def _rows(names: Sequence[str], everything: Sequence[str]) -> str:
+    """Return names of rows between backticks, or that they are all."""
+    return "all rows" if {*names} == {*everything} and len(names) > 1 else named(names)
+
+
+def _seeds_needed(judged: Judged) -> int:
+    """Return with how many seeds an undecided method would get an answer that is not preliminary; 0 for others."""
+    return max(SURE_SEEDS, judged.seeds_needed) if judged.seeds_needed else 0
 
 
 def _shorter_lengths(pruned: Sequence[Judged], answer: Answer, setting: Setting) -> list[int]:
@@ -369,7 +399,7 @@ def _between(low: int, high: int, setting: Setting) -> list[int]:
 class _Faster(NamedTuple):
     name: str
     gain: float
-    share: float
+    share: Estimate
 
 
 def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodRow], answer: Answer) -> list[_Faster]:
@@ -382,7 +412,7 @@ def _with_faster_kernels(judged: Sequence[Judged], methods: Mapping[str, MethodR
         shortest = answer.curve.budgets[0].share
         if one.at_equal_cost != "better" and shortest <= effective.mean < one.cost.share - _CHEAPER:
             gain = one.accuracy.value - answer.curve.at(math.log(effective.mean)).value
-            faster.append(_Faster(one.candidate.label, gain, effective.mean))
+            faster.append(_Faster(one.candidate.label, gain, effective))
     return faster
 
 
@@ -399,12 +429,11 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
         judged = answer.of(label)
         if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
             continue  # the report gives the reason once, for all methods
-        decide = judged.seeds_needed and not setting.is_coarse
-        more = (judged.seeds_needed or 0) - len(judged.candidate.accuracies) if decide else 0
         texts.append(
             say(
                 "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin), as_good=good_word(judged),
-                gain=gain_of(judged), more_seeds=more, is_dearer=costs_more(judged),
+                gain=gain_of(judged), share=dense_share_text(judged, of), is_dearer=costs_more(judged),
+                seeds=0 if setting.is_coarse else _seeds_needed(judged),
             )
         )  # fmt: skip
     return ". ".join(texts)
@@ -417,13 +446,15 @@ def word(judged: Judged, margin: float) -> str:
         judged: The method.
         margin: δ, in points.
     """
+    if judged.at_equal_cost == "not measured":
+        return judged.lack
     text = f"same within {margin:g}" if judged.at_equal_cost == "same" else judged.at_equal_cost
-    return text if text in ("not measured", "unstable") else _preliminary(judged, text)
+    return text if text == "unstable" else _preliminary(judged, text)
 
 
 def good_word(judged: Judged) -> str:
     """Return the answer to the second question as the page says it."""
-    return judged.as_good if judged.as_good == "not measured" else _preliminary(judged, judged.as_good)
+    return judged.lack if judged.as_good == "not measured" else _preliminary(judged, judged.as_good)
 
 
 def is_answered(judged: Judged) -> bool:

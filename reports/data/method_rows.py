@@ -33,7 +33,7 @@ from suite.trials.groups import BASELINE, TrialGroup, is_control, is_without_pru
 
 FLOPS = ("dense", "current", "effective", "executed")
 
-NOT_MEASURED = Missing("not measured")
+NOT_MEASURED, TOO_FEW = Missing("not measured"), Missing("too few seeds")
 
 
 class TimeOfDense(NamedTuple):
@@ -99,7 +99,7 @@ class MethodRow:
     params_ratio: Quantity = NOT_MEASURED
     timed: MethodTime | None = None
     cost: CostShare | None = None
-    spread: Quantity = NOT_MEASURED
+    spread: Quantity = TOO_FEW
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
 
@@ -138,7 +138,7 @@ class MethodRow:
         """Training time over that of dense: of the time passes if there are any, otherwise of the trials."""
         if self.timed is None:
             return TimeOfDense(self.time_ratio, (), self.ratio_is_disturbed)
-        share = Estimate(self.timed.ratio, None, self.seeds)
+        share = Estimate(self.cost.share if self.cost else self.timed.ratio, None, self.seeds)
         return TimeOfDense(share, self.timed.sound or self.timed.passes, self.timed.is_disturbed)
 
     @property
@@ -265,10 +265,10 @@ def with_spread(rows: Sequence[MethodRow], lengths: Sequence[Candidate]) -> list
 
     def changed(row: MethodRow) -> MethodRow:
         if row.label not in means:
-            return row
+            return replace(row, spread=row.accuracy) if isinstance(row.accuracy, Missing) else row
         values, mean = cells[row.label], means[row.label]
         variance, freedom = of_dense if row.is_baseline else pooled([values])
-        spread = Estimate(math.sqrt(variance), None, len(values)) if freedom else NOT_MEASURED
+        spread = Estimate(math.sqrt(variance), None, len(values)) if freedom else row.spread
         own = replace(row, accuracy=with_interval(mean, len(values)), spread=spread)
         if row.is_baseline or baseline not in means:
             return own

@@ -242,6 +242,19 @@ class Judged:
     claims: int = 1
 
     @property
+    def lack(self) -> str:
+        """What is missing for an answer, in a few words; `reason` has the numbers."""
+        if self.need == "seeds" or len(self.candidate.accuracies) < FEWEST_SEEDS:
+            tried = self.candidate.accuracies or self.candidate.diverged
+            return "too few seeds" if tried else "no trial done"
+        if self.loss is None:
+            return "no dense curve"
+        if self.cost is not None:
+            return f"no dense as {'long' if self.need == 'longer' else 'short'}"
+        passes = "too few time passes" if self.candidate.ratios else "no time pass"
+        return passes if self.need == "passes" else "FLOPs missing"
+
+    @property
     def level(self) -> float:
         """Level at which its gain is told from 0 if all methods of its family are tested."""
         return _level(len(self.candidate.accuracies)) / self.claims
@@ -514,8 +527,7 @@ def _before_tests(candidate: Candidate, curve: DenseCurve | NoCurve, evidence: E
         return replace(judged, reason=judged.reason or reason, need="passes" if evidence.measured else "none")
     log = math.log(cost.of_dense)
     if log < math.log(curve.budgets[0].share) - _ROUNDING:
-        reason = f"it costs {cost.share:.3f} of dense, and the shortest dense training {curve.budgets[0].share:.3f}"
-        return replace(judged, reason=judged.reason or reason, need="shorter")
+        return replace(judged, reason=judged.reason or "it costs less than the shortest dense training", need="shorter")
     if candidate.by_seed:
         logs = [0.0 if cost.is_more else math.log(ratio) for ratio in candidate.ratios]
         pairs = zip(candidate.accuracies, logs, strict=True)

@@ -7,7 +7,7 @@ backticks, which a page sets as code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,10 +27,8 @@ def say(sentence: str, **findings: Any) -> str:
     return " ".join(str(getattr(_environment().get_template(f"{file}.j2").module, macro)(**findings)).split())
 
 
-def listed(items: Sequence[str], most: int | None = None) -> str:
-    """Return `a, b and c`; with more than `most` items, their number and `methods`."""
-    if most is not None and len(items) > most:
-        return f"{len(items)} methods"
+def listed(items: Sequence[str]) -> str:
+    """Return `a, b and c`."""
     *others, last = items
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -38,6 +36,11 @@ def listed(items: Sequence[str], most: int | None = None) -> str:
 def code(name: str) -> str:
     """Return a name between backticks."""
     return f"`{name.replace('`', '')}`"
+
+
+def named(names: Iterable[str]) -> str:
+    """Return names between backticks: `a`, `b` and `c`."""
+    return listed([*map(code, names)])
 
 
 def counted(number: float, noun: str, plural: str = "") -> str:
@@ -54,7 +57,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"listed": listed, "code": code, "counted": counted}
+    environment.filters |= {"listed": listed, "code": code, "named": named, "counted": counted}
     names = ("duration", "duration_interval", "interval", "percent", "plain", "points", "ratio", "si", "signed")
     environment.filters |= {name: getattr(formatting, name) for name in names}
     return environment

@@ -34,8 +34,8 @@ BALANCED = {"classes": 3, "train_images": 162, "test_images": 18, "largest_test_
 def test_dense_at_chance_is_said_in_both_reports(suite: Any) -> None:
     said = caution(suite, (38.9,), BALANCED)
     assert said.startswith(
-        "Dense training has not learned the task: its accuracy, 38.9 %, cannot be told from a guess (one of 3 classes: "
-        "33.3 %) on 18 test images. The accuracies here say nothing about the methods;"
+        "Dense training has not learned the task: its accuracy, 38.90 %, cannot be told from a guess (one of 3 "
+        "classes: 33.3 %) on 18 test images. The accuracies here say nothing about the methods;"
     )
     report = build(read(suite.folder))
     for text in (html.render(report), markdown.render(report)):
@@ -88,7 +88,7 @@ def test_the_best_guess_counts(suite: Any, accuracy: float, data: Any, guess: st
 
 
 def test_the_mean_over_the_seeds_counts(suite: Any) -> None:
-    assert "38.9 %, the mean of 3 seeds, cannot" in caution(suite, (33.3, 38.9, 44.5), BALANCED)
+    assert "39 ± 14 %, the mean of 3 seeds, cannot" in caution(suite, (33.3, 38.9, 44.5), BALANCED)
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"classes": 3}, {"classes": True, "test_images": "many"},

@@ -66,7 +66,8 @@ def test_the_first_table_has_the_verdicts_and_the_numbers_of_the_others(full_fol
         assert by_head(cells, "Inference") == by_head(relative[label], "Inference")
     verdicts = {label: by_head(cells, "At equal") for label, cells in first.items()}
     assert verdicts["dense"] == "–"
-    assert verdicts["oneshot"] == verdicts["sdgp[n=2,m=4]"] == "not measured"
+    assert verdicts["oneshot"] == "too few seeds"
+    assert verdicts["sdgp[n=2,m=4]"] == "no dense curve"
     text = (full_folder / "report.md").read_text(encoding="utf-8")
     assert text.index("- No verdict: dense was trained for 1 length") < text.index("| Method | Accuracy (%)")
     assert text.index("| Method | Accuracy (%)") < text.index("\n### ")

@@ -177,7 +177,7 @@ def test_below_the_shortest_dense_training_only_the_second_question_has_an_answe
     short = dataclasses.replace(A, ratios=(0.5, 0.501, 0.502))
     found = only(dataclasses.replace(EXAMPLE, candidates=(short, B))).judged[0]
     assert (found.at_equal_cost, found.as_good, found.need) == ("not measured", "yes", "shorter")
-    assert found.reason == "it costs 0.501 of dense, and the shortest dense training 0.550"
+    assert (found.lack, found.reason) == ("no dense as short", "it costs less than the shortest dense training")
     lossy = dataclasses.replace(short, accuracies=C.accuracies)
     assert only(dataclasses.replace(EXAMPLE, candidates=(lossy, B))).judged[0].as_good == "no"
 

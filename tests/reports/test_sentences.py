@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from reports.sentences import listed, say
+from reports.sentences import listed, named, say
 from suite.trials.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def test_a_finding_that_is_missing_is_an_error() -> None:
 
 def test_names_are_listed() -> None:
     assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
-    assert listed(["a", "b", "c", "d"], 3) == "4 methods"
+    assert named(["a", "b"]) == "`a` and `b`"
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,7 @@ def test_worse_and_better_have_the_same_words(mean: float, text: str) -> None:
 
 
 def test_one_and_several_have_their_number() -> None:
-    assert say("verdict.more_seeds", most=1).startswith("1 more seed, chosen")
-    assert say("verdict.more_seeds", most=2).startswith("2 more seeds, chosen")
+    assert "`a` needs 6 seeds, `b` needs 9 seeds, chosen" in say("verdict.more_seeds", needed={"a": 6, "b": 9})
     assert say("methods.passes", share=0.9, count=1, is_disturbed=False).endswith("in 1 time pass")
     assert say("methods.passes", share=0.9, count=3, is_disturbed=True).endswith(
         "in 3 time passes (disturbed: do not rely on it)"

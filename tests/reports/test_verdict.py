@@ -18,6 +18,7 @@ from reports.data.method_rows import by_seed, time_ratios
 from reports.data.rule import holm
 from reports.data.verdict import evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
+from reports.render import markdown
 from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.times import MethodTime
@@ -211,9 +212,10 @@ def test_answers_from_few_seeds_are_preliminary_and_in_no_headline(suite: Any) -
     assert cells(group.summary, "quick")[4:6] == ["better, preliminary", "yes, preliminary"]
     assert group.verdict.purposes[0] == "All answers are preliminary: a verdict needs 5 seeds of a method."
     assert len(group.verdict.purposes) == 2
-    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict." in group.verdict.advice
+    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict about `quick`." in group.verdict.advice
     assert "better, preliminary (+1.4" in line(group, "quick")
     add_method(suite, "slow", near(88.7), executed=1.0)
+    assert "can give a verdict about `quick`." in group_of(suite).verdict.advice
     first, most, fastest, _ = group_of(suite).verdict.purposes
     assert first == "What is said of `quick` is preliminary: a verdict needs 5 seeds of a method."
     assert most == "Most accurate for its executed FLOPs: dense; no method is shown to be better."
@@ -373,15 +375,15 @@ def test_dense_without_errors_leaves_no_room_for_a_gain(suite: Any) -> None:
             accuracy = 99.8 - lost(epochs / 20) / 50 + (more if epochs % 2 else -more)
             suite.add("dense", seed, accuracy=accuracy, time=9.0, epochs=epochs, recipe={"epochs": epochs}, **flops)
     add_method(suite, "quick", near(99.8), executed=0.85)
-    assert group_of(suite).verdict.warnings == (
-        "Dense reaches 99.8 %, so that no method can be 0.5 points better here.",
-    )
+    group = group_of(suite)
+    reached = cells(group.summary, "dense")[0]
+    assert group.verdict.warnings == (f"Dense reaches {reached} %, so that no method can be 0.5 points better here.",)
 
 
 def test_a_page_at_a_ceiling_says_so_without_a_curve_of_dense_too(suite: Any) -> None:
     for method, accuracy in (("dense", 99.8), ("quick", 99.04)):
         suite.add(method, 0, accuracy=accuracy, time=9.0)
-    said = "The lowest accuracy is 99.0 %: this task is too easy to tell methods apart."
+    said = "The lowest accuracy is 99.04 %: this task is too easy to tell methods apart."
     assert group_of(suite).verdict.warnings[-1] == said
     suite.add("other", 0, accuracy=98.9, time=9.0)
     assert said not in group_of(suite).verdict.warnings
@@ -397,9 +399,17 @@ def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
     add_method(suite, "quick", near(88.7), executed=0.85)
     write_time_passes(suite, "quick", (0.86, 0.87))
     group = group_of(suite)
-    assert cells(group.summary, "quick")[2:6] == ["0.865", "–", "not measured", "not measured"]
+    assert cells(group.summary, "quick")[2:6] == ["0.865", "–", "too few time passes", "too few time passes"]
     assert "2 of at least 3 time passes" in line(group, "quick")
-    assert f"`python run_suite.py time {suite.folder} --passes 5`" in group.verdict.advice
+    assert f"about `quick`: `python run_suite.py time {suite.folder} --passes 5`" in group.verdict.advice
+    add_method(suite, "timeless", near(88.7), executed=0.85)
+    add_method(suite, "few", near(88.7)[:2], executed=0.85)
+    write_time_passes(suite, "quick", (0.86, 0.87, 0.86))
+    group = group_of(suite)
+    assert [cells(group.summary, name)[4] for name in ("timeless", "few")] == ["no time pass", "too few seeds"]
+    assert "can give a verdict about `timeless`: `" in group.verdict.advice
+    assert "can give a verdict about `few`." in group.verdict.advice
+    assert "| not measured" not in markdown.render(build(read(suite.write())))
 
 
 def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
@@ -431,7 +441,7 @@ def test_too_few_lengths_of_dense_ask_for_controls_where_they_can_give_them(
     assert verdict.purposes == ("No verdict: dense was trained for 1 length, and at least 4 are needed.",)
     assert verdict.certainty == ""
     if command:
-        assert f"The same command with `{command} {out(suite)}` can give a verdict." in verdict.advice
+        assert f"The same command with `{command} {out(suite)}` can give a verdict about `quick`." in verdict.advice
     else:
         assert "4 epochs allow no 4 lengths of dense training: train for 5 or more (`--epochs 5`)." in verdict.advice
 
@@ -439,10 +449,10 @@ def test_too_few_lengths_of_dense_ask_for_controls_where_they_can_give_them(
 def test_too_few_seeds_ask_for_seeds_and_failed_ones_for_more(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", (88.0, 88.1), executed=0.9)
-    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict." in group_of(suite).verdict.advice
+    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict about" in group_of(suite).verdict.advice
     suite.add("quick", 2, accuracy=None, time=None, status="oom", epochs=EPOCHS, recipe={"epochs": EPOCHS})
     group = group_of(suite)
-    assert f"The same command with `--seeds 6 {out(suite)}` can give a verdict." in group.verdict.advice
+    assert f"The same command with `--seeds 6 {out(suite)}` can give a verdict about" in group.verdict.advice
     assert "(1 oom of 3 trials, not included" in line(group, "quick")
 
 
@@ -485,9 +495,14 @@ def test_too_few_test_images_are_said_and_seeds_are_not_advised(suite: Any) -> N
     add_budgets(suite)
     add_method(suite, "unclear", (88.0, 88.6, 88.2), executed=0.9)
     add_method(suite, "vague", (88.1, 88.5, 88.25), executed=0.9)
-    needed = [one.seeds_needed for one in answers_of(suite)["flops"].judged]
-    assert needed[0] != needed[1]
-    assert f"{max(needed) - 3} more seeds, chosen in advance, may decide" in group_of(suite).verdict.advice
+    needed = {one.candidate.label: one.seeds_needed for one in answers_of(suite)["flops"].judged}
+    assert needed["unclear"] > needed["vague"] > 5
+    add_method(suite, "few", (88.0,), executed=0.9)
+    group = group_of(suite)
+    assert f"with `--seeds 5 {out(suite)}` can give a verdict about `few`." in group.verdict.advice
+    for name, seeds in needed.items():
+        assert f"`{name}` needs {seeds} seeds" in group.verdict.advice
+        assert f"about {seeds} seeds would decide" in line(group, name)
     for path in suite.folder.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
         record["provenance"]["data"] = {"classes": 3, "test_images": 45, "largest_test_class": 15}
@@ -519,7 +534,7 @@ def test_controls_are_no_methods(suite: Any) -> None:
     assert "10 of them are controls of methods" in report.summary
 
 
-def test_what_costs_more_than_dense_is_not_measured_and_names_the_longer_training(suite: Any) -> None:
+def test_what_costs_more_than_dense_has_no_dense_as_long_and_names_the_longer_training(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "slow", near(89.5), executed=0.9)
     add_method(suite, "worse", near(85.0), executed=0.9)
@@ -527,7 +542,7 @@ def test_what_costs_more_than_dense_is_not_measured_and_names_the_longer_trainin
     for name in ("slow", "worse", "same"):
         write_time_passes(suite, name, (1.1, 1.11, 1.1))
     group = group_of(suite)
-    assert cells(group.summary, "slow")[3:6] == ["–", "not measured", "no"]
+    assert cells(group.summary, "slow")[3:6] == ["–", "no dense as long", "no"]
     assert cells(group.summary, "worse")[4:6] == ["worse", "no"]
     assert "`slow` would have to be compared with dense for 23 epochs" in group.verdict.advice
     assert "`same`" not in group.verdict.advice  # it pruned nothing
@@ -538,7 +553,8 @@ def test_a_cost_below_the_shortest_dense_training_has_a_command(suite: Any) -> N
     add_method(suite, "tiny", near(80.0), executed=0.33)
     group = group_of(suite)
     assert f"`--methods dense --epochs 6 --seeds 5 {out(suite)}`, and for 7 epochs." in group.verdict.advice
-    assert "costs 0.330 of dense, and the shortest dense training 0.550" in line(group, "tiny")
+    assert "no dense as short (it costs less than the shortest dense training)" in line(group, "tiny")
+    assert "can give a verdict about `tiny`: the same" in group.verdict.advice
 
 
 def test_all_groups_of_a_page_are_corrected_together(suite: Any) -> None:
