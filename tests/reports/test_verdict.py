@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,48 @@ def test_gains_are_drawn_in_the_order_of_the_table(suite: Any, drawn: Any, monke
         cells(group.summary, name)[4] for name in ("slow", "quick", "bad")
     ]
     assert "Grey band: less than the margin of 0.5 points" in figure.caption
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_sentence_has_the_numbers_of_the_tables_to_the_digit(suite: Any, timed: bool) -> None:
+    add_budgets(suite)
+    for seed, share in enumerate((0.3, 0.5, 0.9, 0.4, 0.8)):
+        flops = {f"train_flops_{kind}": share * 3.6e12 for kind in ("current", "effective", "executed")}
+        counts = {"inference_flops": 8e7 * share, "inference_flops_effective": 7e7 * share, "train_flops_dense": 3.6e12}
+        suite.add("vary", seed, accuracy=near(89.3)[seed], time=90.0 + 60 * seed, epochs=EPOCHS,
+                  recipe={"epochs": EPOCHS}, **flops, **counts)  # fmt: skip
+    add_method(suite, "skips", near(88.7), executed=0.846, train_flops_effective=0.7849 * 3.6e12)
+    add_method(suite, "few", near(88.4)[:1], executed=0.744)
+    add_method(suite, "dear", near(90.0), executed=1.106)
+    add_method(suite, "lost", (*near(88.9), 10.0), executed=0.896, train_flops_effective=0.6049 * 3.6e12)
+    if timed:
+        write_time_passes(suite, "skips", (0.846, 0.863, 0.8512))
+        write_time_passes(suite, "dear", (1.1, 1.11, 1.1))
+        write_time_passes(suite, "lost", (0.88, 0.9, 0.89, 0.3))
+        content = json.loads((suite.folder / "time.json").read_text())
+        passes = content["groups"][0]["methods"]["lost"]["passes"]
+        passes[-1]["trial"] = suite.rows[-1]["trial_id"]  # of the seed that learned nothing
+        (suite.folder / "time.json").write_text(json.dumps(content))
+    suite.write()
+    learns_nothing(suite)
+    (group,) = build(read(suite.folder), (0.87,)).groups
+
+    def numbers(text: str) -> set[str]:
+        return {*re.findall(r"\d+\.\d+|\d+(?= ±)|(?<=± )\d+", text)}
+
+    shown: dict[str, set[str]] = {}
+    name = ""
+    for row in (row for table in (group.summary, *group.tables[:-1]) for row in table.rows):
+        name = row[0].text if row[0].colour is not None else name  # dense for a cost belongs to the row above
+        shown.setdefault(name, set()).update(*(numbers(cell.text) for cell in row[1:]))
+    said = [(one.name, one.text) for one in group.headlines]
+    said += [found for row in group.prices.rows for found in re.findall(r"`(\w+)`: ([^;]+)", row[3].text)]
+    said += re.findall(r": `(\w+)`, ([^;]+)", " ".join(group.verdict.purposes).replace(". ", "; "))
+    said += re.findall(r"`(\w+)` [^ ]+ points (\(at [^)]+)", group.verdict.advice)
+    assert {"few", "dear", "lost", "skips", "vary", "dense"} == {name for name, _ in said}
+    assert len(said) > 10
+    for name, text in said:
+        assert numbers(text) <= shown[name], text
 
 
 def test_the_best_of_several_is_named_and_numbers_of_a_page_agree(suite: Any) -> None:
@@ -495,9 +538,10 @@ def test_too_few_test_images_are_said_and_seeds_are_not_advised(suite: Any) -> N
     add_budgets(suite)
     add_method(suite, "unclear", (88.0, 88.6, 88.2), executed=0.9)
     add_method(suite, "vague", (88.1, 88.5, 88.25), executed=0.9)
-    needed = {one.candidate.label: one.seeds_needed for one in answers_of(suite)["flops"].judged}
-    assert needed["unclear"] > needed["vague"] > 5
     add_method(suite, "few", (88.0,), executed=0.9)
+    needed = {one.candidate.label: one.seeds_needed for one in answers_of(suite)["flops"].judged}
+    assert needed.pop("few") is None
+    assert needed["unclear"] > needed["vague"] > 5
     group = group_of(suite)
     assert f"with `--seeds 5 {out(suite)}` can give a verdict about `few`." in group.verdict.advice
     for name, seeds in needed.items():
