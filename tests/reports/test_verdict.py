@@ -181,12 +181,12 @@ def test_a_sentence_has_the_numbers_of_the_tables_to_the_digit(suite: Any, timed
     add_budgets(suite)
     for seed, share in enumerate((0.3, 0.5, 0.9, 0.4, 0.8)):
         flops = {f"train_flops_{kind}": share * 3.6e12 for kind in ("current", "effective", "executed")}
-        counts = {"inference_flops": 8e7 * share, "inference_flops_effective": 7e7 * share, "train_flops_dense": 3.6e12}
+        counts = {"inference_flops": 8e7 * share, "inference_flops_effective": 8e7 * share, "train_flops_dense": 3.6e12}
         suite.add("vary", seed, accuracy=near(89.3)[seed], time=90.0 + 60 * seed, epochs=EPOCHS,
                   recipe={"epochs": EPOCHS}, **flops, **counts)  # fmt: skip
     add_method(suite, "skips", near(88.7), executed=0.846, train_flops_effective=0.7849 * 3.6e12)
     add_method(suite, "few", near(88.4)[:1], executed=0.744)
-    add_method(suite, "dear", near(90.0), executed=1.106)
+    add_method(suite, "dear", near(85.0), executed=1.106)
     add_method(suite, "lost", (*near(88.9), 10.0), executed=0.896, train_flops_effective=0.6049 * 3.6e12)
     if timed:
         write_time_passes(suite, "skips", (0.846, 0.863, 0.8512))
