@@ -18,21 +18,46 @@ def test_results_repeat_the_committed_reports():
     assert readme_tables.updated(readme) == readme
 
 
+def test_the_table_has_the_rows_of_the_figure_beside_it():
+    (block,) = (found[2] for found in readme_tables.BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    (alt,) = re.findall(r"!\[Gain over dense training at equal time\. (.*)\]\(", REPORT.read_text(encoding="utf-8"))
+    figure = [part.split(":")[0].replace("\\", "") for part in alt.split("; ")]
+    assert re.findall(r"^\d+\. `(.*)`$", block, re.MULTILINE) == figure
+
+
 def test_a_block_has_columns_of_the_first_table_of_its_report():
     report = (
         "# Title\n\n"
-        "| Method | Accuracy \\[measured\\]<sup>1</sup> | Training time | Gain over dense | At equal time | As good | "
-        "Inference FLOPs |\n"
+        "| Method | Accuracy \\[measured\\]<sup>1</sup> | Training time (× dense) | Gain over dense for this cost | "
+        "At equal time | As good | Inference FLOPs |\n"
         "| :--- | ---: | ---: | ---: | :--- | :--- | ---: |\n"
-        "| `sdgp` | 86.7 | 0.90 | −4<sup>3</sup> | worse | no | 1.00 |\n"
+        "| `dense` | 88 | 1.00 | – | – | – | 1.00 |\n"
+        "| `sdgp` | 86.7 | 0.90 \\[0.89, 0.91\\] | −4<sup>3</sup> | worse | no | 1.00 |\n"
         "| · dense for this cost | 88.1 | 0.90 |  |  |  |  |\n"
-        "| `sdgp[n=1]` | 81.7 | – | – | not measured | not measured | 1.00 |\n\n| another | table |\n"
+        "| `sdgp[n=1,mode=a]` (no pruning) | 81.7 | – | – | too few seeds | too few seeds | 1.00 |\n"
+        "| `dense[repeat=2]` | 88 | – | – | –<sup>4</sup> | – | 1.00 |\n\n| another | table |\n"
     )
     assert readme_tables.block(report) == (
-        "| Method | Accuracy \\[measured\\] | Training time | Gain over dense | At equal time | Inference FLOPs |\n"
+        "| Method | Accuracy \\[measured\\] | Time (×&nbsp;dense) | Gain | At equal time | Inference FLOPs |\n"
         "| :--- | ---: | ---: | ---: | :--- | ---: |\n"
-        "| `sdgp` | 86.7 | 0.90 | −4 | worse | 1.00 |\n"
+        "| `dense` | 88 | 1.00 | – | – | 1.00 |\n"
+        "| `sdgp` | 86.7 | 0.90 \\[0.89,&nbsp;0.91\\] | −4 | worse | 1.00 |\n"
+        "| `sdgp 1:a`<sup>1</sup> (no pruning) | 81.7 | – | – | too few seeds | 1.00 |\n\n"
+        "Names as typed:\n\n1. `sdgp[n=1,mode=a]`\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["a[n=2,m=4,recipe.epochs=9]", "a[n=2,m=8,recipe.epochs=9]", "b[n=2]"], ["a 4", "a 8", "b"]),
+        (["a[n=2,m=4]", "a[n=1,m=8]", "a[n=1,m=8,recipe.ema=1]"], ["a 2:4", "a 1:8", "a 1:8 ema=1"]),
+        (["a[n=1]", "a[m=1]", "a"], ["a n=1", "a m=1", "a"]),
+        (["a[x=f(1,2)]", "a[x=f(1,3)]"], ["a f(1,2)", "a f(1,3)"]),
+    ],
+)
+def test_short_names_tell_methods_apart(labels, names):
+    assert readme_tables.short_names(labels) == names
 
 
 def test_the_first_screen_shows_the_figure_of_that_report():

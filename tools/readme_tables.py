@@ -3,8 +3,9 @@
     python tools/readme_tables.py [--write]
 
 A block of the README begins with `<!-- results of FOLDER -->` and ends with `<!-- end of results -->`. It repeats
-columns of the first table of the folder's report, without the rows of dense for a method's cost and those of methods
-that have too few seeds or time passes. The exit status is 1 if a block is out of date.
+columns of the first table of the folder's report for dense and each method with an outcome, which are the rows of the
+figure of gains. Short names tell the methods apart, and notes give their names as typed. The exit status is 1 if a
+block is out of date.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from suite.brackets import split
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-# Columns of the first table of a report, by the beginning of their heads.
-COLUMNS = ("Method", "Accuracy", "Training time", "Gain over dense", "At equal time", "Inference FLOPs")
+# Columns of the first table of a report: the beginnings of their heads, and what the README says instead.
+COLUMNS = {
+    "Method": "Method",
+    "Accuracy": "Accuracy",
+    "Training time": "Time",
+    "Gain over dense for this cost": "Gain",
+    "At equal time": "At equal time",
+    "Inference FLOPs": "Inference FLOPs",
+}
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 
 
@@ -30,10 +41,42 @@ def block(report: str) -> str:
     lines = report.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("| Method |"))
     table = [re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ") for line in _table(lines[first:])]
-    chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
-    methods = [row for row in table if not row[0].startswith("· dense")]
-    rows = ["| " + " | ".join(row[index] for index in chosen) + " |" for row in methods if "not measured" not in row]
-    return "\n".join(rows) + "\n"
+    chosen = {next(index for index, head in enumerate(table[0]) if head.startswith(name)): name for name in COLUMNS}
+    heads = [table[0][index].replace(name, COLUMNS[name]) for index, name in chosen.items()]
+    methods = [row for row in table[2:] if row[0].startswith("`")]  # the others are dense for a method's cost
+    rule, *rows = ([row[index] for index in chosen] for row in (table[1], *methods))
+    rows = [row for row in rows if row[0] == "`dense`" or row[4] != "–"]
+    labels = [row[0].split("`")[1] for row in rows]
+    notes: list[str] = []
+    for row, label, short in zip(rows, labels, short_names(labels), strict=True):
+        if short != label:
+            notes.append(f"{len(notes) + 1}. `{label}`")
+            row[0] = row[0].replace(f"`{label}`", f"`{short}`<sup>{len(notes)}</sup>")
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
+    lines = [
+        re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", line) for line in lines
+    ]  # no break within an interval or a unit
+    return "\n".join([*lines, "", "Names as typed:", "", *notes, ""])
+
+
+def short_names(labels: Sequence[str]) -> list[str]:
+    """Return a name for each method that tells it from the others: `sdgp 2:8` for `sdgp[n=2,m=8,mode=magnitude]`.
+
+    It has the values of the parameters in which methods of one name differ, or `name=value` where values do not tell
+    them apart. Fields of the recipe always have their names.
+    """
+    fields = [dict(part.split("=", 1) for part in split(label.partition("[")[2][:-1]) if part) for label in labels]
+    names = [label.partition("[")[0] for label in labels]
+
+    def short(index: int, form: str) -> str:
+        twins = [other for name, other in zip(names, fields, strict=True) if name == names[index]]
+        kept = [(key, text) for key, text in fields[index].items() if any(one.get(key) != text for one in twins)]
+        own = ":".join(form.format(key, text) for key, text in kept if not key.startswith("recipe."))
+        recipe = [f"{key.removeprefix('recipe.')}={text}" for key, text in kept if key.startswith("recipe.")]
+        return " ".join(filter(None, (names[index], own, *recipe)))
+
+    values = [short(index, "{1}") for index in range(len(labels))]
+    return [short(index, "{0}={1}") if values.count(text) > 1 else text for index, text in enumerate(values)]
 
 
 def _table(lines: list[str]) -> list[str]:
