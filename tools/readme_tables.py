@@ -20,15 +20,9 @@ from suite.brackets import split
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-# Columns of the first table of a report: the beginnings of their heads, and what the README says instead.
-COLUMNS = {
-    "Method": "Method",
-    "Accuracy": "Accuracy",
-    "Training time": "Time",
-    "Gain over dense for this cost": "Gain",
-    "At equal time": "At equal time",
-    "Inference FLOPs": "Inference FLOPs",
-}
+# Columns of the first table of a report, by the beginning of their heads, and shorter heads.
+COLUMNS = ("Method", "Accuracy", "Training time", "Gain over dense", "At equal time", "Inference FLOPs")
+SHORT = {"Training time": "Time", "Gain over dense for this cost": "Gain"}
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 
 
@@ -41,42 +35,39 @@ def block(report: str) -> str:
     lines = report.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("| Method |"))
     table = [re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ") for line in _table(lines[first:])]
-    chosen = {next(index for index, head in enumerate(table[0]) if head.startswith(name)): name for name in COLUMNS}
-    heads = [table[0][index].replace(name, COLUMNS[name]) for index, name in chosen.items()]
-    methods = [row for row in table[2:] if row[0].startswith("`")]  # the others are dense for a method's cost
-    rule, *rows = ([row[index] for index in chosen] for row in (table[1], *methods))
-    rows = [row for row in rows if row[0] == "`dense`" or row[4] != "–"]
-    labels = [row[0].split("`")[1] for row in rows]
+    chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
+    outcome = chosen[COLUMNS.index("At equal time")]
+    methods = [row for row in table if row[0] == "`dense`" or (row[0].startswith("`") and row[outcome] != "–")]
+    labels = [row[0].split("`")[1] for row in methods]
     notes: list[str] = []
-    for row, label, short in zip(rows, labels, short_names(labels), strict=True):
+    for row, label, short in zip(methods, labels, short_names(labels), strict=True):
         if short != label:
-            notes.append(f"{len(notes) + 1}. `{label}`")
+            notes.append(f"<sup>{len(notes) + 1}</sup> `{label}`")
             row[0] = row[0].replace(f"`{label}`", f"`{short}`<sup>{len(notes)}</sup>")
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
-    lines = [
-        re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", line) for line in lines
-    ]  # no break within an interval or a unit
-    return "\n".join([*lines, "", "Names as typed:", "", *notes, ""])
+    rows = ["| " + " | ".join(row[index] for index in chosen) + " |" for row in (*table[:2], *methods)]
+    for head, shorter in SHORT.items():
+        rows[0] = rows[0].replace(head, shorter)
+    # No line breaks within a unit or an interval.
+    rows = [re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", row) for row in rows]
+    return "\n".join([*rows, "", f"Names as typed: {', '.join(notes)}.", ""])
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
-    """Return a name for each method that tells it from the others: `sdgp 2:8` for `sdgp[n=2,m=8,mode=magnitude]`.
+    """Return for each method what tells it from the others: `sdgp 2:8` for `sdgp[n=2,m=8,recipe.learning_rate=1.5]`.
 
-    It has the values of the parameters in which methods of one name differ, or `name=value` where values do not tell
-    them apart. Fields of the recipe always have their names.
+    This is the name, and the values of parameters in which methods of this name differ; fields of a recipe have their
+    names. A method that this does not tell apart keeps its label.
     """
     fields = [dict(part.split("=", 1) for part in split(label.partition("[")[2][:-1]) if part) for label in labels]
     names = [label.partition("[")[0] for label in labels]
-
-    def short(index: int, form: str) -> str:
-        twins = [other for name, other in zip(names, fields, strict=True) if name == names[index]]
-        kept = [(key, text) for key, text in fields[index].items() if any(one.get(key) != text for one in twins)]
-        own = ":".join(form.format(key, text) for key, text in kept if not key.startswith("recipe."))
-        recipe = [f"{key.removeprefix('recipe.')}={text}" for key, text in kept if key.startswith("recipe.")]
-        return " ".join(filter(None, (names[index], own, *recipe)))
-
-    values = [short(index, "{1}") for index in range(len(labels))]
-    return [short(index, "{0}={1}") if values.count(text) > 1 else text for index, text in enumerate(values)]
+    short = []
+    for name, own in zip(names, fields, strict=True):
+        twins = [other for known, other in zip(names, fields, strict=True) if known == name]
+        differing = {key: text for key, text in own.items() if any(other.get(key) != text for other in twins)}
+        values = ":".join(text for key, text in differing.items() if not key.startswith("recipe."))
+        recipe = [f"{key[7:]}={text}" for key, text in differing.items() if key.startswith("recipe.")]
+        short.append(" ".join(filter(None, (name, values, *recipe))))
+    return [label if short.count(name) > 1 else name for label, name in zip(labels, short, strict=True)]
 
 
 def _table(lines: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reports import formatting
 from reports.content.model import Cell, Column, PriceList
 from reports.content.targets import TargetRequest
-from reports.content.verdict import share_text
+from reports.content.verdict import cost_text
 from reports.data.method_rows import MethodRow, spread_of_dense
 from reports.data.rule import FEWEST_SEEDS, Answer, Budget, Candidate, mean_accuracy, mean_of_dense
 from reports.data.targets import targets_of
@@ -93,19 +93,17 @@ def _ways(group: TrialGroup, rows: Sequence[MethodRow], answer: Answer, cost: Co
     ]
     for judged in answer.both:
         name = looks[judged.candidate.label].named(f"`{judged.candidate.label}`")
-        of, text = (judged.cost.share, share_text(judged.cost, cost)) if judged.cost else (0.0, "")
-        known.append((name, of, text, judged.candidate))
-    ways, left_out = [], []
+        of = judged.cost
+        text = cost_text(of, cost).partition(" [")[0] if of else ""
+        known.append((name, of.share if of else 0.0, text, judged.candidate))
+    ways = {}
     for name, share, text, trained in known:
         if not text or len(trained.accuracies) < FEWEST_SEEDS:
-            left_out.append(name)
             continue
         is_dense = isinstance(trained, Budget)
         mean = (mean_of_dense if is_dense else mean_accuracy)(trained.accuracies, spread)
         reached = -math.inf if trained.diverged else mean.value - mean.half_width()
         mark = ", preliminary" if isinstance(trained, Candidate) and trained.is_preliminary else ""
         if mean.error:
-            ways.append(_Way(share, reached, text, f"{name}: {text}{mark}", is_dense))
-        else:
-            left_out.append(name)
-    return sorted(ways), left_out
+            ways[name] = _Way(share, reached, text, f"{name}: {text}{mark}", is_dense)
+    return sorted(ways.values()), [name for name, *_ in known if name not in ways]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
-from reports.content.verdict import cost_text, dense_share_text, good_word, inference_share, word
+from reports.content.verdict import cost_text, good_word, inference_share, share_text, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
@@ -149,7 +149,7 @@ def _dense_cells(judged: Judged, cost: Cost) -> tuple[Cell, ...]:
     empty = Cell("")
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
     name = "· the whole dense training" if costs_more(judged) else "· dense for this cost"
-    return Cell(name), accuracy, empty, Cell(dense_share_text(judged, cost), value=share), empty, empty, empty, empty
+    return Cell(name), accuracy, empty, Cell(share_text(judged, cost), value=share), empty, empty, empty, empty
 
 
 def gain_shown(judged: Judged) -> Estimate | None:

@@ -32,7 +32,7 @@ from reports.data.rule import (
     mean_of_dense,
 )
 from reports.data.verdict import Answers, Cost, evidence, gain_of
-from reports.sentences import named, say
+from reports.sentences import say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
 from suite.trials.estimates import Estimate, Missing, Quantity, Ratio
 from suite.trials.groups import BASELINE, TrialGroup, epochs
@@ -138,14 +138,9 @@ def cost_text(cost: CostShare, of: Cost) -> str:
     return formatting.ratio(Ratio(cost.share, half_width, 0, bounds), exact=True)
 
 
-def share_text(cost: CostShare, of: Cost) -> str:
-    """Return the number of `cost_text` without its interval."""
-    return cost_text(cost, of).partition(" [")[0]
-
-
-def dense_share_text(judged: Judged, of: Cost) -> str:
+def share_text(judged: Judged, of: Cost) -> str:
     """Return the cost of the dense training that a method is compared with; empty if it has no cost."""
-    return "1.00" if costs_more(judged) else share_text(judged.cost, of) if judged.cost else ""
+    return "1.00" if costs_more(judged) else cost_text(judged.cost, of).partition(" [")[0] if judged.cost else ""
 
 
 def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Verdict | None:
@@ -219,15 +214,12 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
 
 
 def _most_accurate(answer: Answer, cost: Cost) -> str:
-    gains = {
-        one.candidate.label: gain for one in answer.judged if one.at_equal_cost == "better" and (gain := gain_of(one))
-    }
-    if gains:
-        best = max(gains, key=lambda name: gains[name].mean)
-        costs = {one.candidate.label: one.cost for one in answer.judged if one.cost}
+    better = [(gain, one) for one in answer.judged if one.at_equal_cost == "better" and (gain := gain_of(one))]
+    if better:
+        gain, best = max(better, key=lambda pair: pair[0].mean)
         return say(
-            "verdict.most_accurate", cost=cost, best=best, gain=gains[best], share=share_text(costs[best], cost),
-            others=[name for name in gains if name != best], ways=bool(answer.without_pruning),
+            "verdict.most_accurate", cost=cost, best=best.candidate.label, gain=gain, share=share_text(best, cost),
+            others=[one.candidate.label for _, one in better if one is not best], ways=bool(answer.without_pruning),
         )  # fmt: skip
     if all(one.gain is None for one in answer.judged):
         return say("verdict.most_accurate_unknown", cost=cost)
@@ -241,16 +233,15 @@ def _most_accurate(answer: Answer, cost: Cost) -> str:
 
 def _fastest(answer: Answer, cost: Cost, setting: Setting) -> str:
     shortest = answer.shortest or 1.0
-    fast = {
-        one.candidate.label: one.cost
+    fast = [
+        (one.cost.share, one.candidate.label, share_text(one, cost))
         for one in answer.judged
         if one.as_good == "yes" and one.cost and one.cost.high < shortest
-    }
-    best = min(fast, key=lambda name: fast[name].share, default="")
+    ]
+    _, best, share = min(fast, default=(0.0, "", ""))
     return say(
-        "verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest,
-        share=share_text(fast[best], cost) if best else "", ways=bool(answer.without_pruning),
-        unknown=all(one.as_good == "not measured" for one in answer.judged),
+        "verdict.fastest", cost=cost, margin=setting.margin, best=best, shortest=shortest, share=share,
+        ways=bool(answer.without_pruning), unknown=all(one.as_good == "not measured" for one in answer.judged),
     )  # fmt: skip
 
 
@@ -324,7 +315,6 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if "controls" in needs and setting.epochs and len(control_epochs(setting.epochs)) + 1 < FEWEST_BUDGETS:
         return [say("verdict.too_few_epochs", epochs=setting.epochs, lengths=FEWEST_BUDGETS)]
     advice, options = [], []
-    everything = [judged.candidate.label for judged in answer.both]
     few = [one.candidate.label for one in answer.both if one.need == "seeds" or one.candidate.is_preliminary]
     seeds = max([FEWEST_SEEDS, *(row.seeds for row in methods.values())])
     if "seeds" in needs or few:
@@ -335,25 +325,24 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if "controls" in needs:
         options.append("--controls")
     more = {judged.candidate.label: count for judged in answer.both if (count := _seeds_needed(judged)) > seeds}
-    if options and (rows := everything if without else [name for name in few if name not in more]):
-        rows = _rows(rows, everything)
+    rows = [one.candidate.label for one in answer.both if without or one.candidate.label in {*few} - {*more}]
+    if options and rows:
         advice.append(say("verdict.same_command", options=[*options, setting.out], rows=rows))
     folder = setting.out.removeprefix("--out ")
     if cost == "flops":
         advice.append(say("verdict.no_times", folder=folder))
     elif "passes" in needs:
-        few = [judged.candidate.label for judged in answer.both if judged.need == "passes"]
+        rows = [judged.candidate.label for judged in answer.both if judged.need == "passes"]
         hidden = (len(judged.candidate.ratios) for judged in answer.both if judged.need == "passes" and judged.gain)
         timed = {name: row.timed.passes for name, row in methods.items() if row.timed}
         if disturbed := [name for name, passes in timed.items() if any(one.is_disturbed for one in passes)]:
-            advice.append(say("verdict.disturbed_passes", rows=_rows(disturbed, everything)))
+            advice.append(say("verdict.disturbed_passes", rows=disturbed))
         else:
             passes = max([SURE_PASSES, *(count + FEWEST_PASSES for count in hidden)])
-            advice.append(say("verdict.more_passes", folder=folder, passes=passes, rows=_rows(few, everything)))
+            advice.append(say("verdict.more_passes", folder=folder, passes=passes, rows=rows))
     pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
     if shorter := _shorter_lengths([*pruned, *answer.without_pruning], answer, setting):
-        few = [judged.candidate.label for judged in answer.both if without or judged.need == "shorter"]
-        rows = _rows(few, everything)
+        rows = [judged.candidate.label for judged in answer.both if without or judged.need == "shorter"]
         advice.append(say("verdict.shorter_dense", epochs=shorter, seeds=seeds, out=setting.out, rows=rows))
     dearer = {judged.candidate.label: judged.cost.share for judged in pruned if judged.need == "longer" and judged.cost}
     if dearer and setting.epochs:
@@ -366,11 +355,6 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     if len(setting.margins) > 1:  # the author of a later command may have known the results
         advice.append(say("verdict.margin_changed", first=100 * setting.margins[0]))
     return advice
-
-
-def _rows(names: Sequence[str], everything: Sequence[str]) -> str:
-    """Return names of rows between backticks, or that they are all."""
-    return "all rows" if {*names} == {*everything} and len(names) > 1 else named(names)
 
 
 def _seeds_needed(judged: Judged) -> int:
@@ -432,7 +416,7 @@ def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
         texts.append(
             say(
                 "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin), as_good=good_word(judged),
-                gain=gain_of(judged), share=dense_share_text(judged, of), is_dearer=costs_more(judged),
+                gain=gain_of(judged), share=share_text(judged, of), is_dearer=costs_more(judged),
                 seeds=0 if setting.is_coarse else _seeds_needed(judged),
             )
         )  # fmt: skip

@@ -79,15 +79,6 @@ def test_partial_skipping_is_distinguished_from_no_skipping(suite: Any) -> None:
     assert "but no kernel here skipped these" in found
 
 
-def test_more_flops_than_dense_are_reported(suite: Any) -> None:
-    suite.add_all(("dense",))
-    for seed in range(2):
-        suite.add("more", seed, accuracy=71.0, time=300.0, train_flops_executed=2.16e12, inference_flops=1.2e8)
-    found = sentences(suite)["more"]
-    assert "executed 1.20 × dense's training FLOPs" in found
-    assert "The final model needs 1.50 × dense's inference FLOPs" in found
-
-
 def test_failed_trials_are_named_before_any_number(suite: Any) -> None:
     suite.add_all(("dense", "sdgp"), seeds=2)
     suite.add("sdgp", 2, accuracy=None, time=None, status="diverged", message="NaN")

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from reports.sentences import listed, named, say
+from reports.sentences import listed, say
 from suite.trials.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,6 @@ def test_a_finding_that_is_missing_is_an_error() -> None:
 
 def test_names_are_listed() -> None:
     assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
-    assert named(["a", "b"]) == "`a` and `b`"
 
 
 @pytest.mark.parametrize(
