@@ -22,7 +22,7 @@ def test_the_table_has_the_rows_of_the_figure_beside_it():
     (block,) = (found[2] for found in readme_tables.BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     (alt,) = re.findall(r"!\[Gain over dense training at equal time\. (.*)\]\(", REPORT.read_text(encoding="utf-8"))
     figure = [part.split(":")[0].replace("\\", "") for part in alt.split("; ")]
-    assert re.findall(r"</sup> `([^`]+)`", block) == figure
+    assert re.findall(r"</sup>&nbsp;`([^`]+)`", block) == figure
 
 
 def test_a_block_has_columns_of_the_first_table_of_its_report():
@@ -43,7 +43,7 @@ def test_a_block_has_columns_of_the_first_table_of_its_report():
         "| `dense` | 88 | 1.00 | – | – | 1.00 |\n"
         "| `sdgp` | 86.7 | 0.90 \\[0.89,&nbsp;0.91\\] | −4 | worse | 1.00 |\n"
         "| `sdgp 1:a`<sup>1</sup> (no pruning) | 81.7 | – | – | too few seeds | 1.00 |\n\n"
-        "Names as typed: <sup>1</sup> `sdgp[n=1,mode=a]`.\n"
+        "Names as typed: <sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`.\n"
     )
 
 

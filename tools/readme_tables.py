@@ -14,15 +14,15 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from suite.brackets import split
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-# Columns of the first table of a report, by the beginning of their heads, and shorter heads.
+# Columns of the first table of a report, by the beginning of their heads.
 COLUMNS = ("Method", "Accuracy", "Training time", "Gain over dense", "At equal time", "Inference FLOPs")
-SHORT = {"Training time": "Time", "Gain over dense for this cost": "Gain"}
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 
 
@@ -34,7 +34,10 @@ def block(report: str) -> str:
     """
     lines = report.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("| Method |"))
-    table = [re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ") for line in _table(lines[first:])]
+    table = [
+        re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ")
+        for line in takewhile(lambda line: line.startswith("|"), lines[first:])
+    ]
     chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
     outcome = chosen[COLUMNS.index("At equal time")]
     methods = [row for row in table if row[0] == "`dense`" or (row[0].startswith("`") and row[outcome] != "–")]
@@ -42,11 +45,10 @@ def block(report: str) -> str:
     notes: list[str] = []
     for row, label, short in zip(methods, labels, short_names(labels), strict=True):
         if short != label:
-            notes.append(f"<sup>{len(notes) + 1}</sup> `{label}`")
+            notes.append(f"<sup>{len(notes) + 1}</sup>&nbsp;`{label}`")
             row[0] = row[0].replace(f"`{label}`", f"`{short}`<sup>{len(notes)}</sup>")
     rows = ["| " + " | ".join(row[index] for index in chosen) + " |" for row in (*table[:2], *methods)]
-    for head, shorter in SHORT.items():
-        rows[0] = rows[0].replace(head, shorter)
+    rows[0] = rows[0].replace("Training time", "Time").replace("Gain over dense for this cost", "Gain")
     # No line breaks within a unit or an interval.
     rows = [re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", row) for row in rows]
     return "\n".join([*rows, "", f"Names as typed: {', '.join(notes)}.", ""])
@@ -68,12 +70,6 @@ def short_names(labels: Sequence[str]) -> list[str]:
         recipe = [f"{key[7:]}={text}" for key, text in differing.items() if key.startswith("recipe.")]
         short.append(" ".join(filter(None, (name, values, *recipe))))
     return [label if short.count(name) > 1 else name for label, name in zip(labels, short, strict=True)]
-
-
-def _table(lines: list[str]) -> list[str]:
-    """Return the lines of the table that begins with the first line."""
-    end = next((index for index, line in enumerate(lines) if not line.startswith("|")), len(lines))
-    return lines[:end]
 
 
 def updated(readme: str) -> str:

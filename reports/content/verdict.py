@@ -252,8 +252,8 @@ def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
     if name is None or sizes[name].mean > 1 - _CHEAPER:
         return say("verdict.smallest", name="", share=None, loss=None, ways=ways)
     loss = methods[name].accuracy_difference
-    known = isinstance(loss, Estimate) and loss.half_width is not None
-    return say("verdict.smallest", name=name, share=sizes[name], loss=loss.scaled(100) if known else None, ways=ways)
+    lost = loss.scaled(100) if isinstance(loss, Estimate) and loss.half_width is not None else None
+    return say("verdict.smallest", name=name, share=sizes[name], loss=lost, ways=ways)
 
 
 def inference_share(row: MethodRow) -> Quantity:
