@@ -11,7 +11,7 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
 from reports.content.provenance import flatten
-from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
 from reports.data.method_rows import by_seed, not_measured
 from reports.render import markdown
 from suite import files
@@ -148,6 +148,7 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
             return Missing("no seed in common")
         return paired(by_seed(theirs, column), by_seed(ours, column), combine, not_measured(column))
 
+    disturbed = any(map(is_disturbed, (*ours, *theirs)))
     machines = {tuple(column_text(trial, name) for name in MACHINE) for trial in (*ours, *theirs)}
     return Difference(
         names=key[:-1],
@@ -155,11 +156,11 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
         settings=settings,
         seeds=(len(seeds[0]), len(seeds[1]), len(common)),
         accuracy=pair("test_accuracy", "difference"),
-        time=pair("train_time_s", "ratio"),
+        time=Missing(DISTURBED_RATIO) if disturbed else pair("train_time_s", "ratio"),
         executed=pair("train_flops_executed", "ratio"),
         effective=pair("train_flops_effective", "ratio"),
         comparable=len(machines) == 1 and all(next(iter(machines))),
-        disturbed=any(map(is_disturbed, (*ours, *theirs))),
+        disturbed=disturbed,
         changes=_changes(ours or first, theirs or second),
     )
 
@@ -241,8 +242,7 @@ def _row(one: Difference, several: bool) -> tuple[Cell, ...]:
     if isinstance(one.accuracy, Estimate):
         points = formatting.interval(one.accuracy.scaled(100), 2, sign=True, reference=0)
     if isinstance(one.time, Estimate):
-        time = mark_disturbed(formatting.ratio(one.time), one.disturbed)
-        time += "" if one.comparable else " (not comparable)"
+        time = formatting.ratio(one.time) + ("" if one.comparable else " (not comparable)")
     flops = [
         cell(ratio, formatting.ratio(ratio, exact=True) if isinstance(ratio, Estimate) else "")
         for ratio in (one.executed, one.effective)

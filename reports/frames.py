@@ -14,7 +14,7 @@ import pandas as pd
 from reports.content.tables import cost_cell, gain_shown
 from reports.content.verdict import main_cost, word
 from reports.data.verdict import COSTS, judged_groups, margins
-from reports.sentences import counted, listed
+from reports.sentences import counted
 from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
 from suite.trials.folder.reader import Records, Trial, damage, read
@@ -60,7 +60,8 @@ class Results:
 
     def __repr__(self) -> str:
         trials, labels = self.trials, self.verdicts["method"] + ("[" + self.verdicts["variant"] + "]").fillna("")
-        said = [f"{word}: {listed([*of.unique()], 3)}" for word, of in labels.groupby(self.verdicts["outcome"])]
+        outcomes = labels.groupby(self.verdicts["outcome"])
+        said = [f"{word}: {textwrap.shorten(', '.join(of.unique()), 100)}" for word, of in outcomes]
         seeds, methods = counted(trials["seed"].nunique(), "seed"), counted(len({*labels} - {BASELINE}), "method")
         done = sum(trials["status"] == "done")
         lines = [

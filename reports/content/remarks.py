@@ -7,7 +7,7 @@ The sentences of a method are in `reports/sentences/methods.j2`:
    Otherwise it is so many points "above" or "below". The outcome of the rule, which corrects for the number of methods,
    comes separately.
 3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials. A mark tells that a
-   time of trials is shorter than the effective FLOPs explain, or that a time is disturbed.
+   time of trials is shorter than the effective FLOPs explain. Disturbed times have no ratio.
 4. Multiply-adds that could have been skipped and were executed are in the conditional.
 5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
 6. Shares below half a percent of dense are left out.
@@ -29,7 +29,7 @@ from reports.data.method_rows import MethodRow
 from reports.sentences import say
 from suite.files import clean
 from suite.recipe import FLUSH
-from suite.trials.estimates import Estimate, Missing, Quantity, mean_of
+from suite.trials.estimates import Estimate, Missing, Quantity
 from suite.trials.folder.reader import Trial
 from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
@@ -88,21 +88,21 @@ def _accuracy(row: MethodRow) -> str:
 
 
 def _time(row: MethodRow) -> str:
-    times, passes, disturbed = row.time
-    if passes:
-        return say("methods.passes", share=mean_of(times), count=len(passes), is_disturbed=disturbed)
+    times, passes, _ = row.time
     if isinstance(times, Missing):
         return say(
             "methods.time_alone", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed,
             reason=times.reason,
         )  # fmt: skip
+    if passes:
+        return say("methods.passes", share=times.mean, count=len(passes))
     effective = row.flops_ratio["effective"]
     unexplained = (
         isinstance(effective, Estimate)
         and not (times.half_width is not None and times.covers(1))
         and times.high < min(1.0, effective.mean) - _EXPLAINED
     )
-    return say("methods.trials", times=times, seeds=row.seeds, unexplained=unexplained, is_disturbed=disturbed)
+    return say("methods.trials", times=times, seeds=row.seeds, unexplained=unexplained)
 
 
 def _training_flops(row: MethodRow) -> list[str]:

@@ -12,7 +12,7 @@ from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
-from suite.trials.estimates import Estimate, Missing, Quantity, estimate, mean_of
+from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.columns import COLUMNS
 
 _INTERVAL = (
@@ -177,15 +177,13 @@ def cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
 
 def _passes_cell(row: MethodRow) -> Cell:
     """Return the ratio of the passes, with its interval if enough of them are undisturbed."""
-    ratio, count, disturbed = mean_of(row.time.share), len(row.time.passes), row.time.is_disturbed
-    assert ratio is not None
+    ratio, count = row.time.share, len(row.time.passes)
+    if isinstance(ratio, Missing):
+        return missing_cell(ratio.reason)
     if row.cost is not None:
         return Cell(cost_text(row.cost, "time"), value=row.cost.share)
-    if row.is_control and not disturbed:
-        return Cell(f"{ratio:.3f}", value=ratio)
     passes = f"{count} {'pass' if count == 1 else 'passes'}: an interval needs three undisturbed ones."
-    note = f"{passes} {DISTURBED_NOTE}" if disturbed else passes
-    return Cell(mark_disturbed(f"{ratio:.3f}", disturbed), note, ratio)
+    return Cell(f"{ratio.mean:.3f}", "" if row.is_control else passes, ratio.mean)
 
 
 def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Table, ...]:
@@ -201,10 +199,7 @@ def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Tab
 
 def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
-    disturbed = any(row.time_is_disturbed or row.ratio_is_disturbed for row in rows)
-    warning = f" {DISTURBED_NOTE}" if disturbed else ""
-    disturbed_pass = any(row.time.is_disturbed for row in rows if row.time.passes)
-    ratio_warning = f" {DISTURBED_NOTE}" if disturbed_pass else "" if all_timed(rows) else warning
+    warning = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed for row in rows) else ""
     several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
     realised = "One minus the training time relative to dense."
     if not several:
@@ -220,8 +215,8 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             "measured",
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
-        Column(COLUMNS["train_time_s"].title, "× dense", "measured", f"{_TIMED if passes else _RATIOS}{ratio_warning}"),
-        Column("Realised saving of time", "%", "measured", realised + ratio_warning),
+        Column(COLUMNS["train_time_s"].title, "× dense", "measured", _TIMED if passes else _RATIOS),
+        Column("Realised saving of time", "%", "measured", realised),
         Column(
             "Theoretical saving of FLOPs",
             "%",
@@ -263,15 +258,12 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.time.passes:
         return _passes_cell(row)
-    return _cell(
-        row.time.share, row.seeds, lambda value: mark_disturbed(formatting.ratio(value), row.time.is_disturbed)
-    )
+    return _cell(row.time.share, row.seeds, formatting.ratio)
 
 
 def _saving_cell(row: MethodRow) -> Cell:
     def text(saving: Estimate) -> str:
-        text = formatting.plain(100 * saving.mean, 1) if row.time.passes else _whole_percent(saving)
-        return mark_disturbed(text, row.time.is_disturbed)
+        return formatting.plain(100 * saving.mean, 1) if row.time.passes else _whole_percent(saving)
 
     return _cell(_saving(row.time.share), row.seeds, text)
 

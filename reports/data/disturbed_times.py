@@ -14,6 +14,7 @@ from suite.trials.folder.times import BUSY
 UNSTEADY = 1.5
 
 DISTURBED = "disturbed"
+DISTURBED_RATIO = "one of the times was disturbed, so that their ratio says nothing"
 DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
 
 

@@ -14,7 +14,6 @@ COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls, and of ways without pruning
 NO_PRUNING = "(no pruning)"
 """Words after the name of a way to train without pruning, wherever a report gives its numbers."""
-SHADES = 3  # of each colour
 # A colour follows from a hash. With this prefix, the methods of this repository get different colours.
 _COLOUR_PREFIX = "8869:"
 
@@ -56,7 +55,7 @@ def looks(
     drawn: Counter[int] = Counter()
     for name in dict.fromkeys([BASELINE, *labels]):
         colour = CONTROL if name in controls or name in without_pruning else colour_of(name)
-        shade = drawn[colour] % SHADES if colour > 0 else 0
+        shade = drawn[colour] if colour > 0 else 0
         mark = NO_PRUNING if name in without_pruning else ""
         found[name] = Look(colour + shade * COLOURS, len(found), drawn[colour], mark)
         drawn[colour] += 1

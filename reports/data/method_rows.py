@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.data.disturbed_times import is_disturbed
+from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
 from reports.data.looks import Look
 from reports.data.rule import (
     FEWEST_SEEDS,
@@ -40,7 +40,8 @@ class TimeOfDense(NamedTuple):
     """Training time of a method over that of dense, and its origin.
 
     Attributes:
-        share: The ratio. If it comes from passes, it has no interval; the rule's interval is in `MethodRow.cost`.
+        share: The ratio, if it is not disturbed. If it comes from passes, it has no interval; the rule's interval is in
+            `MethodRow.cost`.
         passes: Time passes whose mean it is: the undisturbed ones, or else all; empty if it comes from the trials.
         is_disturbed: Whether other programs disturbed it.
     """
@@ -69,7 +70,8 @@ class MethodRow:
         accuracy_difference: Test accuracy minus that of dense, also with that spread. Seeds are not paired.
         spread: Standard deviation over its seeds, as a fraction; for dense, pooled over its lengths.
         train_time: Training time in seconds.
-        time_ratio: Training time over that of dense, paired by seed. Like all ratios here, it is a geometric mean.
+        time_ratio: Training time over that of dense, paired by seed; missing if a time is disturbed. Like all ratios
+            here, it is a geometric mean.
         flops: Training FLOPs by kind: dense, current, effective, executed.
         flops_of_dense: Training FLOPs by seed that those of the row are relative to.
         flops_ratio: `flops` over `flops_of_dense`.
@@ -138,8 +140,21 @@ class MethodRow:
         """Training time over that of dense: of the time passes if there are any, otherwise of the trials."""
         if self.timed is None:
             return TimeOfDense(self.time_ratio, (), self.ratio_is_disturbed)
-        share = Estimate(self.cost.share if self.cost else self.timed.ratio, None, self.seeds)
+        ratio = Estimate(self.cost.share if self.cost else self.timed.ratio, None, self.seeds)
+        share = ratio if self.sound_time else Missing("other programs disturbed all of its time passes")
         return TimeOfDense(share, self.timed.sound or self.timed.passes, self.timed.is_disturbed)
+
+    @property
+    def sound_time(self) -> MethodTime | None:
+        """The time passes, if one of them is not disturbed."""
+        return None if self.timed is None or self.timed.is_disturbed else self.timed
+
+    @property
+    def timed_share(self) -> float | None:
+        """Training time over that of dense from undisturbed time passes: the rule's, if there is one; 1 for dense."""
+        if self.is_baseline or self.sound_time is None:
+            return 1.0 if self.is_baseline else None
+        return self.sound_time.ratio if self.cost is None else self.cost.share
 
     @property
     def done(self) -> tuple[Trial, ...]:
@@ -312,6 +327,10 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
     if own_recipe and len(of_dense := dense_means["train_flops_dense"].dropna()):  # equal in all its trials
         flops_of_dense = flops_of_dense.where(flops_of_dense.isna(), of_dense.iloc[0])
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
+    ratio_is_disturbed = not is_baseline and (own_disturbed or dense_disturbed)  # dense over dense is always 1
+    time_ratio = _without_interval(against_dense("train_time_s", "ratio"), is_baseline)
+    if ratio_is_disturbed and isinstance(time_ratio, Estimate):
+        time_ratio = Missing(DISTURBED_RATIO)
     difference = Missing("dense is the baseline of the differences")
     return MethodRow(
         label=name,
@@ -322,7 +341,7 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         accuracy=_over_seeds(means, "test_accuracy"),
         accuracy_difference=difference if is_baseline else against_dense("test_accuracy", "difference"),
         train_time=_over_seeds(means, "train_time_s"),
-        time_ratio=_without_interval(against_dense("train_time_s", "ratio"), is_baseline),
+        time_ratio=time_ratio,
         flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
         flops_of_dense=flops_of_dense,
         flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", flops_of_dense) for kind in FLOPS},
@@ -330,7 +349,7 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         inference_effective_ratio=_of_networks(means, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_of_networks(means, "params", "params_dense"),
         time_is_disturbed=own_disturbed,
-        ratio_is_disturbed=not is_baseline and (own_disturbed or dense_disturbed),  # dense over dense is always 1
+        ratio_is_disturbed=ratio_is_disturbed,
     )
 
 

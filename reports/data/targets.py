@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -126,9 +127,9 @@ def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> 
         target: Accuracy as a fraction.
     """
     whole, found = epochs_of(group), []
-    any_timed = next((row.timed for row in rows if row.timed), None)  # all have the times of dense steps
+    any_timed = dense_timed(rows)
     for row in rows:
-        timed = any_timed if row.is_baseline else row.timed
+        timed = any_timed if row.is_baseline else row.sound_time
         found.append(_row(row.label, 0, row.look, row.epochs or whole, row.trials, target, timed, 1.0))
     dense = next((index for index, row in enumerate(rows) if row.is_baseline), None)
     if dense is not None:
@@ -153,11 +154,7 @@ def _row(
 ) -> TargetRow:
     counting = [trial for trial in trials if trial.done or trial.text("status") == "diverged"]
     by_seed: dict[int, list[_Seed | None]] = {}
-    share_at: _Share | None = None
-    if name == BASELINE:
-        share_at = partial(dense_share, part=part, timed=timed)
-    elif timed is not None:
-        share_at = partial(time_share, timed=timed)
+    share_at = share_until(name, timed, part)
     for trial in counting:
         by_seed.setdefault(seed_of(trial), []).append(_seed(trial, target, share_at))
     # A seed that was run twice counts once: with the trial of this machine, and among several with the longest.
@@ -206,6 +203,24 @@ def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed | None:
     return _Seed(epoch, costs, share, fell, trial.elsewhere)
 
 
+def dense_timed(rows: Sequence[MethodRow]) -> MethodTime | None:
+    """Return the undisturbed time passes of any method, which all have the times of dense steps."""
+    return next((row.sound_time for row in rows if row.sound_time), None)
+
+
+def share_until(name: str, timed: MethodTime | None, part: float = 1.0) -> _Share | None:
+    """Return what gives a trial's time until the end of an epoch in units of dense's whole training.
+
+    Args:
+        name: Label of the method.
+        timed: Its time passes; of dense, those of any method (`dense_timed`).
+        part: The steps over those of the whole dense training, for dense.
+    """
+    if name == BASELINE:
+        return partial(dense_share, part=part, timed=timed)
+    return None if timed is None else partial(time_share, timed=timed)
+
+
 def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None) -> float | None:
     """Return the time until the end of an epoch of dense training in units of dense's whole training.
 
@@ -243,7 +258,7 @@ def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float:
     total = 0.0
     for record in trial.epochs:
         if record["epoch"] <= epoch:
-            stage = measured.stages[sum(record["epoch"] >= end for end in ends)]
+            stage = measured.stages[bisect_right(ends, record["epoch"])]
             total += record["steps"] * stage.ratio * measured.share_of_step(stage.phase)
     records = {record["epoch"]: record for record in trial.epochs}
     until, whole = (one.get("reconfigure_time_s") for one in (records[epoch], trial.epochs[-1]))
@@ -262,7 +277,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | None:
-    """Return the ratio of a row's median to that of dense; `None` if one of the two is not known or not reached.
+    """Return the ratio of a row's median to that of dense; `None` if one is not known, not reached or disturbed.
 
     Args:
         row: The row.
@@ -273,8 +288,11 @@ def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | 
     def value(one: TargetRow) -> float | None:
         return one.share if column == "share" else one.costs[column]
 
-    dense = next((value(one) for one in rows if one.label == BASELINE and not one.epochs), None)
-    ours = value(row)
+    whole = next((one for one in rows if one.label == BASELINE and not one.epochs), None)
+    is_time = column == "time_to_target_s" and row is not whole
+    if whole is None or (is_time and (row.time_is_disturbed or whole.time_is_disturbed)):
+        return None
+    ours, dense = value(row), value(whole)
     if ours is None or dense is None or math.inf in (ours, dense) or dense <= 0:
         return None
     return ours / dense

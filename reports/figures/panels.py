@@ -18,7 +18,6 @@ from reports.figures.figure import Figure
 from suite.trials.estimates import Estimate
 
 WIDTH, HEIGHT = 8.6, 3.4
-_DEAD = "#d0d4d9"  # does not occur in the colour scale
 _WIDE = 1e3  # a logarithmic axis with a larger range is labelled only at powers of ten
 _LEVEL = 4  # the names of this many groups fit next to each other
 _LABELS = 26  # with more layers on an axis, only some are named
@@ -91,7 +90,7 @@ def curves_figure(
             axes.set(xlabel=panel.x, ylabel=panel.y)
             axes.set_title(panel.title, fontsize=9.0)
             if panel.from_zero:
-                axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+                axes.set_ylim(min(0.0, axes.dataLim.ymin), 1.05 * axes.get_ylim()[1])
             if panel.whole_x:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         handles = [
@@ -112,7 +111,7 @@ def _draw_line(axes: Axes, line: Line, place: int) -> str:
     widths = [y.half_width or 0.0 if isinstance(y, Estimate) else 0.0 for _, y in points]
     axes.errorbar(
         xs, ys, yerr=widths if any(widths) else None, linestyle="-" if line.joined else "none", capsize=2.5,
-        elinewidth=1.1, color=svg.colour(place), marker=svg.marker(place), markersize=4.5,
+        elinewidth=1.1, color=svg.colour(place), marker=svg.marker(place), markersize=4.5, clip_on=False,
     )  # fmt: skip
     ends = [f"{formatting.plain(y, 2)} at {x:.4g}" for x, y in zip(xs, ys, strict=True)]
     return ends[0] if len(ends) == 1 else f"{ends[0]}, {ends[-1]}"

@@ -40,13 +40,14 @@ _INLINE = {
 }
 _LIGHT = {INK: "#1b1f23", MUTED: "#57606a", GRID: "#d8dee4", DENSE: "#000000", GROUND: "#ffffff"}
 
-# Palette of Okabe and Ito, without black, which is reserved for dense. Yellow, faint on white, comes last.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
+# Equally bright, so that shades that are darker or lighter than these are still seen on both grounds.
+PALETTE = ("#1f7ad6", "#cc5900", "#008d66", "#c8509c", "#9d7600", "#8f63de", "#00889b")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "h", "*")
-# Each shade has the grey to mix with a dark colour and with a light one, and its share. No light colour gets lighter.
-_SHADES = (((0.0, 0.0), (0.0, 0.0)), ((1.0, 0.4), (0.0, 0.25)), ((0.0, 0.35), (0.0, 0.45)))
-_LUMINANCE, _LIGHT_COLOUR = (0.2126, 0.7152, 0.0722), 0.6
-# Dashes in seaborn's form, which is empty for a solid line. Dotted lines are reserved for disturbed times.
+_LUMINANCE = (0.2126, 0.7152, 0.0722)  # of linear red, green and blue (WCAG 2)
+# With these luminances, the contrast to the grounds of both schemes is just above 3:1.
+_DARKEST, _LIGHTEST = 0.13, 0.29
+_GREY, _GOLDEN = 0.8, 0.618  # largest share of grey in a shade, and the step that repeats no share
+# Dashes in seaborn's form, which is empty for a solid line.
 DASHES: tuple[Any, ...] = ("", (5, 2), (6, 2, 1.5, 2), (10, 2.5))
 _LONG_TITLE = 45  # characters; longer titles of axes get a second line
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -97,15 +98,19 @@ def style() -> Iterator[None]:
 def colour(index: int) -> str:
     """Return a colour by its number (`reports.data.looks.Look`); 0 is dense, -1 a control.
 
-    After the palette come two shades of each colour, which both schemes show. After these, the colours repeat.
+    After the palette come shades of each colour, all different: by turns as bright, lighter and darker, with another
+    share of grey in each turn. Their contrast to the grounds of both schemes is at least 3:1.
     """
     if index <= 0:
         return MUTED if index < 0 else DENSE
     shade, place = divmod(index - 1, len(PALETTE))
-    plain_colour = np.array(to_rgb(PALETTE[place]))
-    is_light = bool(plain_colour @ _LUMINANCE > _LIGHT_COLOUR)
-    ground, share = _SHADES[shade % len(_SHADES)][is_light]
-    red, green, blue = plain_colour + share * (ground - plain_colour)
+    rgb = np.array(to_rgb(PALETTE[place]))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    own = float(linear @ _LUMINANCE)
+    bright = (own, _LIGHTEST, _DARKEST)[shade % 3]
+    linear = linear * bright / own if bright <= own else 1 - (1 - linear) * (1 - bright) / (1 - own)
+    linear += _GREY * (shade // 3 * _GOLDEN % 1) * (bright - linear)
+    red, green, blue = np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)
     return to_hex((red, green, blue))
 
 
@@ -210,8 +215,6 @@ if TYPE_CHECKING:
 
 LETTERS = 45
 """Most letters in the name of a row."""
-DOTTED = (1, 1.5)
-"""Dashes of lines that contain disturbed times."""
 
 
 def draw_lines(
@@ -220,7 +223,6 @@ def draw_lines(
     x: str,
     y: str,
     looks: Mapping[str, Look],
-    dotted: frozenset[str] = frozenset(),
     **options: Any,
 ) -> None:
     """Draw a line for each method, through its points in their order, with some markers.
@@ -230,14 +232,14 @@ def draw_lines(
         frame: Points, in the order of the lines.
         x, y: Columns of the axes.
         looks: How each method is drawn.
-        dotted: Methods whose lines are dotted, for disturbed times.
         options: Further options of `seaborn.lineplot`.
     """
-    dashes = {name: DOTTED if name in dotted else dash(look.dash) for name, look in looks.items()}
+    dashes = {name: dash(look.dash) for name, look in looks.items()}
     markers = {name: marker(look.marker) for name, look in looks.items()}
     seaborn.lineplot(
         frame, x=x, y=y, hue="method", style="method", palette=_colours(looks), dashes=dashes, markers=markers,
-        markevery=0.1, markersize=5, markeredgewidth=0, sort=False, estimator=None, legend=False, ax=axes, **options,
+        markevery=0.1, markersize=5, markeredgewidth=0, sort=False, estimator=None, legend=False, ax=axes,
+        clip_on=False, **options,
     )  # fmt: skip
 
 
@@ -302,16 +304,17 @@ def is_long(methods: int) -> bool:
     return methods > _MOST_ABOVE
 
 
-def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], *, lines: bool) -> None:
+def add_legend(axes: Axes, methods: Sequence[tuple[str, Look]], labels: Sequence[str], *, lines: bool) -> None:
     """Add a legend above the axes, or to the right of them if it is long (`is_long`).
 
     Args:
         axes: The only axes of a figure.
         methods: Label of each method, and how it is drawn.
+        labels: Labels of all methods, also of those that are not drawn, so that names are the same in all figures.
         lines: Whether the methods are drawn as lines; otherwise they are drawn as markers only.
     """
     at_side = is_long(len(methods))
-    shortened = short_names([label for label, _ in methods], _SHORT if at_side else _LONG)
+    shortened = short_names(labels, _SHORT if at_side else _LONG)
     names = {label: look.named(shortened[label]) for label, look in methods}
     handles = [
         Line2D(

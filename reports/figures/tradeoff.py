@@ -11,15 +11,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
-from reports.data.disturbed_times import DISTURBED, is_disturbed, mark_disturbed
 from reports.data.looks import Look
-from reports.data.method_rows import MethodRow, all_timed
+from reports.data.method_rows import MethodRow
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
-from suite.trials.estimates import Estimate, estimate, mean_of
+from suite.trials.estimates import Estimate, estimate
 from suite.trials.folder.reader import Trial
 
 # An interval: half-widths below and above, or `None`.
@@ -30,11 +29,12 @@ _COLUMNS: Mapping[Cost, str] = {"time": "train_time_s", "flops": "train_flops_ex
 _MEANS = "Small markers: trials. Large markers: means over seeds"
 _PAIRED = "with 95 % intervals of the differences to dense."
 _OWN = "with their 95 % intervals."
-_CROSSES = "Crosses: disturbed times; do not rely on them."
 _TIMED = "Times: mean ratio of the time passes."
 _PARETO = "Grey steps: Pareto line, the highest mean accuracy for at most this cost."
+_LONGER = "Arrowheads: the interval goes on."
 _BELOW = "Arrows at the lower edge: accuracies far below the axis, with their values."
 _MARGIN = 0.14  # between the data and the axes, as a share of the data's range
+_ROOM = 0.04  # for half a marker, as a share of the axis
 _FAR = 2.0  # times the range of the other accuracies
 _LARGEST_INTERVAL = 2.0  # times the largest cost; the interval of two seeds may be a hundred times as long
 _BUDGET = (
@@ -44,12 +44,11 @@ _BUDGET = (
 
 @dataclass(frozen=True)
 class _Point:
-    """A trial: seed, cost in the unit of the axis, accuracy in percent, and whether its time is disturbed."""
+    """A trial: seed, cost in the unit of the axis, and accuracy in percent."""
 
     seed: float | None
     cost: float
     accuracy: float
-    disturbed: bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class _Axis:
         label: Name of the axis, without its unit.
         unit: Unit of the costs.
         divisor: What a trial's cost is divided by, to be in this unit.
+        needs: What a method needs to be drawn, in words.
         from_passes: Whether the costs are those of the time passes, relative to dense.
     """
 
@@ -70,20 +70,17 @@ class _Axis:
     label: str
     unit: str
     divisor: float
+    needs: str
     from_passes: bool = False
 
     def cost(self, row: MethodRow, trial: Trial) -> float | None:
-        """Return the cost of a trial of a row."""
+        """Return the cost of a trial of a row; `None` if it is not known, or a disturbed time."""
         if self.from_passes:
-            return mean_of(row.time.share) if row.time.passes else 1.0
+            return row.timed_share
+        if self.kind == "time" and row.time_is_disturbed:
+            return None
         value = trial.number(_COLUMNS[self.kind])
         return None if value is None else value / self.divisor
-
-    def is_disturbed(self, row: MethodRow, trial: Trial) -> bool:
-        """Return whether the cost of a trial of a row is a disturbed time."""
-        if self.from_passes:
-            return bool(row.time.passes) and row.time.is_disturbed
-        return self.kind == "time" and is_disturbed(trial)
 
 
 def tradeoff_figures(
@@ -104,25 +101,24 @@ def tradeoff_figures(
     for axis in (_time_axis(rows), _flops_axis(rows)):
         methods = [(row, points) for row in rows if (points := _points(row, axis))]
         if methods:
-            figures.append(
-                _scatter(axis, methods, _budget_line(methods, budgets[axis.kind]), f"{slug}-accuracy-{axis.kind}")
-            )
+            name, budget = f"{slug}-accuracy-{axis.kind}", _budget_line(methods, budgets[axis.kind])
+            figures.append(_scatter(axis, methods, budget, name, [row for row in rows if row.done]))
         else:
-            missing.append(f"{axis.title}: not drawn, because no finished trial has both numbers.")
+            missing.append(f"{axis.title}: not drawn, because no finished trial has an accuracy and {axis.needs}.")
     return figures, missing
 
 
 def _time_axis(rows: Sequence[MethodRow]) -> _Axis:
-    passes = all_timed(rows)
-    divisor, unit = (1.0, "× dense") if passes else formatting.time_scale(_largest(rows, "time"))
-    title = "Accuracy against measured training time"
-    return _Axis("time", title, "Training time, measured", unit, divisor, passes)
+    passes, undisturbed = any(row.sound_time for row in rows), [row for row in rows if not row.time_is_disturbed]
+    divisor, unit = (1.0, "× dense") if passes else formatting.time_scale(_largest(undisturbed, "time"))
+    title, needs = "Accuracy against measured training time", f"an undisturbed time{' pass' if passes else ''}"
+    return _Axis("time", title, "Training time, measured", unit, divisor, needs, passes)
 
 
 def _flops_axis(rows: Sequence[MethodRow]) -> _Axis:
     divisor, prefix = formatting.si_scale(_largest(rows, "flops"))
     title = "Accuracy against executed training FLOPs"
-    return _Axis("flops", title, "Executed training FLOPs, counted", f"{prefix}FLOPs", divisor)
+    return _Axis("flops", title, "Executed training FLOPs, counted", f"{prefix}FLOPs", divisor, "executed FLOPs")
 
 
 def _largest(rows: Sequence[MethodRow], kind: Cost) -> float:
@@ -136,7 +132,7 @@ def _points(row: MethodRow, axis: _Axis) -> list[_Point]:
         cost, accuracy = axis.cost(row, trial), trial.number("test_accuracy")
         if cost is not None and accuracy is not None:
             seed = trial.number("seed")
-            points.append(_Point(seed, cost, 100 * accuracy, axis.is_disturbed(row, trial)))
+            points.append(_Point(seed, cost, 100 * accuracy))
     return points
 
 
@@ -180,10 +176,10 @@ def _scatter(
     methods: Sequence[tuple[MethodRow, Sequence[_Point]]],
     budget: Sequence[tuple[float, float]],
     name: str,
+    done: Sequence[MethodRow],
 ) -> Figure:
-    alts, means = [], [*budget]
+    alts, means, intervals = [], [*budget], []
     dense = next((_mean_over_seeds(points, "cost").mean for row, points in methods if row.is_baseline), None)
-    crossed: list[tuple[float, float]] = []
     lows: list[tuple[float, float]] = [(accuracy, accuracy) for _, accuracy in budget]
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
@@ -195,38 +191,39 @@ def _scatter(
             x_spread, y_spread = _spreads(axis, row, x, y, dense)
             lowest = min([y.mean - (y_spread[0] if y_spread else 0.0), *(point.accuracy for point in points)])
             lows.append((y.mean, lowest))
-            disturbed = [(point.cost, point.accuracy) for point in points if point.disturbed]
-            if disturbed:
-                crossed += [*disturbed, (x.mean, y.mean)]
-                _draw_crosses(axes, disturbed, (x.mean, y.mean))
-            alts.append(mark_disturbed(f"{row.name}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}", bool(disturbed)))
+            alts.append(f"{row.name}: {y.mean:.2f} % at {x.mean:.3g} {axis.unit}")
             _draw_mean(axes, row.look, (x.mean, y.mean), x_spread, y_spread)
-        front = [] if crossed else pareto_line(means)
+            intervals.append((row.look, (x.mean, y.mean), x_spread, y_spread))
+        front = pareto_line(means)
         _draw_references(axes, budget, front)
-        warning = f"; ×: {DISTURBED}, not reliable" if crossed else ""
-        axes.set(xlabel=f"{axis.label} ({axis.unit}){warning}", ylabel="Test accuracy, measured (%)")
+        axes.set(xlabel=f"{axis.label} ({axis.unit})", ylabel="Test accuracy, measured (%)")
         axes.margins(_MARGIN)
-        # The interval of few seeds may extend to impossible accuracies and times.
+        places = [*means, *((point.cost, point.accuracy) for _, points in methods for point in points)]
+        costs, accuracies = zip(*places, strict=True)
         low, high = axes.get_ylim()
         edge = lower_edge(lows)
         if edge is not None:
             high -= _MARGIN * (high - low) / (1 + 2 * _MARGIN)  # the highest that is drawn
             # The arrows need room below the edge.
             low, high = edge - 0.3 * (high - edge), high + _MARGIN * (high - edge)
-        axes.set_ylim(max(low, 0.0), min(high, 100.0))
+        shown = [accuracy for accuracy in accuracies if accuracy >= low]
+        span = max(1.0, max(shown) - min(shown))  # as much of an interval is drawn below and above
+        axes.set_ylim(_limits((low, high), shown, max(0.0, min(shown) - span), min(100.0, max(shown) + span)))
+        low = axes.get_ylim()[0]
         below = [(row, mean) for (row, _), mean in zip(methods, means[len(budget) :], strict=True) if mean[1] < low]
         _draw_below(axes, below)
-        left, right = axes.get_xlim()
-        most = max(cost for cost, _ in [*means, *((point.cost, 0.0) for _, points in methods for point in points)])
-        axes.set_xlim(max(left, 0.0), min(right, _LARGEST_INTERVAL * most))
+        axes.set_xlim(_limits(axes.get_xlim(), costs, 0.0, _LARGEST_INTERVAL * max(costs)))
+        longer = sum(_draw_arrowheads(axes, *interval) for interval in intervals)
         svg.say_where_axes_start(axes)
-        add_legend(axes, [(row.label, row.look) for row, _ in methods], lines=False)
+        drawn = {row.label: row.look for row, _ in methods}
+        add_legend(axes, [*drawn.items()], [row.label for row in done], lines=False)
         alt = f"{axis.title}. {'; '.join(alts)}."
         inline, standalone = svg.render(figure, name, axis.title, alt)
+    left_out = [row.name for row in done if row.label not in drawn]
     parts = (
         f"{_MEANS}, {_OWN if dense is None else _PAIRED}", _TIMED if axis.from_passes else "",
-        _CROSSES if crossed else "",
-        _BUDGET if budget else "", _PARETO if len(front) > 1 else "", _BELOW if below else "",
+        _BUDGET if budget else "", _PARETO if len(front) > 1 else "", _LONGER if longer else "",
+        _BELOW if below else "", f"Not drawn, for want of {axis.needs}: {', '.join(left_out)}." if left_out else "",
     )  # fmt: skip
     caption, wide = " ".join(filter(None, parts)), is_long(len(methods))
     return Figure(name, axis.title, alt, caption, inline, standalone, wide)
@@ -276,7 +273,9 @@ def _spreads(axis: _Axis, row: MethodRow, x: Estimate, y: Estimate, dense: float
         return None, None
     points, ratio = row.accuracy_difference, row.time_ratio
     cost = _both(x.half_width)
-    if axis.kind == "time" and not axis.from_passes:
+    if axis.from_passes:
+        cost = (x.mean - row.cost.low, row.cost.high - x.mean) if row.cost is not None else None
+    elif axis.kind == "time":
         cost = None
         if isinstance(ratio, Estimate) and ratio.half_width is not None:
             cost = dense * (ratio.mean - ratio.low), dense * (ratio.high - ratio.mean)
@@ -305,8 +304,20 @@ def _draw_mean(axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spre
               markeredgecolor=colour, markeredgewidth=1.7, zorder=3)  # fmt: skip
 
 
-def _draw_crosses(axes: Axes, places: Sequence[tuple[float, float]], mean: tuple[float, float]) -> None:
-    """Cross out disturbed times, and the mean that includes them."""
-    for several, size in ((places, 30), ([mean], 130)):
-        xs, ys = zip(*several, strict=True)
-        axes.scatter(xs, ys, s=size, marker="x", color=svg.INK, linewidth=1.1, zorder=4)
+def _limits(data: tuple[float, float], places: Sequence[float], least: float, most: float) -> tuple[float, float]:
+    """Return the limits of an axis: those of the data, but within `least` and `most`, with room for whole markers."""
+    low, high = max(data[0], least), min(data[1], most)
+    room = _ROOM * (high - low)
+    return min(low, min(places) - room), max(high, max(places) + room)
+
+
+def _draw_arrowheads(axes: Axes, look: Look, mean: tuple[float, float], x_spread: Spread, y_spread: Spread) -> bool:
+    """Draw an arrowhead where an interval goes on beyond the axes. Return whether one does."""
+    (x, y), (left, right), (low, high) = mean, axes.get_xlim(), axes.get_ylim()
+    (before, after), (below, above) = x_spread or (0.0, 0.0), y_spread or (0.0, 0.0)
+    ends = ((x - before < left, left, y, "<"), (x + after > right, right, y, ">"),
+            (y - below < low, x, low, "v"), (y + above > high, x, high, "^"))  # fmt: skip
+    heads = [end[1:] for end in ends if end[0] and y >= low]  # a mean below the axis is drawn as an arrow itself
+    for across, upright, head in heads:
+        axes.plot(across, upright, linestyle="none", marker=head, color=svg.colour(look.colour), clip_on=False)
+    return bool(heads)

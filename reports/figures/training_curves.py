@@ -13,14 +13,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
-from reports.data.disturbed_times import DISTURBED, is_disturbed
 from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
+from reports.data.targets import dense_timed, share_until
 from reports.figures import svg
 from reports.figures.figure import Figure
-from reports.figures.svg import DOTTED, add_legend, draw_lines, is_long
+from reports.figures.svg import add_legend, draw_lines, is_long
 from reports.figures.tradeoff import SIZE
-from suite.trials.folder.reader import finite
+from suite.trials.folder.reader import Trial, finite
 from suite.trials.groups import seed_of
 
 Looks = Mapping[str, Look]
@@ -54,8 +54,8 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
     for drawing in _DRAWINGS:
         title, name = drawing.title, f"{slug}-{drawing.name}"
         known = records.dropna(subset=drawing.needs)
-        looks = {row.label: row.look for row in rows if row.label in set(known["method"])}
-        if not looks:
+        looks = {row.label: row.look for row in rows if row.done}
+        if known.empty:
             missing.append(f"{title}: not drawn, because no epochs.jsonl has {' and '.join(drawing.needs)}.")
             continue
         with svg.style():
@@ -64,24 +64,43 @@ def curve_figures(rows: Sequence[MethodRow], slug: str) -> tuple[list[Figure], l
             alt = f"{title}. {drawing.draw(axes, known, looks)}"
             svg.say_where_axes_start(axes)
             inline, standalone = svg.render(figure, name, title, alt)
-        figures.append(Figure(name, title, alt, drawing.caption, inline, standalone, is_long(len(looks))))
+        figures.append(
+            Figure(name, title, alt, drawing.caption, inline, standalone, is_long(known["method"].nunique()))
+        )
     return figures, missing
 
 
 def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
-    """Return a row for each epoch of each finished trial, in order, with the values that figures need."""
+    """Return a row for each epoch of each finished trial, in order, with the values that figures need.
+
+    The time is that of the time passes if there are any, in units of dense's whole training; otherwise in seconds.
+    Disturbed times are left out.
+    """
+    timed = dense_timed(rows)
+
+    def times(row: MethodRow, trial: Trial) -> list[float | None]:
+        """Return the time until the end of each epoch. The last one agrees with the mean over the time passes."""
+        if timed is None:
+            return [None if row.time_is_disturbed else finite(record.get("train_time_s")) for record in trial.epochs]
+        share, whole = share_until(row.label, timed if row.is_baseline else row.sound_time), row.timed_share
+        if share is None or whole is None:
+            return [None] * len(trial.epochs)
+        parts = [share(trial, record["epoch"]) or 0.0 for record in trial.epochs]
+        return [whole * part / parts[-1] for part in parts]
+
     return pd.DataFrame(
-        {"method": row.label, "trial": trial.name, "seed": seed_of(trial), "disturbed": is_disturbed(trial)}
+        {"method": row.label, "trial": trial.name, "seed": seed_of(trial), "is_share": timed is not None}
+        | {"undisturbed_time": time}
         | _values(record)
         for row in rows
         for trial in row.done
-        for record in trial.epochs
+        for record, time in zip(trial.epochs, times(row, trial), strict=True)
     ).sort_values("epoch", kind="stable")
 
 
 def _values(record: Mapping[str, Any]) -> dict[str, float | None]:
     flops = record.get("step_flops") or {}
-    values = {name: record.get(name) for name in ("test_accuracy", "train_loss", "train_time_s")}
+    values = {name: record.get(name) for name in ("test_accuracy", "train_loss")}
     values |= {f"step_{kind}": flops.get(kind) for kind in ("executed", "effective")}
     # A loss may be text ("NaN") or infinite. `finite` turns both into None, which is not drawn.
     return {"epoch": float(record["epoch"]), **{name: finite(value) for name, value in values.items()}}
@@ -114,21 +133,20 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
 
 
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
-    divisor, unit = formatting.time_scale(records["train_time_s"].max())
-    records = records.assign(time=records["train_time_s"] / divisor, value=100 * records["test_accuracy"])
+    is_share = records["is_share"].any()
+    divisor, unit = (1.0, "× dense") if is_share else formatting.time_scale(records["undisturbed_time"].max())
+    records = records.assign(time=records["undisturbed_time"] / divisor, value=100 * records["test_accuracy"])
     # A collection draws the lines of 1,000 trials in a tenth of the time of single lines.
-    for (method, disturbed), several in records.groupby(["method", "disturbed"], sort=False):
+    for method, several in records.groupby("method", sort=False):
         trials = [curve for _, curve in several.groupby("trial", sort=False)]
         lines = LineCollection(
             [curve[["time", "value"]].to_numpy() for curve in trials], colors=svg.colour(looks[str(method)].colour),
-            linewidths=0.7, alpha=0.5, linestyles=(0, DOTTED) if disturbed else "-",
+            linewidths=0.7, alpha=0.5,
         )  # fmt: skip
         axes.add_collection(lines)
-    means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"), disturbed=("disturbed", "any"))
-    dotted = frozenset(means.loc[means["disturbed"], "method"])
-    draw_lines(axes, means, "time", "value", looks, dotted)
-    warning = f"; dotted: {DISTURBED}, not reliable" if dotted else ""
-    axes.set(xlabel=f"Training time, measured ({unit}){warning}", ylabel="Test accuracy (%)")
+    means = _over_seeds(records, time=("time", "mean"), value=("value", "mean"))
+    draw_lines(axes, means, "time", "value", looks)
+    axes.set(xlabel=f"Training time, measured ({unit})", ylabel="Test accuracy (%)")
     axes.set_xlim(left=0)
     return _name(axes, means, looks, "%")
 
@@ -156,9 +174,10 @@ def _over_seeds(records: pd.DataFrame, **columns: Any) -> pd.DataFrame:
 
 def _name(axes: Axes, means: pd.DataFrame, looks: Looks, unit: str) -> str:
     """Name the lines in a legend. Return their last values as text."""
-    add_legend(axes, [*looks.items()], lines=True)
     last = {row["method"]: row["value"] for row in means.to_dict("records")}  # rows are in the order of epochs
-    ends = (f"{look.named(name)} {last[name]:.4g} {unit}" for name, look in looks.items())
+    drawn = {name: look for name, look in looks.items() if name in last}
+    add_legend(axes, [*drawn.items()], [*looks], lines=True)
+    ends = (f"{look.named(name)} {last[name]:.4g} {unit}" for name, look in drawn.items())
     return f"At the end: {'; '.join(ends)}."
 
 
@@ -175,9 +194,9 @@ _DRAWINGS = (
     _Drawing(
         "accuracy-seconds",
         "Test accuracy over measured training time",
-        "Thin lines: single trials. Thick lines: means over seeds of time and accuracy at each epoch. "
-        "Dotted: disturbed times.",
-        ("test_accuracy", "train_time_s"),
+        "Thin lines: single trials. Thick lines: means over seeds of time and accuracy at each epoch. Times are those "
+        "of the time passes, if there are any; methods without an undisturbed time are left out.",
+        ("test_accuracy", "undisturbed_time"),
         _draw_accuracy_over_time,
     ),
     _Drawing(

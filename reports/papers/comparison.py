@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.content.remarks import time_remarks
-from reports.data.disturbed_times import is_disturbed
+from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
 from reports.data.method_rows import by_seed
 from reports.papers.paper import Compared, Group, Paper, kind_of
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate, paired
@@ -137,7 +137,9 @@ def line(
 
 def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], paper: Paper) -> Comparison:
     ours = _ours(one, trials)
-    ours = ours if isinstance(ours, Missing) else ours.scaled(one.scale)
+    disturbed = _is_disturbed(one, trials)
+    if isinstance(ours, Estimate):
+        ours = Missing(DISTURBED_RATIO) if disturbed and (one.against or one.over) else ours.scaled(one.scale)
     compared = line(
         one.quantity, part, ours, one.kind, unit=one.unit, published=one.published, paper=paper, note=one.note
     )
@@ -150,7 +152,7 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
         source += f", minus {one.published_baseline.partition('/')[2]} of {dense.place}"
     return replace(
         compared, published=theirs, source=source, rounding=rounding, is_difference=one.against == "difference",
-        disturbed=_is_disturbed(one, trials),
+        disturbed=disturbed,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from reports.data.disturbed_times import is_disturbed
 from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
@@ -96,7 +97,7 @@ def steps_by_stage(page: Reproduction, data: ReproductionData, lines: list[Compa
         lines += [_milliseconds(page, way, stage, several) for stage in stages]
         times = step_times(several[0]) if several else {}
         of_stages = [times.get(DENSE if way == DENSE else stage) for stage in STAGES]
-        if all(of_stages):
+        if all(of_stages) and not is_disturbed(several[0]):
             bars[way] = [1e3 * statistics.median(seconds) for seconds in of_stages if seconds]
             spreads[way] = [(1e3 * min(seconds), 1e3 * max(seconds)) for seconds in of_stages if seconds]
     figure = None
@@ -134,13 +135,14 @@ def _milliseconds(page: Reproduction, way: str, stage: str, trials: Sequence[Tri
 def training_by_stage(page: Reproduction, data: ReproductionData, lines: list[Comparison]) -> Outcome:
     """ClickTrain's Fig. 14: the time of the whole training."""
     trials = trials_by_way(data)
-    rows = {way: time_by_stage(several[0]) for way, several in trials.items() if several}
+    sound = {way: several[0] for way, several in trials.items() if several and not is_disturbed(several[0])}
+    rows = {way: time_by_stage(trial) for way, trial in sound.items()}
     figure = None
     if rows:
         figure = bars_figure(
             page.registered_name,
             "Time of the whole training, by stage",
-            f"{_setting(next(several[0] for several in trials.values() if several))}, first seed; measured.",
+            f"{_setting(next(iter(sound.values())))}, first seed; measured.",
             "Training time (s), measured",
             [*rows],
             {kind: [row.get(kind, 0.0) for row in rows.values()] for kind in KINDS},

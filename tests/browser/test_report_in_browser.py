@@ -24,9 +24,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian: apt-get install chromium)"),
 ]
 
+LONG = "ratio=0.12,interval=2,recipe.learning_rate_of_a_long_name=3.43,recipe.precise_bn=5000"
 EVIL = "<script>alert(1)</script>"
 TIMED = {"sdgp[n=2,m=4]": 0.9123, "sdgp[n=1,m=4]": 0.8456, "prunetrain[ratio=0.2]": 0.7891, EVIL: 0.6543,
-         "oneshot": 0.9876}  # fmt: skip
+         f"oneshot[{LONG}]": 0.9876}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         suite.add("sdgp", seed, accuracy=accuracy - 2.5 + seed, time=time - 40, variant="n=1,m=4")
         suite.add(EVIL, seed, accuracy=accuracy - 4, time=time - 90 - seed, trial_id=f"evil-{seed}")
         suite.add("dense", seed, accuracy=ACCURACIES["dense"][seed] - 1.5, time=250.0, epochs=3, recipe={"epochs": 3})
-    suite.add("oneshot", 0, accuracy=65.5, time=380.0)
+    suite.add("oneshot", 0, accuracy=65.5, time=380.0, variant=LONG)
     suite.add("sdgp", 3, accuracy=None, time=None, status="error", message=f"killed {EVIL}")
     made = suite.write()
     group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
@@ -195,14 +196,20 @@ def test_a_link_to_a_closed_section_opens_it(browser: Any, folder: Path) -> None
     found.context.close()
 
 
-@pytest.mark.parametrize("width", [500, 1100])
-def test_the_page_and_its_first_table_fit(browser: Any, folder: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [500, 850, 1280])
+def test_the_page_and_its_tables_fit_and_marks_stay_with_their_words(browser: Any, folder: Path, width: int) -> None:
     found = Opened(browser, folder, viewport={"width": width, "height": 900})
-    page = found.page
-    widths = "[document.documentElement.scrollWidth, document.querySelector('.first .scroll').scrollWidth]"
-    whole, table = page.evaluate(widths)
-    assert whole <= width
-    assert table <= page.evaluate("document.querySelector('.first .scroll').clientWidth")
+    page = found.unfold()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    scrolling = """(all) => [...document.querySelectorAll(all)].filter((one) => one.scrollWidth > one.clientWidth)
+      .map((one) => one.querySelector("table").id)"""
+    assert page.evaluate(scrolling, ".scroll" if width == 1280 else ".first .scroll") == []
+    together = """() => {
+      const mark = [...document.querySelectorAll("td sup")].find((one) => one.parentElement.innerText[0] === "–");
+      mark.parentElement.style.cssText = "display: block; width: 0; overflow-wrap: normal";
+      return mark.getBoundingClientRect().top < mark.previousElementSibling.getBoundingClientRect().bottom;
+    }"""
+    assert page.evaluate(together)
     assert page.locator("[id$='-time'] tr").first.locator("th").count() == 8
     found.context.close()
 

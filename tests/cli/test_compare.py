@@ -11,6 +11,7 @@ import pytest
 from report_fixtures import suites, without_figures
 from test_merge import put, spec, suite_at
 
+from reports.data.disturbed_times import DISTURBED_RATIO
 from suite import load_results
 from suite.cli import main as cli
 
@@ -148,13 +149,14 @@ def test_a_folder_that_does_not_exist_is_refused(two: tuple[Path, Path], capsys:
 
 
 @pytest.mark.parametrize("disturbed", ["0.4", "0.2"])
-def test_a_time_that_one_of_the_folders_disturbed_is_marked(
+def test_times_of_which_one_is_disturbed_have_no_ratio(
     two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any, disturbed: str
 ) -> None:
     monkeypatch.setattr(
         "reports.comparison.is_disturbed", lambda trial: str(trial.spec["recipe"]["learning_rate"]) == disturbed
     )
-    assert compared(*two, capsys=capsys)["differences"][0]["times_disturbed"]
+    found = compared(*two, capsys=capsys)["differences"][0]
+    assert (found["times_disturbed"], found["time_ratio"]) == (True, {"reason": DISTURBED_RATIO})
 
 
 def test_times_of_unknown_machines_are_not_comparable(

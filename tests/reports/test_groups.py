@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_rgb
 
 from reports.content.build import build
 from reports.data.looks import colour_of, looks
@@ -83,3 +86,19 @@ def test_controls_have_a_colour_of_their_own() -> None:
     ]  # fmt: skip
     assert len({(one.marker, one.dash) for one in found.values()}) == 4
     assert svg.colour(-1) not in {svg.colour(index) for index in range(9)}
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour))
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def test_colours_of_12_methods_with_12_variants_differ_and_are_seen_on_both_grounds() -> None:
+    names = [f"method{method}[n={variant}]" for method in range(12) for variant in range(12)]
+    colours = {svg.colour(looks(names)[name].colour) for name in names}
+    assert len(colours) == len(names)
+    style = (files("reports.render") / "templates/style.css").read_text()
+    light, dark = (luminance(ground) for ground in re.findall(r"--ground: (#\w+)", style))
+    for pair in ((luminance(colour), ground) for colour in colours for ground in (light, dark)):
+        assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 3

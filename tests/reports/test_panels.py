@@ -9,14 +9,15 @@ from suite.trials.estimates import Estimate
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):
-    left = [Line("dense", [(100.0, Estimate(90.0, 1.5, 3))]), Line("a", [(60.0, 88.0), (40.0, 80.0)])]
+    left = [Line("dense", [(100.0, Estimate(90.0, 99.0, 3))]), Line("a", [(60.0, 88.0), (40.0, 80.0)])]
     right = [Line("a", [(1.0, 2.0)]), Line("empty", [])]
-    figure = curves_figure("f", "T", "C", [Panel("L", "x", "y", left), Panel("R", "x", "y", right)])
+    figure = curves_figure("f", "T", "C", [Panel("L", "x", "y", left, from_zero=True), Panel("R", "x", "y", right)])
     one, other = drawn[0].axes
     lines = {tuple(map(tuple, line.get_xydata())): line.get_color() for line in one.lines if len(line.get_xydata())}
     assert lines[((40.0, 80.0), (60.0, 88.0))] == svg.PALETTE[0]  # in the order of x
     assert lines[((100.0, 90.0),)] == svg.DENSE
     assert [line.get_color() for line in other.lines] == [svg.PALETTE[0]]
+    assert one.get_ylim()[0] <= -9.0  # the end of an interval
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["dense", "a"]
     assert "L, a: 80.00 at 40, 88.00 at 60" in figure.alt
 

@@ -36,7 +36,5 @@ def test_worse_and_better_have_the_same_words(mean: float, text: str) -> None:
 
 def test_one_and_several_have_their_number() -> None:
     assert "`a` needs 6 seeds, `b` needs 9 seeds (" in say("verdict.more_seeds", needed={"a": 6, "b": 9})
-    assert say("methods.passes", share=0.9, count=1, is_disturbed=False).endswith("in 1 time pass")
-    assert say("methods.passes", share=0.9, count=3, is_disturbed=True).endswith(
-        "in 3 time passes (disturbed: do not rely on it)"
-    )
+    assert say("methods.passes", share=0.9, count=1).endswith("in 1 time pass")
+    assert say("methods.passes", share=0.9, count=3).endswith("in 3 time passes")

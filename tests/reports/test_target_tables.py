@@ -88,6 +88,8 @@ def test_costs_are_medians_over_all_seeds() -> None:
     fast = rows["fast"]
     assert (fast.reached, fast.costs["time_to_target_s"], fast.costs["flops_to_target"]) == (3, 15.0, 6e9)
     assert of_dense(fast, list(rows.values()), "time_to_target_s") == 0.5
+    disturbed = dataclasses.replace(fast, time_is_disturbed=True)
+    assert of_dense(disturbed, list(rows.values()), "time_to_target_s") is None
     assert fast.costs["energy_to_target_j"] is None  # not recorded
     late = rows["late"]
     assert (late.reached, late.seeds, late.epoch) == (1, 3, NOT_REACHED)
@@ -123,6 +125,9 @@ def test_the_time_pass_gives_the_time_until_an_epoch_by_stages() -> None:
     rows = rows_of(group(trial("dense", 0), trial("a", 0, pace=9.0), times={"a": pass_}), 0.7)
     assert of_dense(rows["a"], list(rows.values()), "share") == pytest.approx(0.56 / 0.75)
     assert of_dense(rows["a"], list(rows.values()), "time_to_target_s") == 9.0  # the wall time of the trials
+    slow = one_pass(1.0, stages=[stage(3.0, 1, 10)], dense=[{"steps": 40}], load=9.0)
+    both = MethodTime.model_validate({"passes": [slow, *pass_.model_dump()["passes"]]})
+    assert time_share(trial("a", 0), 3, both) == time_share(trial("a", 0), 3, pass_)  # the other pass is disturbed
 
 
 def test_epochs_with_larger_images_take_more_of_the_time() -> None:

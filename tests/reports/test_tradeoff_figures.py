@@ -83,39 +83,25 @@ def disturb(folder, method):
     path.write_text(json.dumps(record))
 
 
-def crosses(axes):
-    """Return the positions of the crosses."""
-    drawn = [collection for collection in axes.collections if collection.get_zorder() == 4]
-    return sorted(tuple(place) for collection in drawn for place in collection.get_offsets())
-
-
-def test_a_disturbed_time_is_crossed_out_in_the_figure_itself(suite, drawn):
-    for seed, accuracy in enumerate((70.0, 72.0)):
-        for method in ("dense", "sdgp"):
-            suite.add(method, seed, accuracy=accuracy, time=100.0 + seed, variant="", train_flops_executed=1e12)
+def test_a_disturbed_time_is_in_no_figure_and_the_caption_names_what_is_left_out(suite, drawn):
+    suite.add_all(("dense", "sdgp"), seeds=2)
     folder = suite.write()
     disturb(folder, "sdgp")
     (group,), _ = group_trials(read(folder).trials)
-    figures, _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", NO_BUDGETS)
-    by_time, by_flops = (figure.axes[0] for figure in drawn)
-    assert crosses(by_time) == [pytest.approx((100.0, 70.0)), pytest.approx((100.5, 71.0))]  # the trial, and the mean
-    assert by_time.get_xlabel() == "Training time, measured (s); ×: disturbed, not reliable;\naxis not from 0"
-    assert "Crosses: disturbed times" in figures[0].caption
-    assert "sdgp: 71.00 % at 100 s (disturbed)" in figures[0].alt
-    assert crosses(by_flops) == []
-    assert "disturbed" not in by_flops.get_xlabel() + figures[1].caption + figures[1].alt
-
-
-def test_a_disturbed_time_is_dotted_where_accuracy_is_drawn_over_it(suite, drawn):
-    suite.add_all(("dense", "sdgp"), seeds=1)
-    folder = suite.write()
-    disturb(folder, "sdgp")
+    rows = method_rows(group, looks(["sdgp[n=2,m=4]"]))
+    (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
+    assert "sdgp" not in by_time.alt
+    assert by_time.caption.endswith("Not drawn, for want of an undisturbed time: sdgp[n=2,m=4].")
+    assert "sdgp" in by_flops.alt
+    curve_figures(rows, "slug")
+    (axes,) = [axes for figure in drawn[2:] for axes in figure.axes if "Training time" in axes.get_xlabel()]
+    assert {to_hex(line.get_color()) for line in axes.lines if len(line.get_xdata()) > 1} == {svg.colour(0)}
+    disturb(folder, "dense")
     (group,), _ = group_trials(read(folder).trials)
-    curve_figures(method_rows(group, looks(["sdgp[n=2,m=4]"])), "slug")
-    (axes,) = [axes for figure in drawn for axes in figure.axes if "Training time" in axes.get_xlabel()]
-    assert axes.get_xlabel().endswith("dotted: disturbed, not reliable")
-    styles = {(to_hex(line.get_color()), line.is_dashed()) for line in axes.lines if len(line.get_xdata()) > 1}
-    assert styles == {(svg.colour(0), False), (svg.colour(1), True)}
+    rows = method_rows(group, looks(["sdgp[n=2,m=4]"]))
+    figures, (missing,) = tradeoff_figures(rows, "slug", NO_BUDGETS)
+    assert [figure.name for figure in figures] == ["slug-accuracy-flops"]
+    assert missing.endswith("not drawn, because no finished trial has an accuracy and an undisturbed time.")
 
 
 def test_the_figure_has_each_trial_and_the_intervals_of_the_table(suite, drawn):
@@ -139,24 +125,33 @@ def test_the_figure_has_each_trial_and_the_intervals_of_the_table(suite, drawn):
     assert "with 95 % intervals of the differences to dense" in by_time.caption
 
 
-def test_the_time_of_the_time_pass_is_drawn_where_all_methods_have_one(suite, drawn):
+def test_time_passes_are_drawn_for_the_methods_that_have_them_and_seconds_only_where_none_has(suite, drawn):
     for seed, accuracy in enumerate((60.0, 70.0)):
-        for method in ("dense", "sdgp"):
+        for method in ("dense", "sdgp", "rigl"):
             suite.add(method, seed, accuracy=accuracy - (method == "sdgp"), time=100.0, variant="")
-    (group,), _ = group_trials(read(suite.write()).trials)
-    timed = MethodTime.model_validate({"passes": [one_pass(0.9)]})
-    rows = method_rows(replace(group, times={"sdgp": timed}), looks(["sdgp"]))
-    (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
-    assert "sdgp: 64.00 % at 0.9 × dense" in by_time.alt
-    assert drawn[0].axes[0].get_xlabel().startswith("Training time, measured (× dense)")
-    assert "time passes" in by_time.caption
-    assert "Pareto line" in by_time.caption
-    disturbed = MethodTime.model_validate({"passes": [one_pass(0.9, load=1.0)]})
-    rows = method_rows(replace(group, times={"sdgp": disturbed}), looks(["sdgp"]))
-    (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
-    assert "Crosses: disturbed times" in by_time.caption
-    assert "Pareto line" not in by_time.caption
-    assert "time pass" not in by_flops.caption
+    folder = suite.write()
+    disturb(folder, "dense")
+    (group,), _ = group_trials(read(folder).trials)
+
+    def drawn_with(load):
+        timed = MethodTime.model_validate({"passes": [one_pass(0.9, load=load)]})
+        rows = method_rows(replace(group, times={"sdgp": timed}), looks(["sdgp", "rigl"]))
+        drawn.clear()
+        (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
+        curve_figures(rows, "slug")
+        assert "time pass" not in by_flops.caption
+        return by_time, [axes for figure in drawn for axes in figure.axes if "Training time" in axes.get_xlabel()]
+
+    figure, (points, curves) = drawn_with(load=0.1)
+    assert "dense: 65.00 % at 1 × dense; sdgp: 64.00 % at 0.9 × dense." in figure.alt
+    assert "Times: mean ratio of the time passes" in figure.caption
+    assert figure.caption.endswith("Not drawn, for want of an undisturbed time pass: rigl.")
+    assert {axes.get_xlabel().partition(";")[0] for axes in (points, curves)} == {"Training time, measured (× dense)"}
+    ends = [line.get_xdata()[-1] for line in curves.lines if len(line.get_xdata()) > 1]
+    assert ends == pytest.approx([1.0, 0.9])
+    figure, (points, curves) = drawn_with(load=1.0)  # which disturbs the pass
+    assert "rigl: 65.00 % at 100 s; sdgp: 64.00 % at 100 s" in figure.alt
+    assert {axes.get_xlabel().partition(";")[0] for axes in (points, curves)} == {"Training time, measured (s)"}
 
 
 def test_the_pareto_line_has_the_points_that_none_beats():
@@ -177,12 +172,16 @@ def test_axes_that_do_not_start_at_zero_say_so(suite, drawn):
             assert label.endswith("axis not from 0") == (limits[0] > 0), label
 
 
-def test_axes_end_where_accuracies_and_times_do(suite, drawn):
+def test_axes_end_where_accuracies_and_times_do_with_room_for_markers_and_arrowheads_of_longer_intervals(suite, drawn):
     """The interval of two very different seeds extends beyond 100 % and below 0 s."""
-    for seed, (accuracy, time) in enumerate(((60.0, 1.0), (95.0, 9.0))):
-        suite.add("dense", seed, accuracy=accuracy, time=time)
+    for seed, (accuracy, time) in enumerate(((60.0, 1.0), (100.0, 9.0))):
+        suite.add("sdgp", seed, accuracy=accuracy, time=time, variant="")
     (group,), _ = group_trials(read(suite.write()).trials)
-    tradeoff_figures(method_rows(group, looks([])), "slug", NO_BUDGETS)
+    (figure, _), _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", NO_BUDGETS)
     (axes,) = drawn[0].axes
-    assert axes.get_xlim()[0] >= 0
-    assert axes.get_ylim()[1] <= 100
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert left == 0
+    assert 101 < high <= 104  # half a marker more
+    heads = {line.get_marker(): line.get_xydata()[0].tolist() for line in axes.lines if line.get_marker() in "<>v^"}
+    assert heads == {"<": [left, 80], ">": [right, 80], "v": [5, low], "^": [5, high]}
+    assert "Arrowheads: the interval goes on." in figure.caption

@@ -16,7 +16,8 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
-from reports.data.method_rows import by_seed, time_ratios
+from reports.data.looks import looks
+from reports.data.method_rows import by_seed, method_rows, time_ratios
 from reports.data.rule import holm
 from reports.data.verdict import evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
@@ -315,7 +316,7 @@ def test_passes_and_accuracies_of_seeds_that_learned_nothing_do_not_count(suite:
     suite.add("dense", 3, accuracy=10.0, time=1.0, epochs=11, recipe={"epochs": 11})
     suite.write()
     learns_nothing(suite)
-    ((_, ranked, _),) = judged_groups(read(suite.folder))
+    ((group, ranked, _),) = judged_groups(read(suite.folder))
     rows = {row.label: row for row in ranked}
     assert [f"{100 * rows['quick'].accuracy.mean:.2f} ± {100 * rows['quick'].accuracy.half_width:.2f}"] == before[:1]
     assert rows["dense"].spread.mean == pytest.approx(0.001)
@@ -461,7 +462,9 @@ def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
     assert any(
         text.startswith("Some time passes were disturbed: other programs used up to 1.0") for text in group.remarks
     )
-    assert "training time is 0.863 × dense in 3 time passes (disturbed: do not rely on it)" in line(group, "quick")
+    assert "not compared with dense (other programs disturbed all of its time passes)" in line(group, "quick")
+    times = next(table for table in group.tables if table.name.endswith("-results"))
+    assert cells(times, "quick")[4:6] == ["–", "–"]
 
 
 @pytest.mark.parametrize(("epochs", "command"), [(20, "--controls"), (4, "")])

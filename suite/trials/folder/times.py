@@ -278,8 +278,9 @@ class MethodTime(Strict):
         return self.passes[0].threads
 
     def pass_of(self, trial: str) -> PassTime:
-        """Return a pass that measured the stages of a trial, or the first one if none did."""
-        return next((item for item in self.passes if item.trial == trial), self.passes[0])
+        """Return a pass that measured the stages of a trial, or the first one if none did; undisturbed if one is."""
+        counted = self.sound or self.passes
+        return next((item for item in counted if item.trial == trial), counted[0])
 
 
 GroupTimes = GroupEntries[MethodTime]
