@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock, Timeout
 
 from suite import files
 from suite.cli.export import trial_contents
@@ -71,13 +70,13 @@ class Campaign:
             raise UsageError("campaign: it trains in bfloat16, and this CPU has neither AMX nor AMD's AVX512_BF16")
         self.folder.mkdir(parents=True, exist_ok=True)
         # Next to the folder, since `run` begins in an empty one.
-        lock = FileLock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), timeout=0)
         try:
-            with lock, files.errors_of(self.results):
-                self._take_exported()
-                return max(self._run(number, setting) for number, setting in enumerate(settings, 1))
-        except Timeout:
+            lock = files.lock(self.folder.with_name(f".{self.folder.name}.campaign.lock"), 0)
+        except TimeoutError:
             raise UsageError(f"campaign: another campaign uses {self.folder}") from None
+        with lock, files.errors_of(self.results):
+            self._take_exported()
+            return max(self._run(number, setting) for number, setting in enumerate(settings, 1))
 
     def _take_exported(self) -> None:
         """Copy each exported trial that the folder lacks into it."""

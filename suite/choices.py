@@ -268,8 +268,8 @@ class ModelChoice(Choice):
             isinstance(value, (int, float)) and isinstance(default, (int, float)) and value > default
             for value, default in ((value, self.declared[key].default) for key, value in self.typed.items())
         )
-        if not any(larger):
-            return  # no parameter exceeds its default; the first use of `meta` takes seconds
+        if not any(larger) or not hasattr(os, "sysconf"):
+            return  # no parameter exceeds its default; the first use of `meta` takes seconds. Windows has no `sysconf`
         import torch  # as in `build`
 
         with torch.device("meta"):

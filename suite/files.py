@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,7 +49,12 @@ _ABANDONED_AFTER_S = 3600
 """Seconds without a write after which a temporary file is abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """Errors of file systems that have no hard links or refuse another one."""
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF}
+"""Errors of file systems without locks. The last is that of NFS if the file is open for reading only."""
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+log = logging.getLogger(__name__)
 
 
 def default_data_root() -> str:
@@ -101,7 +109,7 @@ def read_bytes(path: Path, option: str, limit: int = MAX_FILE_BYTES) -> bytes:
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise UsageError(f"{option} {path}: is {_file_type(mode)}, not a regular file")
@@ -252,7 +260,7 @@ def open_descriptor(path: Path, flags: int) -> int:
     # The check also excludes a pipe, which would wait for its other end.
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not an ordinary file; move it away")
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def append(path: Path, text: str) -> None:
@@ -276,7 +284,8 @@ def errors_of(folder: Path) -> Iterator[None]:
     except OSError as error:
         if not isinstance(error.filename, (str, bytes)) or not Path(os.fsdecode(error.filename)).is_relative_to(folder):
             raise
-        raise UsageError(in_words(error)) from error
+        copy = f"; if {folder} is read-only, copy it and name the copy" if error.errno in _READ_ONLY else ""
+        raise UsageError(in_words(error) + copy) from error
 
 
 @contextmanager
@@ -310,7 +319,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         error.filename = str(path)  # the user does not know the temporary name
         raise
@@ -397,24 +406,60 @@ def remove_abandoned(folder: Path, name: str = "") -> None:
                 path.unlink()
 
 
-def lock_within(descriptor: int, seconds: float) -> bool:
-    """Lock an open file, and return whether that succeeded within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not lock_descriptor(descriptor, blocking=False):
+def lock(path: Path, seconds: float = math.inf) -> FileIO:
+    """Open a file, which is created if it does not exist, and lock it until it is closed or this process ends.
+
+    Programs that this process starts do not inherit the lock. Without locks in the file system, there is a warning.
+
+    Args:
+        path: File in an existing folder.
+        seconds: Time to wait for another process that holds the lock.
+
+    Raises:
+        TimeoutError: Another process still holds the lock.
+        UsageError: The path is a symbolic link, a folder, a pipe or a device.
+        OSError: The file cannot be opened.
+    """
+    try:
+        descriptor = open_descriptor(path, os.O_RDWR)
+    except PermissionError:  # another user of a shared folder has made the lock
+        descriptor = os.open(path, os.O_RDONLY)
+    file, deadline = FileIO(descriptor, "r+"), time.monotonic() + seconds
+    while not try_lock(descriptor, path.parent):
         if time.monotonic() > deadline:
-            return False
+            file.close()
+            raise TimeoutError(f"{path} is locked")
         time.sleep(_LOCK_INTERVAL_S)
-    return True
+    return file
+
+
+def try_lock(descriptor: int, folder: Path) -> bool:
+    """Lock an open file in a folder, and return whether no other process holds its lock, as far as that is known."""
+    try:
+        return lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _warn_without_locks(folder, error.strerror)
+        return True
+
+
+@functools.cache
+def _warn_without_locks(folder: Path, reason: str) -> None:
+    log.warning(
+        "%s: its file system has no locks (%s), so do not run two commands on this folder at the same time; "
+        "--out (for data, --data-root) chooses a folder on another file system", folder, reason,
+    )  # fmt: skip
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder among the temporary files, and remove it at the end.
+def temporary_folder(prefix: str, parent: str = "") -> Iterator[Path]:
+    """Yield a new folder among the temporary files, or in the folder `parent`, and remove it at the end.
 
     This also removes what killed processes of this user left: folders with the same prefix whose locks are free.
     """
     prefix = f"{prefix}{os.getuid()}-"
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -424,10 +469,11 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
-    path = Path(tempfile.mkdtemp(prefix=prefix))
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or None))
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        lock_descriptor(descriptor, blocking=False)
+        with contextlib.suppress(OSError):  # without locks, others do not remove it either
+            lock_descriptor(descriptor, blocking=False)
         yield path
     finally:
         os.close(descriptor)

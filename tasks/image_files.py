@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +14,7 @@ import torch
 from annotated_types import Interval
 
 from suite.errors import MissingData, UsageError
+from suite.files import default_data_root, read_path
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, Splits, Task
 from tasks.images.augmentation import Normalization
@@ -20,14 +23,15 @@ from tasks.images.decoding import MAX_PIXELS, SUFFIXES, shown
 from tasks.images.splits import check_train_sizes, choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
 from tasks.sources.cache import cache_folder
-from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, generated_shapes
+from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, TEST_IMAGES, TRAIN_IMAGES, generated_shapes
 from tasks.sources.image_cache import FileImages, store
-from tasks.sources.image_tree import ImageTree, read_tree
+from tasks.sources.image_tree import ImageTree, TreeFile, read_tree
 
 log = logging.getLogger(__name__)
 
 # Mean and standard deviation of ImageNet's training images, as in torchvision's reference recipes.
 IMAGENET = Normalization(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+SAMPLE = "sample"  # kind of the copy in which `smoke` has some of the user's images
 PLAIN_ONLY = {"translate": 0, "cutout": 0, "crop_padding": "mean", "shrink_by": "crop"}
 """Fields of the recipe that apply only to images of one size, with the values that turn them off."""
 
@@ -90,7 +94,9 @@ class ImageFilesTask(Task):
             MissingData: There are no images.
             UsageError: The folder or a file in it cannot be used.
         """
-        if preset == "smoke":
+        smoke = preset == "smoke"
+        default = data_root.expanduser() == read_path(default_data_root(), "PDT_DATA")  # data sets of other tasks
+        if smoke and (default or not self.needs_data_root("quick")):
             data = generated_shapes()
             return DataCopy("generated", data.checksum(), note=NOTE, num_classes=len(SHAPES), image_size=SIDE)
         tree = self.find(data_root.expanduser())
@@ -100,18 +106,19 @@ class ImageFilesTask(Task):
             raise UsageError("bad_images=skip needs cache=on, which stores what is left out")
         if self.bad_images == "refuse":
             self._refuse_others(tree)
+        tree = sample_of(tree) if smoke else tree
         place = hashlib.sha256(str(tree.root.resolve()).encode()).hexdigest()[:8]
-        side = self.stored_side[preset]
-        detected = self.detected_side(tree) if self.image_size is None else 0
+        side = 2 * SIDE if smoke else self.stored_side[preset]
+        detected = min(self.detected_side(tree), SIDE if smoke else MAX_PIXELS) if self.image_size is None else 0
         folder = cache_folder(data_root.expanduser(), self.caches_in_home)
-        path = folder / f"{self.registered_name}-{side}-{place}"
+        path = folder / f"{self.registered_name}-{SAMPLE if smoke else side}-{place}"
         try:
-            if self.cache == "off":
+            if self.cache == "off" and not smoke:
                 meta = store(tree, folder / f"{self.registered_name}-checked-{place}", MAX_PIXELS, False, keep=False)
                 kind, checksum, path = "files", _digest(tree, side), tree.root
             else:
                 meta = store(tree, path, side, self.bad_images == "skip")
-                kind, checksum = "decoded", meta["checksum"]
+                kind, checksum = SAMPLE if smoke else "decoded", meta["checksum"]
         except OSError as error:
             raise UsageError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
         if meta["shared"]:
@@ -177,7 +184,8 @@ class ImageFilesTask(Task):
                 device=device,
                 training=training,
                 seed=seed,
-                drop_last=recipe.drop_last,
+                # The sample of a small folder may be smaller than a batch.
+                drop_last=recipe.drop_last and not (copy.kind == SAMPLE and len(images) < recipe.batch_size),
             )
 
         return Splits(
@@ -207,6 +215,18 @@ class ImageFilesTask(Task):
             return {name: StoredImages(Path(copy.path), name, copy.checksum) for name in ("train", "test")}
         except DamagedCache as error:
             raise MissingData(f"{error}{again}") from error
+
+
+def sample_of(tree: ImageTree) -> ImageTree:
+    """Return a folder with at most as many images of each class as `smoke` generates, and at least one of each."""
+
+    def some(files: Sequence[TreeFile], most: int) -> tuple[TreeFile, ...]:
+        by_class = [[*group] for _, group in itertools.groupby(files, lambda file: file.label)]
+        each = max(1, most // len(by_class))
+        return tuple(file for one in by_class for file in one[:: -(-len(one) // each)])
+
+    split = f"a sample of the folder for preset smoke, whose accuracies say nothing about methods; {tree.split}"
+    return replace(tree, train=some(tree.train, TRAIN_IMAGES), test=some(tree.test, TEST_IMAGES), split=split)
 
 
 def _digest(tree: ImageTree, side: int) -> str:

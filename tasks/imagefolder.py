@@ -42,7 +42,7 @@ class ImageFolderTask(ImageFilesTask):
     )
 
     def needs_data_root(self, preset: str) -> bool:
-        """Return whether the preset needs the user's images; `smoke` generates its own."""
+        """Return whether the preset needs the user's images; without a folder, `smoke` generates its own."""
         return preset != "smoke"
 
     def find(self, data_root: Path) -> ImageTree:
@@ -57,7 +57,7 @@ class ImageFolderTask(ImageFilesTask):
         if not folder.is_dir():
             raise MissingData(
                 f"task imagefolder: {folder} is not a folder; give that of your images with --data-root DIR, or use "
-                "--preset smoke, which needs no data"
+                "--preset smoke without it, which needs no data"
             )
         return read_tree(folder)
 

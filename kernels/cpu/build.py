@@ -150,6 +150,8 @@ def find_compiler() -> list[str]:
     Raises:
         BuildError: No compiler was found.
     """
+    if not hasattr(os, "killpg"):
+        raise BuildError("kernels are compiled on Linux and macOS only")  # `bounded` could not end a compiler
     try:
         chosen = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:

@@ -10,18 +10,16 @@ The files are in `$PDT_CHOICES`, or else in `choices` in the folder of compiled 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import math
-import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -209,16 +207,13 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; wait while another process holds it. The kernel releases it when the process ends."""
-    with os.fdopen(files.open_descriptor(folder / ".lock", os.O_WRONLY), "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process is measuring; this one waits, so that the two do not disturb each other")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _locked(folder: Path) -> FileIO:
+    """Lock the folder until the result is closed; wait while another process holds the lock."""
+    try:
+        return files.lock(folder / ".lock", 0)
+    except TimeoutError:
+        log.info("another process is measuring; this one waits, so that the two do not disturb each other")
+        return files.lock(folder / ".lock")
 
 
 def _write(path: Path, key: Mapping[str, Any], choice: Fastest) -> None:

@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -39,6 +40,9 @@ VERBS = {
 """The function of each verb, `MODULE:NAME`, which alone is imported: `list` does not wait for the imports of `run`."""
 CONTINUED = ("run", "tune", "reproduce", "time", "profile")
 """Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
+TRAINING = (*CONTINUED, "plan", "check")
+"""Verbs that train, which needs what only POSIX systems have."""
+POSIX = ("os.fork", "os.getloadavg", "os.getuid", "os.killpg", "os.sysconf", "resource.getrusage", "signal.SIGKILL")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a terminal may have no "×"
     # Handle both signals like Ctrl-C, which stops and lists trials and removes half-written files.
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, _interrupt)
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -120,7 +124,25 @@ def _dispatch(arguments: list[str]) -> int:
     check_own_packages()
     if (verb := _verb(arguments)) not in VERBS:
         raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
+    if verb in TRAINING and not {"-h", "--help"} & {*arguments}:
+        check_system()
     return _function(verb)(arguments[1:] if arguments[:1] == [verb] else arguments)
+
+
+def check_system() -> None:
+    """Check that this system has what trainings need.
+
+    Raises:
+        UsageError: It has not.
+    """
+    try:
+        for name in POSIX:
+            pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        raise UsageError(
+            f"{sys.platform}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, report, "
+            "compare, merge, export, load_results and your own loop work here too"
+        ) from None
 
 
 def _function(verb: str) -> Callable[[Sequence[str]], int]:

@@ -17,6 +17,7 @@ from rich.table import Table
 import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
+from suite.cli.main import check_system
 from suite.cli.options import RunOptions, read_run_options
 from suite.cli.parser import LINE_WIDTH, program_name
 from suite.engine.cost.hardware import (
@@ -74,6 +75,7 @@ def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -
     Raises:
         UsageError: As for `run`; or a function does not take a trial and a record.
     """
+    check_system()
     given = {name: function for name, function in functions.items() if function is not None}
     for name, function in given.items():
         if not accepts(function, 2):

@@ -103,7 +103,10 @@ def plan(
         }
         for setting in settings:
             _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
-            refuse_guesses(suite.targets, tasks[setting.task].inputs(setting.recipe, copies[setting.task]).classes)
+            classes = tasks[setting.task].inputs(setting.recipe, copies[setting.task]).classes
+            refuse_guesses(suite.targets, classes)
+            if classes == 1 and not formats:  # the first plan of a command has no formats
+                log.warning("%s has one class: accuracy is always 100 %%, and comparing means nothing", setting.task)
 
     specs: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without trials that only controls need

@@ -9,8 +9,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
+from suite import files
 from suite.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ def extract_once(archive: Path, target: Path, unpack: Callable[[Path], None]) ->
     """
     temporary = target.with_name(f".{target.name}.part")
     try:
-        with FileLock(target.parent / LOCK):
+        with files.lock(target.parent / LOCK):
             if target.is_dir():
                 return  # another process has extracted it
             shutil.rmtree(temporary, ignore_errors=True)

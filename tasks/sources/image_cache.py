@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from suite import files
@@ -100,7 +99,7 @@ def store(tree: ImageTree, path: Path, shorter_side: int, skip: bool, keep: bool
         OSError: The cache cannot be written.
     """
     fingerprint = f"{VERSION}-{shorter_side}-{tree.fingerprint()}"
-    with FileLock(path.with_name(f"{path.name}.lock")):
+    with files.lock(path.with_name(f"{path.name}.lock")):
         meta = read_cache(path)
         if meta is None or meta["fingerprint"] != fingerprint or (meta["skipped"] and not skip):
             part = path.with_name(f"{path.name}.part")

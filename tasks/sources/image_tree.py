@@ -23,6 +23,7 @@ TEST_SHARE = 0.1  # of a folder without splits
 FEWEST = 2  # images of a class of such a folder: one for training and one for the test
 SPLIT_SEED = 0
 SHOWN = 5  # folders that a message names
+TOO_FEW = "a network needs at least two classes, because with one, accuracy is always 100 % and comparing means nothing"
 LAYOUTS = "expected train/CLASS/*.jpg with test/ or val/, or CLASS/*.jpg"
 
 
@@ -106,7 +107,7 @@ def _with_splits(root: Path, training: str, tests: Sequence[str], folders: Seque
     classes = _classes(root / training)
     if len(classes) < 2:
         found = f"only the class {next(iter(classes.values()))}/" if classes else "no folder of a class"
-        raise UsageError(f"{root / training}: contains {found}; a network needs at least two classes; {LAYOUTS}")
+        raise UsageError(f"{root / training}: contains {found}; {TOO_FEW}; {LAYOUTS}")
     by_split = {name: _classes(root / name) for name in tests}
     chosen = next((name for name in tests if by_split[name].keys() == classes.keys()), tests[0])
     for name, folder in by_split[chosen].items():
@@ -176,7 +177,8 @@ def _found(root: Path, folders: Sequence[str]) -> str:
     elif empty and _folders(root / empty[0]):
         hint = f"; if {empty[0]}/ is a class, move its images into it, since folders inside are not searched"
     only = f"contains only the folder {listed}" if len(folders) == 1 else f"contains {listed}"
-    return f"{only}{f' and {empty[0]}/ has no image' if empty else ''}; {LAYOUTS}{hint}"
+    fault = f" and {empty[0]}/ has no image" if empty else f"; {TOO_FEW}" if len(folders) == 1 else ""
+    return f"{only}{fault}; {LAYOUTS}{hint}"
 
 
 def _folders(root: Path) -> list[str]:

@@ -141,7 +141,7 @@ WRONG = [
     (["describe", "resnet9[width=8000]"], "resnet9[width=8000.0]: does not fit into memory"),
     (["describe", "resnet9[width=0.3]"], "use a multiple of 1/128"),
     (["--plugin", "raises.py", "--methods", "dense"], "RuntimeError: line one line two"),
-    (["--task", "imagefolder", "--preset", "smoke", "--data-root", "."], "is not read, since preset smoke uses"),
+    (["--task", "imagenette", "--preset", "smoke", "--data-root", "."], "is not read, since preset smoke uses"),
     (["--task", "digits,imagefolder", "--preset", "quick"], "task imagefolder needs --data-root DIR, your folder"),
     (["plan", "--task", "imagefolder", "--preset", "paper"], "task imagefolder needs --data-root DIR"),
     (good("--out", "toy.py"), "is a file"),

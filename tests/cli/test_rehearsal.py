@@ -18,6 +18,7 @@ from suite.cli.rehearsal import few_steps, rehearse
 from suite.engine.training import conformance
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
+from suite.files import default_data_root
 from suite.method import Method
 from suite.ops import apply
 from suite.task import PaperRecipe, Splits
@@ -226,17 +227,17 @@ def test_a_network_that_does_not_suit_the_recipe_is_told_of_another(monkeypatch)
         rehearse(planned(methods="dense"))
 
 
-def test_a_network_that_cannot_process_a_size_of_training_images_is_refused(tmp_path):
+def test_a_network_that_cannot_process_a_size_of_training_images_is_refused():
     sizes = {"train_sizes": (32, 64), "size_milestones": (0.5,)}
-    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "vit_tiny", "seeds": (0,)}
+    fields = {"tasks": "imagefolder", "data_root": default_data_root(), "models": "vit_tiny", "seeds": (0,)}
     trials = planned(methods="dense", overrides=sizes, **fields)
     said = "vit_tiny on task imagefolder: the forward pass fails on images of 3x32x32: "
     with pytest.raises(UsageError, match=rf'{said}.*use --set "recipe.train_sizes=\(\)" instead of 32'):
         rehearse(trials)
 
 
-def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(tmp_path, monkeypatch):
-    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "mlp", "seeds": (0,)}
+def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(monkeypatch):
+    fields = {"tasks": "imagefolder", "data_root": default_data_root(), "models": "mlp", "seeds": (0,)}
     trials = planned(methods="dense", overrides={"train_sizes": (64,)}, **fields)
     monkeypatch.setattr("suite.cli.rehearsal.build_model", lambda *arguments: torch.nn.Linear(1, 1))
     with pytest.raises(UsageError, match="the forward pass fails on images of 3x64x64: ") as caught:
@@ -244,11 +245,16 @@ def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(tmp_path, m
     assert "train_sizes" not in str(caught.value)
 
 
-def test_a_method_is_rehearsed_with_the_first_training_images(tmp_path, monkeypatch):
+def test_a_method_is_rehearsed_with_the_first_training_images(monkeypatch):
     sizes = []
     original = MethodRunner.__init__
     monkeypatch.setattr(MethodRunner, "__init__", lambda self, *a: sizes.append(a[2]) or original(self, *a))
-    fields = {"tasks": "imagefolder", "data_root": str(tmp_path), "models": "resnet9[width=0.0625]", "seeds": (0,)}
+    fields = {
+        "tasks": "imagefolder",
+        "data_root": default_data_root(),
+        "models": "resnet9[width=0.0625]",
+        "seeds": (0,),
+    }
     rehearse(planned(methods="dense", overrides={"train_sizes": (32,)}, **fields))
     assert sizes == [32]
 

@@ -147,7 +147,7 @@ def test_bad_files_are_left_out_on_request_and_counted(tmp_path):
 
 LAYOUTS = {
     "nothing": ([], "no folders"),
-    "one_class": (["cat/1.png"], "only the folder cat/"),
+    "one_class": (["cat/1.png"], "only the folder cat/; a network needs at least two classes"),
     "empty_class": (
         ["train/cat/1.png", "train/dog/", "val/cat/1.png", "val/dog/1.png"],
         "train/dog: contains no image",
@@ -454,7 +454,18 @@ def test_boxes_are_distributed_as_those_of_torchvision(size):
         assert scipy.stats.ks_2samp(quantity(ours), quantity(theirs)).pvalue > 1e-4, name
 
 
-def test_smoke_needs_no_data(tmp_path):
+def test_smoke_takes_a_sample_of_the_users_images(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.image_files.TRAIN_IMAGES", 10)
+    task, recipe = image_folder("smoke"), TASK.recipe("smoke")
+    copy = task.prepare(write(tmp_path, side=100), "smoke")
+    train = task.load(copy, recipe, 0, CPU).train
+    assert (copy.num_classes, copy.image_size, train.labels.tolist()) == (2, 64, [0, 0, 0, 1, 1, 1])
+    assert train.steps_per_epoch(recipe.batch_size) == 1
+    assert train.steps_per_epoch(4) == 2
+
+
+def test_smoke_needs_no_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("PDT_DATA", str(tmp_path / "nowhere"))
     for task in (image_folder("smoke"), Imagenette(**Imagenette.defaults("smoke"))):
         copy = task.prepare(tmp_path / "nowhere", "smoke")
         assert copy.kind == "generated"

@@ -181,6 +181,13 @@ def test_one_line_says_what_is_added(caplog):
     ]
 
 
+def test_a_task_of_one_class_warns(monkeypatch, caplog):
+    monkeypatch.setattr(Digits, "num_classes", 1)
+    monkeypatch.setattr("suite.trials.planning._check_fits", lambda *_: None)  # digits have labels up to 9
+    planned("dense,sdgp")
+    assert caplog.messages == ["digits has one class: accuracy is always 100 %, and comparing means nothing"]
+
+
 def test_the_flag_goes_from_the_command_line_to_the_folder(suite, folder, caplog):
     assert not resolve(read_run_options(["--device", "cpu", "--dtype", "float32"])).controls
     with caplog.at_level("INFO"):

@@ -15,7 +15,7 @@ from engine_children import CHILD, Recorder, spec
 
 from suite.errors import UsageError
 from suite.trials.engines import local, ray_cluster, ray_worker
-from suite.trials.engines.ray_cluster import connect, fits, own_variables, task_needs, write_token
+from suite.trials.engines.ray_cluster import connect, fits, own_variables, socket_folder, task_needs, write_token
 from suite.trials.engines.ray_worker import Job, only_process_of, run_job, write_content
 from suite.trials.folder.store import read_record
 
@@ -133,6 +133,12 @@ def test_ray_that_is_not_installed_is_said(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
     with pytest.raises(UsageError, match=r"ray is not installed; install it with pip install .*\[ray\]"):
         connect("auto", ExitStack())
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("/scratch/me", "/scratch/me"), ("/scratch/" + "x" * 21, "/tmp")])
+def test_a_long_name_of_the_temporary_folder_leaves_room_for_sockets(monkeypatch, folder, expected):
+    monkeypatch.setattr("tempfile.tempdir", folder)
+    assert socket_folder() == expected
 
 
 def test_an_address_without_a_cluster_is_said_at_once():

@@ -89,12 +89,25 @@ def test_a_lock_that_may_only_be_read_shows_whether_it_is_held(store, monkeypatc
     assert {mode for mode in modes if "b" in mode} == {"rb"}
 
 
-def test_a_folder_without_file_locks_is_refused_in_one_line(store, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF])
+def test_a_folder_without_file_locks_is_used_with_one_warning(store, monkeypatch, caplog, number):
     def missing(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", missing)
-    with pytest.raises(UsageError, match=f"--out {store.folder}: .*not implemented"), store.lock():
+    with store.lock(), store.writing():
+        assert not store.is_locked()
+    assert caplog.text.count("\n") == 1
+    assert f"{store.folder}: its file system has no locks ({os.strerror(number)})" in caplog.text
+
+
+@pytest.mark.parametrize("use", [Store.lock, Store.writing])
+def test_a_read_only_folder_is_to_be_copied(store, monkeypatch, use):
+    def refused(path, flags):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("suite.files.open_descriptor", refused)
+    with pytest.raises(UsageError, match=f"{store.folder} is read-only, copy it and name the copy"), use(store):
         pass
 
 

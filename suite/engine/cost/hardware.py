@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 CPUINFO = Path("/proc/cpuinfo")
 CORES = "PDT_CORES"
 """Environment variable of a trial: number of cores of its command. Each trial may have only some of them."""
@@ -142,6 +140,8 @@ def busy_cores(seconds: float = 0.3) -> float:
 
     The load average would count programs that have just ended, such as the installation of this suite.
     """
+    import psutil  # only commands that train need it
+
     return psutil.cpu_percent(interval=seconds) / 100 * (psutil.cpu_count() or 1)
 
 

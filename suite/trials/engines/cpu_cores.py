@@ -111,7 +111,7 @@ def on_gpus(gpus: Sequence[str], processes: int, count: int) -> list[Place]:
 
 def physical_cores() -> list[tuple[int, ...]]:
     """Return the logical CPUs of each physical core that this process may use; empty where it cannot be pinned."""
-    if not hasattr(os, "sched_setaffinity"):
+    if not hasattr(os, "sched_getaffinity"):
         return []
     cores: dict[str, list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):

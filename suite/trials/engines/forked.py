@@ -12,8 +12,6 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-import psutil
-
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import die_with
 
@@ -52,6 +50,8 @@ def forked(call: Callable[[], Result]) -> Result:
         with os.fdopen(reader, "rb") as file:
             content = file.read()
     except BaseException:  # includes Ctrl-C
+        import psutil  # `--help` needs none
+
         # A terminal has interrupted the call too, and a killed call would leave the part of a file that it downloads.
         process = psutil.Process(child)
         for number in (0, signal.SIGINT, signal.SIGKILL):

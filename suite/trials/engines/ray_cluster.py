@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL = 0.1
 NODES_INTERVAL = 5.0  # seconds between two lists of the cluster's machines
 OBJECT_STORE_BYTES = 256 * 2**20  # a cluster on this machine stores only what the command sends
+LONGEST_TEMPORARY = 21
+"""Bytes of the path of temporary files and of the user's number: a socket's path has 103 on macOS, of which Ray and the
+rest of our folder's name take 82."""
 TOKEN = ".shared-"
 _OURS = ("PDT_CHOICES", "PDT_COMMAND_LINE")
 _OF_THE_MACHINE = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -217,17 +220,18 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
             "num_cpus": available_cores(),
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
-            # Everyone could write to the files and sockets in Ray's default folder.
-            "_temp_dir": str(closing.enter_context(files.temporary_folder(TEMPORARY))),
         }
     elif address != "auto":
         _check_reachable(address)
     variables = {"PYTHONPATH": environment(1)["PYTHONPATH"]} if "PYTHONPATH" in environment(1) else {}
     try:
+        if address == "local":
+            # Everyone could write to the files and sockets in Ray's default folder.
+            options["_temp_dir"] = str(closing.enter_context(files.temporary_folder(TEMPORARY, socket_folder())))
         # Ray's workers first import from the folder in which Ray starts.
         with contextlib.chdir(ROOT):
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         closing.close()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if address == "auto" and isinstance(error, ConnectionError):
@@ -238,6 +242,12 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
         ) from error
     closing.callback(ray.shutdown)
     return ray
+
+
+def socket_folder() -> str:
+    """Return the folder of temporary files, or /tmp if paths of Ray's sockets in that folder would be too long."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) + len(str(os.getuid())) <= LONGEST_TEMPORARY else "/tmp"
 
 
 def _keep_password_private(create: bool) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +120,8 @@ def _run(job: Job, folder: Path, at_a_time: int, sent_back: Path | None) -> Ende
     return Ended(record, listener.seconds, None if sent_back is None else read_content(sent_back))
 
 
-@contextlib.contextmanager
-def only_process_of(folder: Path) -> Iterator[None]:
-    """Hold the lock of a trial until this process ends. It locks the log, so that no file is added.
+def only_process_of(folder: Path) -> FileIO:
+    """Lock a trial until the result is closed or this process ends. It locks the log, so that no file is added.
 
     Processes of a killed command end soon, but on another machine they do not end at once.
 
@@ -131,13 +129,10 @@ def only_process_of(folder: Path) -> Iterator[None]:
         UsageError: Another process holds the lock after `EARLIER_WORKER_S`.
     """
     files.make_folder(folder)
-    descriptor = files.open_descriptor(folder / "log.txt", os.O_RDWR)
     try:
-        if not files.lock_within(descriptor, EARLIER_WORKER_S):
-            raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s")
-        yield
-    finally:
-        os.close(descriptor)
+        return files.lock(folder / "log.txt", EARLIER_WORKER_S)
+    except TimeoutError:
+        raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s") from None
 
 
 def read_content(folder: Path) -> Content:

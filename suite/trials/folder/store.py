@@ -22,10 +22,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout, lock_descriptor
 
 from suite import files
 from suite.errors import UsageError, in_words
@@ -144,17 +143,15 @@ class Store:
             UsageError: Another process holds the lock, or the folder cannot be locked.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_places()  # some callers do not call `check`
-            # Programs that this process starts close its descriptor, so trials do not inherit the lock. A soft lock
-            # would stay after a kill, so a folder without file locks is refused instead.
-            held = FileLock(self._lock_file, timeout=LOCK_TIMEOUT, fallback_to_soft=False).acquire()
-        except Timeout:
+            with files.errors_of(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._check_places()  # some callers do not call `check`
+                held = _held(self._lock_file, LOCK_TIMEOUT)
+        except TimeoutError:
             raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}{otherwise}") from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
         with held:
-            self._lock_file.write_text(str(os.getpid()), encoding="ascii")
             self._remove_parts()
             yield
 
@@ -165,7 +162,7 @@ class Store:
             return False
         # Another user's folder may be read-only. NFS locks only files that are open for writing.
         with open(self._lock_file, "r+b" if os.access(self._lock_file, os.W_OK) else "rb") as file:
-            return not lock_descriptor(file.fileno(), blocking=False)
+            return not files.try_lock(file.fileno(), self.folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -177,27 +174,21 @@ class Store:
             UsageError: Another process still writes after `WRITING_TIMEOUT`; it may be stopped.
         """
         path = self._results_lock
-        try:
-            descriptor = files.open_descriptor(path, os.O_RDWR)
-        except PermissionError:  # another user of a shared folder has made the lock
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise UsageError(in_words(error)) from error
-        try:
-            if not files.lock_within(descriptor, LOCK_TIMEOUT):
+        with files.errors_of(self.folder):
+            try:
+                held = _held(path, LOCK_TIMEOUT)
+            except TimeoutError:
                 log.info("the results of %s are being written by %s; waiting for it", self.folder, _holder(path))
-                if not files.lock_within(descriptor, WRITING_TIMEOUT):
+                try:
+                    held = _held(path, WRITING_TIMEOUT)
+                except TimeoutError:
                     raise UsageError(
                         f"{self.folder}: for {WRITING_TIMEOUT:.0f} s, its table and report are being written by "
                         f"{_holder(path)}; it adds all trials when it goes on. Or end it, and type: report "
                         f"{self.folder}"
-                    )
-            with contextlib.suppress(OSError):  # the number only tells others which process holds the lock
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
+                    ) from None
+        with held:
             yield
-        finally:
-            os.close(descriptor)
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return a value that changes whenever a source of the table or the report changes."""
@@ -327,6 +318,15 @@ class Store:
                 if folder.exists():
                     files.remove_folder(folder)
         return chosen
+
+
+def _held(path: Path, seconds: float) -> FileIO:
+    """Lock a file as `files.lock` does, and write the number of this process into it."""
+    file = files.lock(path, seconds)
+    with contextlib.suppress(OSError):  # the number only tells others which process holds the lock
+        file.truncate(0)
+        file.write(str(os.getpid()).encode("ascii"))
+    return file
 
 
 def _holder(lock: Path) -> str:
