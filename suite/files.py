@@ -54,7 +54,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
-log = logging.getLogger(__name__)
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 def default_data_root() -> str:
@@ -440,16 +440,11 @@ def try_lock(descriptor: int, folder: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        _warn_without_locks(folder, error.strerror)
+        _warn_once(
+            "%s: its file system has no locks (%s), so do not run two commands on this folder at the same time; "
+            "--out (for data, --data-root) chooses a folder on another file system", folder, error.strerror,
+        )  # fmt: skip
         return True
-
-
-@functools.cache
-def _warn_without_locks(folder: Path, reason: str) -> None:
-    log.warning(
-        "%s: its file system has no locks (%s), so do not run two commands on this folder at the same time; "
-        "--out (for data, --data-root) chooses a folder on another file system", folder, reason,
-    )  # fmt: skip
 
 
 @contextmanager

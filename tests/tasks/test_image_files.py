@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import shutil
 import struct
@@ -193,13 +192,6 @@ def test_every_class_of_two_images_has_one_in_each_split(tmp_path):
 def test_a_folder_that_does_not_exist_is_missing_data(tmp_path):
     with pytest.raises(MissingData, match="--data-root"):
         prepare(tmp_path / "nowhere")
-
-
-@pytest.mark.timeout(60)
-def test_what_is_no_regular_file_is_refused(tmp_path):
-    os.mkfifo(write(tmp_path) / "train" / "cat" / "pipe.png")
-    with pytest.raises(UsageError, match=r"pipe\.png: is not a regular file"):
-        prepare(tmp_path)
 
 
 @pytest.mark.parametrize(
