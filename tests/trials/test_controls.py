@@ -182,7 +182,7 @@ def test_one_line_says_what_is_added(caplog):
 
 
 def test_a_task_of_one_class_warns(monkeypatch, caplog):
-    monkeypatch.setattr(Digits, "inputs", lambda *_: Inputs((1, 8, 8), 1))
+    monkeypatch.setattr(Digits, "inputs", lambda *_: Inputs((1, 16, 16), 1))
     planned("dense,sdgp")
     assert caplog.messages == ["digits has one class: accuracy is always 100 %, and comparing means nothing"]
 
