@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
@@ -32,6 +32,7 @@ from suite.files import canonical_json
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task supplies; they cannot be typed."""
+Class = TypeVar("Class", bound=type[Any])
 LISTED_LAST = types.MappingProxyType({"listed": "last"})
 """Metadata of a dataclass's field that its subclasses inherit, and that is listed after their own."""
 
@@ -86,7 +87,8 @@ def search_of(annotation: Any) -> Search | None:
 def declared(thing: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a class or function by name, in declaration order, without keywords in `CONTEXT`.
 
-    Fields with the metadata `LISTED_LAST` come last.
+    Fields with the metadata `LISTED_LAST` come last. A dataclass in the annotation of a dataclass's field is a group,
+    whose fields are declared by their own names (`takes_leaves`).
 
     Raises:
         UsageError: The annotation of a parameter cannot be evaluated.
@@ -94,13 +96,15 @@ def declared(thing: Any) -> Mapping[str, Parameter]:
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
     last = {item.name for item in fields if item.metadata == LISTED_LAST}
-    parameters = {}
+    parameters: dict[str, Parameter] = {}
     for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda one: one[0] in last):
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, if the default is a value
         default = factory() if callable(factory) else parameter.default
-        parameters[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
+        annotation = _annotation(thing, name, parameter.annotation)
+        is_group = fields and dataclasses.is_dataclass(annotation)
+        parameters |= declared(annotation) if is_group else {name: Parameter(name, annotation, default)}
     return types.MappingProxyType(parameters)
 
 
@@ -123,6 +127,25 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
         raise UsageError(
             f"{thing.__name__}: the type of parameter '{name}' is not defined in its module: {error}"
         ) from error
+
+
+def takes_leaves(cls: Class) -> Class:
+    """Let the constructor of a dataclass take fields of its groups by their own names: `Recipe(flip=False)`.
+
+    A group is a field whose default is a dataclass. `dataclasses.replace` then takes these names too.
+    """
+    groups = {item.name: item.default for item in dataclasses.fields(cls) if dataclasses.is_dataclass(item.default)}
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, **values: Any) -> None:
+        for name, default in groups.items():
+            if leaves := {leaf: values.pop(leaf) for leaf in vars(default) if leaf in values}:
+                values[name] = dataclasses.replace(values.get(name, default), **leaves)
+        construct(self, **values)
+
+    cls.__init__ = __init__
+    return cls
 
 
 def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -328,20 +351,12 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
 
 
-def by_leaf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by their own names, without those of groups: `{"flip": True}` for `{"images": {"flip": True}}`."""
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves |= by_leaf(value) if isinstance(value, Mapping) else {name: value}
-    return leaves
-
-
 def at_default(thing: Any, values: Mapping[str, Any]) -> list[str]:
-    """Return the names, as `by_leaf` has them, of values that equal the defaults that a class or function declares."""
-    defaults = by_leaf(resolve(thing))
+    """Return the names of values that equal the defaults that a class or function declares."""
+    defaults = resolve(thing)
     return [
         name
-        for name, value in by_leaf(values).items()
+        for name, value in values.items()
         if name in defaults and canonical_json(value) == canonical_json(defaults[name])
     ]
 

@@ -89,7 +89,7 @@ def check_train_sizes(recipe: Recipe, size: int) -> None:
     Raises:
         UsageError: One is.
     """
-    largest = max(recipe.train_sizes, default=0)
+    largest = max(recipe.growing.train_sizes, default=0)
     if largest > size:
         raise UsageError(
             f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
