@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
@@ -32,7 +32,6 @@ from suite.files import canonical_json
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task supplies; they cannot be typed."""
-Class = TypeVar("Class", bound=type[Any])
 LISTED_LAST = types.MappingProxyType({"listed": "last"})
 """Metadata of a dataclass's field that its subclasses inherit, and that is listed after their own."""
 
@@ -129,7 +128,7 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
         ) from error
 
 
-def takes_leaves(cls: Class) -> Class:
+def takes_leaves(cls: Any) -> Any:
     """Let the constructor of a dataclass take fields of its groups by their own names: `Recipe(flip=False)`.
 
     A group is a field whose default is a dataclass. `dataclasses.replace` then takes these names too.
@@ -354,11 +353,8 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
 def at_default(thing: Any, values: Mapping[str, Any]) -> list[str]:
     """Return the names of values that equal the defaults that a class or function declares."""
     defaults = resolve(thing)
-    return [
-        name
-        for name, value in values.items()
-        if name in defaults and canonical_json(value) == canonical_json(defaults[name])
-    ]
+    shared = [name for name in values if name in defaults]
+    return [name for name in shared if canonical_json(values[name]) == canonical_json(defaults[name])]
 
 
 def can_be_set(annotation: Any) -> bool:

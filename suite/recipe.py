@@ -110,10 +110,7 @@ class LearningRateSchedule(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.warmup_epochs and self.peak_at:
-            raise ValueError(
-                f"recipe.warmup_epochs is {self.warmup_epochs:g} and recipe.peak_at is {self.peak_at:g}; both set the "
-                "warm-up, so set one of them to 0"
-            )
+            raise ValueError("recipe.warmup_epochs and recipe.peak_at both set the warm-up; set one of them to 0")
 
     def factor_at(self, progress: float, epochs: float) -> float:
         """Return the learning rate, relative to the highest one, after the share `progress`, in [0, 1], of `epochs`."""
@@ -216,10 +213,7 @@ class GrowingImages(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.size_milestones) != max(len(self.train_sizes) - 1, 0):
-            raise ValueError(
-                f"recipe.size_milestones has {len(self.size_milestones)} values and recipe.train_sizes has "
-                f"{len(self.train_sizes)}; there is a milestone between each two sizes"
-            )
+            raise ValueError("recipe.size_milestones needs one value between each two of recipe.train_sizes")
         if list(self.size_milestones) != sorted(set(self.size_milestones)):
             raise ValueError(f"recipe.size_milestones is {self.size_milestones}; the values must increase")
 
@@ -230,7 +224,7 @@ class GrowingImages(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSettings(_Checked):
+class Evaluations(_Checked):
     """When and how the model is evaluated.
 
     Attributes:
@@ -305,7 +299,7 @@ class Recipe(_Checked):
         drop_last: Whether an epoch drops the last batch if fewer than `batch_size` images are left for it.
         augmentation: Random changes of training images: `Augmentation`.
         growing: Sizes of training images: `GrowingImages`.
-        evaluation: When and how the model is evaluated: `EvaluationSettings`.
+        evaluation: When and how the model is evaluated: `Evaluations`.
     """
 
     epochs: Annotated[int | float, Interval(ge=1, le=100_000)]
@@ -335,7 +329,7 @@ class Recipe(_Checked):
     drop_last: bool = True
     augmentation: Augmentation = Augmentation()
     growing: GrowingImages = GrowingImages()
-    evaluation: EvaluationSettings = EvaluationSettings()
+    evaluation: Evaluations = Evaluations()
 
     if TYPE_CHECKING:
 
@@ -346,10 +340,7 @@ class Recipe(_Checked):
         if self.epochs == int(self.epochs):
             object.__setattr__(self, "epochs", int(self.epochs))  # 7.0 and 7 are one recipe, with one id
         if self.batch_size % self.micro_batches:
-            raise ValueError(
-                f"recipe.batch_size is {self.batch_size}; it must be a multiple of recipe.micro_batches, which is "
-                f"{self.micro_batches}"
-            )
+            raise ValueError(f"recipe.batch_size must be a multiple of recipe.micro_batches={self.micro_batches}")
         if not self.evaluation.evaluate_test and not self.validation_images:
             raise ValueError("recipe.evaluate_test=false needs recipe.validation_images above 0")
         if self.nesterov and not self.momentum:
@@ -361,10 +352,7 @@ class Recipe(_Checked):
         if bool(self.freeze) != bool(self.freeze_after):
             raise ValueError("recipe.freeze and recipe.freeze_after belong together: set both, or none")
         if self.lr_schedule.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"recipe.warmup_epochs is {self.lr_schedule.warmup_epochs:g}; it must be below recipe.epochs, which is "
-                f"{self.epochs}"
-            )
+            raise ValueError(f"recipe.warmup_epochs must be below recipe.epochs, which is {self.epochs}")
 
     def changed(self, **values: Any) -> Recipe:
         """Return the recipe with other values. AdamW, which has no Nesterov momentum, switches that of SGD off."""

@@ -151,10 +151,8 @@ class ImageFilesTask(Task):
             MissingData: The images are no longer those of `copy`.
             UsageError: The recipe asks for more images than there are, or for what image files do not offer.
         """
-        fields = recipe.fields()
-        changed = next((name for name, value in PLAIN_ONLY.items() if fields[name] != value), None)
-        if changed:
-            raise UsageError(f"recipe.{changed} applies to tasks of images of one size, not to this task")
+        if changed := sorted(PLAIN_ONLY.items() - recipe.fields().items()):
+            raise UsageError(f"recipe.{changed[0][0]} applies to tasks of images of one size, not to this task")
         sources = self._sources(copy)
         size = self.inputs(recipe, copy).shape[1]
         resize = self.eval_resize or round(size * 8 / 7)

@@ -22,7 +22,7 @@ from suite.recipe import Augmentation, Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import UNCHANGED, Normalization, Normalizer, draw_epoch, source_pixels
 from tasks.images.decoded import DecodedImages
-from tasks.images.splits import EpochBatches, check_train_sizes, choose_splits
+from tasks.images.splits import EpochBatches, Indices, check_train_sizes, choose_splits
 
 
 class ImageTask(Task):
@@ -209,16 +209,17 @@ def make_splits(
             images that are larger, or for sizes of training images that are not square.
     """
     height, width = data.train_images.shape[1:3]
-    if recipe.growing.train_sizes and height != width:
+    sizes, by_crop = recipe.growing.train_sizes, recipe.growing.shrink_by == "crop"
+    if sizes and height != width:
         raise UsageError(f"recipe.train_sizes applies to square images; those of this task are {height}x{width} pixels")
     check_train_sizes(recipe, height)
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
     normalization = normalization.with_std(recipe.augmentation.pixel_std)
 
-    def split(images: NDArray[np.uint8], labels: NDArray[np.int64], training: bool) -> DeviceBatches:
+    def split(images: NDArray[np.uint8], labels: NDArray[np.int64], which: Indices, training: bool) -> DeviceBatches:
         return DeviceBatches(
-            images,
-            labels,
+            images[which],
+            labels[which],
             normalization=normalization,
             device=device,
             training=training,
@@ -227,15 +228,11 @@ def make_splits(
             drop_last=recipe.drop_last,
         )
 
-    held_out, by_crop = chosen.validation, recipe.growing.shrink_by == "crop"
-    train = split(data.train_images[chosen.train], data.train_labels[chosen.train], True)
+    held_out = chosen.validation
+    train = split(data.train_images, data.train_labels, chosen.train, True)
     return Splits(
         train=train,
-        test=split(data.test_images[chosen.test], data.test_labels[chosen.test], False)
-        if recipe.evaluation.evaluate_test
-        else None,
-        validation=split(data.train_images[held_out], data.train_labels[held_out], False) if len(held_out) else None,
-        train_by_size={
-            side: train if side == height else train.shrunk(side, by_crop) for side in recipe.growing.train_sizes
-        },
+        test=split(data.test_images, data.test_labels, chosen.test, False) if recipe.evaluation.evaluate_test else None,
+        validation=split(data.train_images, data.train_labels, held_out, False) if len(held_out) else None,
+        train_by_size={side: train if side == height else train.shrunk(side, by_crop) for side in sizes},
     )

@@ -359,8 +359,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     else:
         recipe = task.recipe(suite.preset)
         source = next((item.source for item in task.paper_recipes.values() if item[1:3] == (recipe, suite.preset)), "")
-    fields = recipe.fields()
-    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if fields[name] != value)
+    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if recipe.fields()[name] != value)
     source = f"{source}; changed: {changed}" if source and changed else source
     return recipe.changed(**suite.overrides), source
 

@@ -38,8 +38,6 @@ def work(recipe: Recipe, epochs: float) -> float:
 
 def share_of_work(recipe: Recipe, fraction: float) -> float:
     """Return the share of a training's work that is done after a fraction of its epochs."""
-    if len(recipe.growing.train_sizes) < 2:
-        return fraction
     return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
 
 

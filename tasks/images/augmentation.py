@@ -80,7 +80,7 @@ def draw_epoch(
     order = torch.randperm(num_samples, generator=generator("order"))
     mirrored = shift = None
     if augmentation.flip:
-        mirrored = draw_mirrored(seed, epoch, order, augmentation.alternating_flip).to(device)
+        mirrored = draw_mirrored(seed, epoch, order, augmentation).to(device)
     if augmentation.translate:
         places = 2 * augmentation.translate + 1
         shift = torch.randint(0, places, (num_samples, 2), generator=generator("translate")).to(device)

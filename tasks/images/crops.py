@@ -134,10 +134,7 @@ class CropBatches(EpochBatches):
         order = torch.randperm(self.num_samples, generator=generator("order")).numpy()
         crops = generator("crop")
         boxes = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
-        mirrored = np.zeros(self.num_samples, dtype=bool)
-        if self._augmentation.flip:
-            every_other = self._augmentation.alternating_flip
-            mirrored = draw_mirrored(self._seed, epoch, torch.arange(self.num_samples), every_other).numpy()
+        mirrored = draw_mirrored(self._seed, epoch, torch.arange(self.num_samples), self._augmentation).numpy()
         resized, windows = (np.broadcast_to(np.int64(value), (self.num_samples, 2)) for value in (self._size, 0))
         cuts = Cuts(np.concatenate(boxes), resized, windows, mirrored)
         return self._batches([order[span.start : span.stop] for span in spans], cuts)

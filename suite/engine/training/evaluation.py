@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.engine.training.data_parallel import DataParallel
 from suite.engine.training.records import Diverged
-from suite.recipe import EvaluationSettings
+from suite.recipe import Evaluations
 from suite.task import Batches, Splits
 
 
@@ -28,12 +28,7 @@ class Evaluation:
     """
 
     def __init__(
-        self,
-        parallel: DataParallel,
-        model: nn.Module,
-        settings: EvaluationSettings,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, parallel: DataParallel, model: nn.Module, settings: Evaluations, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.parallel = parallel
         self.model, self.settings, self.device, self.dtype = model, settings, device, dtype
