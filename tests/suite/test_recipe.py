@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from suite.cli.run import recipe_lines
 from suite.errors import UsageError
-from suite.recipe import Recipe
+from suite.recipe import Augmentation, Recipe
 from suite.task import PaperRecipe
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
@@ -151,3 +151,11 @@ def test_another_optimizer_switches_the_momentum_of_sgd_off():
     assert nesterov.changed(epochs=5).nesterov
     with pytest.raises(ValueError, match=r"recipe\.nesterov is of SGD; with recipe\.optimizer=adamw set it to false"):
         nesterov.changed(optimizer="adamw", nesterov=True)
+
+
+def test_a_reader_sees_at_most_30_fields_at_once_and_sets_each_by_its_own_name():
+    assert len(dataclasses.fields(Recipe)) <= 30
+    assert RECIPE.changed(flip=False, translate=2).augmentation == Augmentation(flip=False, translate=2)
+    assert RECIPE.changed(translate=2).changed(flip=False).augmentation.translate == 2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'flips'"):
+        RECIPE.changed(flips=False)
