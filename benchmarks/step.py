@@ -16,7 +16,6 @@ left it: `--cut model.pt`, with the trial's model.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from suite.recipe import Recipe
 from suite.task import Splits
 from suite.trials.devices import resolve_device
 from tasks.cifar import NORMALIZATION
-from tasks.images.augmentation import Augmentation
 from tasks.pipeline import DeviceBatches
 
 DTYPES, CLASSES = ("float32", "bfloat16", "float16"), 10
@@ -55,7 +53,7 @@ class Steps:
         self.shape = (3, typed.size, typed.size)
         named = registry.get("task", "cifar10")().paper_recipes["resnet9"]
         self.model = typed.model or named.model
-        self.recipe: Recipe = dataclasses.replace(named.recipe, batch_size=typed.batch_size, execution=typed.execution)
+        self.recipe: Recipe = named.recipe.changed(batch_size=typed.batch_size, execution=typed.execution)
         self.count, recipe = STEPS[self.device.type], self.recipe
         count = self.count * typed.batch_size
         batches = DeviceBatches(
@@ -64,9 +62,7 @@ class Steps:
             normalization=NORMALIZATION,
             device=self.device,
             training=True,
-            augmentation=Augmentation(
-                recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding, recipe.alternating_flip
-            ),
+            augmentation=recipe.augmentation,
         )
         self.splits = Splits(batches, batches)
 

@@ -54,7 +54,7 @@ class ProgressiveResizing(Method):
             raise ValueError(f"delay={self.delay:g} and full={self.full:g} are together more than the whole training")
 
     def recipe_fields(self, recipe: Recipe, input_shape: tuple[int, int, int]) -> Mapping[str, Any]:
-        if recipe.train_sizes:
+        if recipe.growing.train_sizes:
             raise ValueError("the recipe has sizes of its own; --set 'recipe.train_sizes=()' takes them back")
         side = input_shape[1]
         first = max(self.step, round(side * self.start / self.step) * self.step)

@@ -86,7 +86,8 @@ def search_of(annotation: Any) -> Search | None:
 def declared(thing: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a class or function by name, in declaration order, without keywords in `CONTEXT`.
 
-    Fields with the metadata `LISTED_LAST` come last.
+    Fields with the metadata `LISTED_LAST` come last. A dataclass in the annotation of a dataclass's field is a group,
+    whose fields are declared by their own names (`takes_leaves`).
 
     Raises:
         UsageError: The annotation of a parameter cannot be evaluated.
@@ -94,13 +95,15 @@ def declared(thing: Any) -> Mapping[str, Parameter]:
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
     last = {item.name for item in fields if item.metadata == LISTED_LAST}
-    parameters = {}
+    parameters: dict[str, Parameter] = {}
     for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda one: one[0] in last):
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, if the default is a value
         default = factory() if callable(factory) else parameter.default
-        parameters[name] = Parameter(name, _annotation(thing, name, parameter.annotation), default)
+        annotation = _annotation(thing, name, parameter.annotation)
+        is_group = fields and dataclasses.is_dataclass(annotation)
+        parameters |= declared(annotation) if is_group else {name: Parameter(name, annotation, default)}
     return types.MappingProxyType(parameters)
 
 
@@ -123,6 +126,25 @@ def _annotation(thing: Any, name: str, annotation: Any) -> Any:
         raise UsageError(
             f"{thing.__name__}: the type of parameter '{name}' is not defined in its module: {error}"
         ) from error
+
+
+def takes_leaves(cls: Any) -> Any:
+    """Let the constructor of a dataclass take fields of its groups by their own names: `Recipe(flip=False)`.
+
+    A group is a field whose default is a dataclass. `dataclasses.replace` then takes these names too.
+    """
+    groups = {item.name: item.default for item in dataclasses.fields(cls) if dataclasses.is_dataclass(item.default)}
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, **values: Any) -> None:
+        for name, default in groups.items():
+            if leaves := {leaf: values.pop(leaf) for leaf in vars(default) if leaf in values}:
+                values[name] = dataclasses.replace(values.get(name, default), **leaves)
+        construct(self, **values)
+
+    cls.__init__ = __init__
+    return cls
 
 
 def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -328,22 +350,11 @@ def resolve(thing: Any, *layers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: normal(values[name], known[name].annotation) for name in known if name in values}
 
 
-def by_leaf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by their own names, without those of groups: `{"flip": True}` for `{"images": {"flip": True}}`."""
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves |= by_leaf(value) if isinstance(value, Mapping) else {name: value}
-    return leaves
-
-
 def at_default(thing: Any, values: Mapping[str, Any]) -> list[str]:
-    """Return the names, as `by_leaf` has them, of values that equal the defaults that a class or function declares."""
-    defaults = by_leaf(resolve(thing))
-    return [
-        name
-        for name, value in by_leaf(values).items()
-        if name in defaults and canonical_json(value) == canonical_json(defaults[name])
-    ]
+    """Return the names of values that equal the defaults that a class or function declares."""
+    defaults = resolve(thing)
+    shared = [name for name in values if name in defaults]
+    return [name for name in shared if canonical_json(values[name]) == canonical_json(defaults[name])]
 
 
 def can_be_set(annotation: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,10 +63,10 @@ AIRBENCH = Recipe(
 AIRBENCH_SOURCE = "airbench94 (K. Jordan, arXiv 2404.00498)"
 
 # For networks other than airbench. Most committed results used it, as the former recipe of `quick`.
-RESNET9 = dataclasses.replace(SHORT, epochs=7, flip_tta=True)
+RESNET9 = SHORT.changed(epochs=7, flip_tta=True)
 
 RECIPES = {
-    "smoke": dataclasses.replace(SHORT, epochs=4),
+    "smoke": SHORT.changed(epochs=4),
     "quick": AIRBENCH,
     # As in SDGP's repository: batch 512, 150 epochs, highest learning rate at epoch 5, weight decay on norm layers too
     "paper": Recipe(

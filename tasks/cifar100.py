@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from suite.recipe import Tuning
 from suite.registry import register
 from tasks.cifar import SHORT, Cifar
@@ -25,7 +23,7 @@ CLASSES = (
 
 MODELS = dict.fromkeys(("smoke", "quick", "paper"), "resnet32")
 RECIPES = {
-    "smoke": dataclasses.replace(SHORT, epochs=4, train_images=2000, test_images=1000),
+    "smoke": SHORT.changed(epochs=4, train_images=2000, test_images=1000),
     "quick": SHORT,
     "paper": PRUNETRAIN,
 }

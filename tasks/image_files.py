@@ -158,9 +158,8 @@ class ImageFilesTask(Task):
             MissingData: The images are no longer those of `copy`.
             UsageError: The recipe asks for more images than there are, or for what image files do not offer.
         """
-        changed = next((name for name, value in PLAIN_ONLY.items() if getattr(recipe, name) != value), None)
-        if changed:
-            raise UsageError(f"recipe.{changed} applies to tasks of images of one size, not to this task")
+        if changed := sorted(PLAIN_ONLY.items() - recipe.fields().items()):
+            raise UsageError(f"recipe.{changed[0][0]} applies to tasks of images of one size, not to this task")
         sources = self._sources(copy)
         size = self.inputs(recipe, copy).shape[1]
         resize = self.eval_resize or round(size * 8 / 7)
@@ -178,9 +177,8 @@ class ImageFilesTask(Task):
                 size=size,
                 eval_resize=resize,
                 crop_area=self.crop_area,
-                flip=recipe.flip,
-                alternating_flip=recipe.alternating_flip,
-                normalization=IMAGENET.with_std(recipe.pixel_std),
+                augmentation=recipe.augmentation,
+                normalization=IMAGENET.with_std(recipe.augmentation.pixel_std),
                 device=device,
                 training=training,
                 seed=seed,
@@ -192,7 +190,7 @@ class ImageFilesTask(Task):
             train=split("train", chosen.train, True),
             test=split("test", chosen.test, False),
             validation=split("train", chosen.validation, False) if len(chosen.validation) else None,
-            train_by_size={side: split("train", chosen.train, True, side) for side in recipe.train_sizes},
+            train_by_size={side: split("train", chosen.train, True, side) for side in recipe.growing.train_sizes},
         )
 
     def _sources(self, copy: DataCopy) -> dict[str, ImageSource]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from tasks.imagenette import SETTINGS as IMAGENETTE_SETTINGS
 from tasks.images.decoding import BadImage, image_size
 from tasks.sources.image_tree import ImageTree, read_tree
 
-RECIPES = {**IMAGENETTE, "quick": replace(IMAGENETTE["quick"], eval_every=1)}
+RECIPES = {**IMAGENETTE, "quick": IMAGENETTE["quick"].changed(eval_every=1)}
 SETTINGS = {preset: {"crop_area": one["crop_area"]} for preset, one in IMAGENETTE_SETTINGS.items()}
 LARGEST_SIDE = 224
 MULTIPLE = 32  # networks for ImageNet reduce images by this factor

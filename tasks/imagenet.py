@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +33,7 @@ PRUNETRAIN = Recipe(
     drop_last=False,
 )
 # PruneTrain's VGG-16 has half the batch and half the learning rate.
-PRUNETRAIN_VGG16 = dataclasses.replace(PRUNETRAIN, batch_size=128, learning_rate=0.05)
+PRUNETRAIN_VGG16 = PRUNETRAIN.changed(batch_size=128, learning_rate=0.05)
 # ClickTrain's configuration: 95 epochs, with the schedule 31, 61 and 75. Unlike PruneTrain's, its code counts epochs
 # from 0. The learning rate is therefore divided by 10 after so many epochs, as in the recipes for CIFAR.
 CLICKTRAIN = Recipe(
@@ -71,13 +70,12 @@ SDGP = Recipe(
     flip_tta=True,
 )
 # ResNet-50 has half the batch in the same code.
-SDGP_RESNET50 = dataclasses.replace(SDGP, batch_size=2048, learning_rate=1.7, weight_decay=1e-4)
+SDGP_RESNET50 = SDGP.changed(batch_size=2048, learning_rate=1.7, weight_decay=1e-4)
 # That code exempts parameters whose names contain "bn" from weight decay. No name in torchvision's RegNets does.
-SDGP_REGNET = dataclasses.replace(SDGP, decay_norm_and_bias=True)
+SDGP_REGNET = SDGP.changed(decay_norm_and_bias=True)
 RECIPES = {
     "smoke": IMAGENETTE["smoke"],
-    "quick": dataclasses.replace(
-        SDGP,
+    "quick": SDGP.changed(
         epochs=16,
         batch_size=256,
         micro_batches=1,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from suite.recipe import Recipe
 from suite.task import PaperRecipe
 
@@ -27,10 +25,8 @@ PRUNETRAIN = Recipe(
     drop_last=False,
 )
 CLICKTRAIN_EPOCHS = 190
-CLICKTRAIN = dataclasses.replace(
-    PRUNETRAIN, epochs=CLICKTRAIN_EPOCHS, milestones=(55 / CLICKTRAIN_EPOCHS, 131 / CLICKTRAIN_EPOCHS)
-)
-CLICKTRAIN_RESNET = dataclasses.replace(CLICKTRAIN, milestones=(55 / CLICKTRAIN_EPOCHS, 130 / CLICKTRAIN_EPOCHS))
+CLICKTRAIN = PRUNETRAIN.changed(epochs=CLICKTRAIN_EPOCHS, milestones=(55 / CLICKTRAIN_EPOCHS, 131 / CLICKTRAIN_EPOCHS))
+CLICKTRAIN_RESNET = CLICKTRAIN.changed(milestones=(55 / CLICKTRAIN_EPOCHS, 130 / CLICKTRAIN_EPOCHS))
 
 PAPER_RECIPES = {
     "prunetrain": PaperRecipe("PruneTrain (SC 2019)", PRUNETRAIN),

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import MissingData, UsageError
-from suite.recipe import Recipe
+from suite.recipe import Augmentation, Recipe
 from suite.task import DataCopy, Splits, Task
-from tasks.images.augmentation import Augmentation, Normalization, Normalizer, draw_epoch, source_pixels
+from tasks.images.augmentation import UNCHANGED, Normalization, Normalizer, draw_epoch, source_pixels
 from tasks.images.decoded import DecodedImages
-from tasks.images.splits import EpochBatches, check_train_sizes, choose_splits
+from tasks.images.splits import EpochBatches, Indices, check_train_sizes, choose_splits
 
 
 class ImageTask(Task):
@@ -110,7 +110,7 @@ class DeviceBatches(EpochBatches):
         device: torch.device,
         training: bool,
         seed: int = 0,
-        augmentation: Augmentation | None = None,
+        augmentation: Augmentation = UNCHANGED,
         drop_last: bool = True,
     ) -> None:
         """Copy the images to the device.
@@ -122,7 +122,7 @@ class DeviceBatches(EpochBatches):
             device: Device on which images are stored, augmented and normalised.
             training: Whether epochs are shuffled and augmented.
             seed: Seed of the trial. Shuffling and augmentation depend on it and on the number of the epoch.
-            augmentation: Augmentation of a training split; `None` for none.
+            augmentation: Augmentation of a training split.
             drop_last: Whether a training split drops a last batch that is smaller than the others.
 
         Raises:
@@ -132,7 +132,7 @@ class DeviceBatches(EpochBatches):
         super().__init__(images.shape[0], training, drop_last)
         _, self._height, self._width, channels = images.shape
         self._seed, self._device = seed, device
-        self._augmentation = augmentation if augmentation is not None and training else Augmentation()
+        self._augmentation = augmentation if training else UNCHANGED
         limit = min(self._height, self._width)
         for field, value, largest in (
             ("cutout", self._augmentation.cutout, limit),
@@ -209,34 +209,30 @@ def make_splits(
             images that are larger, or for sizes of training images that are not square.
     """
     height, width = data.train_images.shape[1:3]
-    if recipe.train_sizes and height != width:
+    sizes, by_crop = recipe.growing.train_sizes, recipe.growing.shrink_by == "crop"
+    if sizes and height != width:
         raise UsageError(f"recipe.train_sizes applies to square images; those of this task are {height}x{width} pixels")
     check_train_sizes(recipe, height)
     chosen = choose_splits(data.train_labels, data.test_labels, recipe)
-    normalization = normalization.with_std(recipe.pixel_std)
-    augmentation = Augmentation(
-        recipe.flip, recipe.translate, recipe.cutout, recipe.crop_padding, recipe.alternating_flip
-    )
+    normalization = normalization.with_std(recipe.augmentation.pixel_std)
 
-    def split(images: NDArray[np.uint8], labels: NDArray[np.int64], training: bool) -> DeviceBatches:
+    def split(images: NDArray[np.uint8], labels: NDArray[np.int64], which: Indices, training: bool) -> DeviceBatches:
         return DeviceBatches(
-            images,
-            labels,
+            images[which],
+            labels[which],
             normalization=normalization,
             device=device,
             training=training,
             seed=seed,
-            augmentation=augmentation,
+            augmentation=recipe.augmentation,
             drop_last=recipe.drop_last,
         )
 
-    held_out, by_crop = chosen.validation, recipe.shrink_by == "crop"
-    train = split(data.train_images[chosen.train], data.train_labels[chosen.train], True)
+    held_out = chosen.validation
+    train = split(data.train_images, data.train_labels, chosen.train, True)
     return Splits(
         train=train,
-        test=split(data.test_images[chosen.test], data.test_labels[chosen.test], False)
-        if recipe.evaluate_test
-        else None,
-        validation=split(data.train_images[held_out], data.train_labels[held_out], False) if len(held_out) else None,
-        train_by_size={side: train if side == height else train.shrunk(side, by_crop) for side in recipe.train_sizes},
+        test=split(data.test_images, data.test_labels, chosen.test, False) if recipe.evaluation.evaluate_test else None,
+        validation=split(data.train_images, data.train_labels, held_out, False) if len(held_out) else None,
+        train_by_size={side: train if side == height else train.shrunk(side, by_crop) for side in sizes},
     )

@@ -212,14 +212,14 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "tuning": [dataclasses.asdict(one) for one in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
         **({"default_models_on_cuda": dict(thing.cuda_models)} if thing.cuda_models else {}),
-        "recipes": {preset: dataclasses.asdict(thing.recipe(preset)) for preset in PRESETS},
+        "recipes": {preset: thing.recipe(preset).fields() for preset in PRESETS},
         "paper_recipes": {
             name: {
                 "source": one.source or "this suite",
                 "preset": one.preset,
                 "model": one.model or thing.default_model(one.preset),
                 **thing.defaults(one.preset, name),
-                **dataclasses.asdict(one.recipe),
+                **one.recipe.fields(),
             }
             for name, one in thing.paper_recipes.items()
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ def describe_preset(name: str, task: str) -> dict[str, Any]:
         if parameters.keys() == choice.declared.keys():  # a task may need a parameter that only a user can type
             thing = choice.build(parameters)
             values = {"model": thing.default_model(name), **parameters}
-            recipes[str(choice)] = {**values, **dataclasses.asdict(thing.recipe(name))}
+            recipes[str(choice)] = {**values, **thing.recipe(name).fields()}
     for_methods = chosen[0].name if task else "cifar10"
     changed = {
         method: registry.get("method", method).defaults(for_methods, name) for method in registry.names("method")

@@ -73,7 +73,7 @@ def rehearse(trials: Sequence[TrialSpec], name_short: bool = True, skip_unfit: b
     longest: dict[str, TrialSpec] = {}  # by the same key: the trial with the most epochs
     for trial in sorted(distinct.values(), key=lambda trial: (trial.task, trial.model)):
         task = task_of(trial)
-        inputs, sizes = inputs_of(trial), trial.make_recipe().train_sizes
+        inputs, sizes = inputs_of(trial), trial.make_recipe().growing.train_sizes
         if network is None or network[0] != (trial.task, trial.model, inputs, sizes):
             model = build_model(trial.model, *inputs)
             _check_outputs(model, trial, inputs)
@@ -130,7 +130,7 @@ def _check_size(model: nn.Module, trial: TrialSpec, inputs: Inputs) -> None:
     try:
         build_model(trial.model, *inputs)
     except UsageError as error:
-        sizes = ",".join(map(str, trial.make_recipe().train_sizes))
+        sizes = ",".join(map(str, trial.make_recipe().growing.train_sizes))
         sets = " sets" if "train_sizes" in trial.replaced else " has"
         raise UsageError(
             f"{trial.label}{sets} recipe.train_sizes=({sizes}) on task {trial.task}, and {trial.model} cannot take "
@@ -194,7 +194,7 @@ def _begin(trial: TrialSpec, inputs: Inputs, model: nn.Module, train_images: int
         if trial.device == "cuda":
             ctx.device = torch.device("cuda", trial.device_index or 0)
         method = build_method(trial.method, trial.parameters, trial.label)
-        runner = MethodRunner(method, ctx, recipe.train_size_at(0.0))
+        runner = MethodRunner(method, ctx, recipe.growing.size_at(0.0))
         runner.attach(make_optimizer(model, recipe))
     except ValueError as error:
         unfit = Unfit(f"{trial.label} cannot train {trial.model} on task {trial.task}: {error}")

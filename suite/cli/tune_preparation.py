@@ -46,7 +46,7 @@ def prepare(
     recipe = first.make_recipe()
     if not recipe.validation_images:
         splits = task_of(first).load(copy, recipe, 0, torch.device("cpu"))
-        recipe = dataclasses.replace(recipe, validation_images=max(1, splits.train.num_samples // 10))
+        recipe = recipe.changed(validation_images=max(1, splits.train.num_samples // 10))
     held_out = {"validation_images": recipe.validation_images, **NOT_TESTED}
     suite = dataclasses.replace(
         base, methods=",".join(map(str, choices)), models=first.model, overrides={**base.overrides, **held_out}

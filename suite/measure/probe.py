@@ -180,7 +180,7 @@ class Probe:
             "steps": steps,
             "stages": [vars(stage) for stage in self.stages],
             "train_s": train_s + spent["reconfigure"] * epochs / self.visited,
-            "eval_s": recipe.evaluations(epochs) * pass_s,
+            "eval_s": recipe.evaluation.count(epochs) * pass_s,
             "other_s": other_s,
             "flops_dense": sum(stage.steps * stage.flops["dense"] for stage in self.stages),
             "flops_executed": sum(stage.steps * stage.flops["executed"] for stage in self.stages),
@@ -230,7 +230,7 @@ class Probe:
 
     def _evaluation_s(self, split: Batches) -> float:
         """Return the seconds of evaluating a split, from its first batches."""
-        trainer, size = self.trainer, self.trainer.recipe.eval_batch_size
+        trainer, size = self.trainer, self.trainer.recipe.evaluation.eval_batch_size
         trainer.model.eval()
 
         def evaluate() -> None:

@@ -75,9 +75,9 @@ def load_splits(spec: TrialSpec) -> Splits:
     """
     task, recipe = task_of(spec), spec.make_recipe()
     splits: Splits = task.load(DataCopy(**spec.data_copy), recipe, spec.seed, device_of(spec))
-    if recipe.train_sizes and not splits.train_by_size:
+    if recipe.growing.train_sizes and not splits.train_by_size:
         raise UsageError(f"task {spec.task} has images of one size, to which recipe.train_sizes does not apply")
-    if recipe.evaluate_test:
+    if recipe.evaluation.evaluate_test:
         return splits
     if splits.validation is None:
         raise UsageError(f"task {spec.task} makes no validation split, which recipe.evaluate_test=false needs")
@@ -135,7 +135,7 @@ def build_trainer(
     """
     recipe = spec.make_recipe()
     if eager:
-        recipe = dataclasses.replace(recipe, execution="eager")
+        recipe = recipe.changed(execution="eager")
     if recipe.execution == "compile":
         try:
             cache.keep_code_of_torch_compile()

@@ -17,7 +17,7 @@ from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import at_default, by_leaf, convert, declared, normal
+from suite.parameters import at_default, convert, declared, normal
 from suite.recipe import FEWEST_BUDGETS, FLUSH, Recipe, control_epochs
 from suite.trials import controls
 from suite.trials.folder.targets import refuse_guesses
@@ -236,7 +236,7 @@ def _check_names(model: ModelChoice, others: Mapping[str, Mapping[str, Any]]) ->
     """
     named: dict[str, str] = {}
     for where, values in {**others, f"model {model.name}": model.parameters()}.items():
-        for name in by_leaf(values):
+        for name in values:
             if name in named:
                 raise UsageError(f"{where}: its parameter '{name}' is a name of {named[name]} too; give it another one")
             named[name] = where
@@ -266,7 +266,7 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
     """
-    recipe = recipe.changed(choice.recipe_fields)
+    recipe = recipe.changed(**choice.recipe_fields)
     check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
     parameters = choice.parameters(task, suite.preset)
     method = choice.build(parameters)
@@ -302,7 +302,7 @@ def _template(
 ) -> _Template:
     fields, shared = declared(Recipe), setting.recipe.fields()
     try:
-        recipe = method.recipe.changed(method.built.recipe_fields(method.recipe, shape))
+        recipe = method.recipe.changed(**method.built.recipe_fields(method.recipe, shape))
     except ValueError as error:
         raise UsageError(f"{method.choice}: {error}") from error
     own = {name: normal(value, fields[name].annotation) for name, value in recipe.fields().items()}
@@ -362,9 +362,9 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     else:
         recipe = task.recipe(suite.preset)
         source = next((item.source for item in task.paper_recipes.values() if item[1:3] == (recipe, suite.preset)), "")
-    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if getattr(recipe, name) != value)
+    changed = ", ".join(f"{name}={value}" for name, value in suite.overrides.items() if recipe.fields()[name] != value)
     source = f"{source}; changed: {changed}" if source and changed else source
-    return recipe.changed(suite.overrides), source
+    return recipe.changed(**suite.overrides), source
 
 
 def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:

@@ -28,7 +28,7 @@ def work(recipe: Recipe, epochs: float) -> float:
     Args:
         epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
     """
-    if len(recipe.train_sizes) < 2:
+    if len(recipe.growing.train_sizes) < 2:
         return epochs
     whole = int(epochs)
     sides = [phase.image_size or 0 for phase in recipe.phases()]
@@ -38,8 +38,6 @@ def work(recipe: Recipe, epochs: float) -> float:
 
 def share_of_work(recipe: Recipe, fraction: float) -> float:
     """Return the share of a training's work that is done after a fraction of its epochs."""
-    if len(recipe.train_sizes) < 2:
-        return fraction
     return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
 
 
@@ -86,7 +84,7 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
     Training and evaluation count, compilation does not. An epoch is assumed to train as long as the epochs since
     `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
     The time of epochs with images of another size is assumed to grow with their pixels (`work`). The remaining
-    evaluations (`recipe.evaluations`) are assumed to take as long as the mean of those so far. Before the first
+    evaluations (`recipe.evaluation.count`) are assumed to take as long as the mean of those so far. Before the first
     evaluation their time is unknown and left out.
     """
     left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
@@ -101,8 +99,8 @@ def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | Non
         return None
     if not isinstance(already, (int, float)) or seconds < already:
         return None
-    evaluated = epoch // recipe.eval_every
-    to_evaluate = recipe.evaluations(epoch + left) - evaluated
+    evaluated = epoch // recipe.evaluation.eval_every
+    to_evaluate = recipe.evaluation.count(epoch + left) - evaluated
     evaluation = evaluating / evaluated if evaluated else 0.0
     # A method may have restarted the schedule. Epochs before that belong to an earlier schedule.
     began = max(0, epoch + left - recipe.whole_epochs)

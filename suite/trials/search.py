@@ -101,7 +101,7 @@ def space(
         UsageError: A value is both typed and searched, or nothing is left to search.
     """
     annotations = {name: item.annotation for name, item in _searched(choice).items()}
-    defaults = {**{RECIPE + name: value for name, value in vars(recipe).items()}, **choice.parameters(task, preset)}
+    defaults = {**{RECIPE + name: value for name, value in recipe.fields().items()}, **choice.parameters(task, preset)}
     typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
     dimensions = []
     for name, annotation in annotations.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
-from suite.parameters import by_leaf, without_lists
+from suite.parameters import without_lists
 from suite.recipe import FLUSH, Recipe
 from suite.trials.plugin_files import check_defining_files, check_known, digests
 
@@ -122,10 +122,10 @@ class TrialSpec:
         """Return the values of all parameters and of the recipe by flat name.
 
         The parameters of the method have the prefix `method.`. The others have no prefix, so that a field of the recipe
-        may become a parameter of a task, or move into a group, without a new id.
+        may become a parameter of a task without a new id.
         """
-        method = {f"method.{name}": value for name, value in by_leaf(self.parameters).items()}
-        return method | by_leaf(self.recipe) | by_leaf(self.task_parameters) | by_leaf(self.model_parameters)
+        method = {f"method.{name}": value for name, value in self.parameters.items()}
+        return {**method, **self.recipe, **self.task_parameters, **self.model_parameters}
 
     @property
     def trial_id(self) -> str:

@@ -19,27 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import UsageError
+from suite.recipe import Augmentation
 from tasks.images.splits import draw_mirrored, epoch_generator
 
-
-class Augmentation(NamedTuple):
-    """Random changes of a training image.
-
-    Attributes:
-        flip: Whether images are mirrored with probability 1/2.
-        alternating_flip: Whether each image is mirrored in every other epoch instead.
-        translate: Largest shift in pixels in each direction. Shifts are uniform.
-        cutout: Side in pixels of a square inside the image, at a uniform position, that gets the mean colour; 0 for
-            none.
-        crop_padding: Colour of pixels that a translation leaves empty: `mean`, `black`, or `reflect`, the image
-            mirrored at its border.
-    """
-
-    flip: bool = False
-    translate: int = 0
-    cutout: int = 0
-    crop_padding: str = "mean"
-    alternating_flip: bool = False
+UNCHANGED = Augmentation(flip=False)
+"""No random changes."""
 
 
 class Draws(NamedTuple):
@@ -96,7 +80,7 @@ def draw_epoch(
     order = torch.randperm(num_samples, generator=generator("order"))
     mirrored = shift = None
     if augmentation.flip:
-        mirrored = draw_mirrored(seed, epoch, order, augmentation.alternating_flip).to(device)
+        mirrored = draw_mirrored(seed, epoch, order, augmentation).to(device)
     if augmentation.translate:
         places = 2 * augmentation.translate + 1
         shift = torch.randint(0, places, (num_samples, 2), generator=generator("translate")).to(device)

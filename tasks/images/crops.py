@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from suite.recipe import Augmentation
 from tasks.images.augmentation import Normalization, Normalizer
 from tasks.images.splits import EpochBatches, draw_mirrored, epoch_generator
 from tasks.images.stored import ImageSource
@@ -98,8 +99,7 @@ class CropBatches(EpochBatches):
         size: int,
         eval_resize: int,
         crop_area: float,
-        flip: bool,
-        alternating_flip: bool = False,
+        augmentation: Augmentation,
         normalization: Normalization,
         device: torch.device,
         training: bool,
@@ -114,8 +114,7 @@ class CropBatches(EpochBatches):
             size: Height and width of the images that are yielded.
             eval_resize: Length of the shorter side of a test image before its centre is cut out.
             crop_area: Smallest share of an image's area in a training crop.
-            flip: Whether training images are mirrored at random.
-            alternating_flip: Whether each training image is mirrored in every other epoch instead.
+            augmentation: Whether and how training images are mirrored. Other changes are those of the crop.
             normalization: Normalisation, applied last.
             device: Device of the batches.
             training: Whether epochs are shuffled and augmented.
@@ -126,8 +125,7 @@ class CropBatches(EpochBatches):
         self._source, self._chosen = source, chosen
         self._sizes = torch.from_numpy(source.sizes[chosen])
         self.labels = torch.from_numpy(source.labels[chosen])
-        self._size, self._eval_resize, self._crop_area, self._flip = size, eval_resize, crop_area, flip
-        self._alternating_flip = alternating_flip
+        self._size, self._eval_resize, self._crop_area, self._augmentation = size, eval_resize, crop_area, augmentation
         self._seed, self._device = seed, device
         self._normalized = Normalizer(normalization, size, size, device)
 
@@ -136,9 +134,7 @@ class CropBatches(EpochBatches):
         order = torch.randperm(self.num_samples, generator=generator("order")).numpy()
         crops = generator("crop")
         boxes = [draw_boxes(some, self._crop_area, crops).numpy() for some in self._sizes.split(_DRAWN_AT_ONCE)]
-        mirrored = np.zeros(self.num_samples, dtype=bool)
-        if self._flip:
-            mirrored = draw_mirrored(self._seed, epoch, torch.arange(self.num_samples), self._alternating_flip).numpy()
+        mirrored = draw_mirrored(self._seed, epoch, torch.arange(self.num_samples), self._augmentation).numpy()
         resized, windows = (np.broadcast_to(np.int64(value), (self.num_samples, 2)) for value in (self._size, 0))
         cuts = Cuts(np.concatenate(boxes), resized, windows, mirrored)
         return self._batches([order[span.start : span.stop] for span in spans], cuts)

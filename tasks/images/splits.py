@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import UsageError
-from suite.recipe import Recipe
+from suite.recipe import Augmentation, Recipe
 
 Indices = NDArray[np.int64]
 
@@ -89,7 +89,7 @@ def check_train_sizes(recipe: Recipe, size: int) -> None:
     Raises:
         UsageError: One is.
     """
-    largest = max(recipe.train_sizes, default=0)
+    largest = max(recipe.growing.train_sizes, default=0)
     if largest > size:
         raise UsageError(
             f"recipe.train_sizes has {largest}, which is larger than the image size of {size}; "
@@ -201,20 +201,22 @@ def epoch_generator(kind: str, seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def draw_mirrored(seed: int, epoch: int, images: Tensor, alternating: bool) -> Tensor:
+def draw_mirrored(seed: int, epoch: int, images: Tensor, augmentation: Augmentation) -> Tensor:
     """Return which images are mirrored in an epoch.
 
     Args:
         seed: Seed of the trial.
         epoch: Number of the epoch, from 0.
         images: (N,) int64, indices of all images, in any order.
-        alternating: Whether each image is mirrored in every other epoch. A draw for each image says whether it begins
-            with the first epoch.
+        augmentation: Whether and how images are mirrored. With `alternating_flip`, a draw for each image says whether
+            it begins with the first epoch.
 
     Returns:
         (N,) bool, in the order of `images`.
     """
-    if alternating:
+    if not augmentation.flip:
+        return torch.zeros(len(images), dtype=torch.bool)
+    if augmentation.alternating_flip:
         first = torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, 0)).bool()
         return first[images] ^ bool(epoch % 2)
     return torch.randint(0, 2, (len(images),), generator=epoch_generator("flip", seed, epoch)).bool()

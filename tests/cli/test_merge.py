@@ -38,7 +38,7 @@ MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"
 
 def spec(seed: int = 0, **fields: Any) -> TrialSpec:
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "/data/x.npz", "note": ""}
-    recipe = vars(Recipe(epochs=5, batch_size=4, learning_rate=0.1))
+    recipe = Recipe(epochs=5, batch_size=4, learning_rate=0.1).fields()
     known = {"preset": "quick", "recipe": recipe, "arithmetic": "flush", "data_copy": copy}
     return untrained(seed, **{**known, **fields})
 

@@ -40,9 +40,9 @@ def test_sizes_are_those_of_composer(side, values):
     recipe = dataclasses.replace(LONG, **fields(side, step=step, **values))
     for epoch in range(0, 1000, 3):
         share = epoch / 1000
-        near = any(math.isclose(share, milestone, abs_tol=2e-3) for milestone in recipe.size_milestones)
-        assert near or recipe.train_size_at(share) == composers_side(share, side, step=step, **values)
-    assert recipe.train_sizes[-1] == side
+        near = any(math.isclose(share, milestone, abs_tol=2e-3) for milestone in recipe.growing.size_milestones)
+        assert near or recipe.growing.size_at(share) == composers_side(share, side, step=step, **values)
+    assert recipe.growing.train_sizes[-1] == side
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Task:
 def spec(dtype):
     recipe = Recipe(epochs=EPOCHS, batch_size=BATCH, learning_rate=0.1, label_smoothing=0.3)
     data = {"kind": "sample", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(method="dense", task="made-up", model="made-up", preset="smoke", recipe=vars(recipe), seed=0,
+    return TrialSpec(method="dense", task="made-up", model="made-up", preset="smoke", recipe=recipe.fields(), seed=0,
                      device="cpu", dtype=dtype, data_copy=data)  # fmt: skip
 
 

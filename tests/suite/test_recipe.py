@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from suite.cli.run import recipe_lines
 from suite.errors import UsageError
-from suite.recipe import Recipe
+from suite.recipe import Augmentation, Recipe
 from suite.task import PaperRecipe
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
@@ -105,7 +105,7 @@ def test_recipe_names_the_field_that_is_wrong(wrong):
 
 def test_a_last_evaluation_of_six_views_counts_as_several():
     counts = [
-        dataclasses.replace(RECIPE, eval_every=2, six_views=six, flip_tta=flip).evaluations(5)
+        dataclasses.replace(RECIPE, eval_every=2, six_views=six, flip_tta=flip).evaluation.count(5)
         for six in (False, True) for flip in (False, True)
     ]  # fmt: skip
     assert counts == [3, 3, 9, 6]
@@ -113,10 +113,10 @@ def test_a_last_evaluation_of_six_views_counts_as_several():
 
 def test_sizes_of_training_images_follow_each_other_at_the_milestones():
     recipe = dataclasses.replace(RECIPE, epochs=88, train_sizes=(160, 176, 192), size_milestones=(65 / 88, 76 / 88))
-    sizes = [recipe.train_size_at(epoch / 88) for epoch in range(88)]
+    sizes = [recipe.growing.size_at(epoch / 88) for epoch in range(88)]
     assert sizes == [160] * 65 + [176] * 11 + [192] * 12
-    assert dataclasses.replace(RECIPE, train_sizes=(160,)).train_size_at(0.0) == 160
-    assert RECIPE.train_size_at(0.5) is None
+    assert dataclasses.replace(RECIPE, train_sizes=(160,)).growing.size_at(0.0) == 160
+    assert RECIPE.growing.size_at(0.5) is None
 
 
 def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monkeypatch):
@@ -147,7 +147,15 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
 
 def test_another_optimizer_switches_the_momentum_of_sgd_off():
     nesterov = dataclasses.replace(RECIPE, nesterov=True)
-    assert nesterov.changed({"optimizer": "adamw"}) == dataclasses.replace(RECIPE, nesterov=False, optimizer="adamw")
-    assert nesterov.changed({"epochs": 5}).nesterov
+    assert nesterov.changed(optimizer="adamw") == dataclasses.replace(RECIPE, nesterov=False, optimizer="adamw")
+    assert nesterov.changed(epochs=5).nesterov
     with pytest.raises(ValueError, match=r"recipe\.nesterov is of SGD; with recipe\.optimizer=adamw set it to false"):
-        nesterov.changed({"optimizer": "adamw", "nesterov": True})
+        nesterov.changed(optimizer="adamw", nesterov=True)
+
+
+def test_a_reader_sees_at_most_30_fields_at_once_and_sets_each_by_its_own_name():
+    assert len(dataclasses.fields(Recipe)) <= 30
+    assert RECIPE.changed(flip=False, translate=2).augmentation == Augmentation(flip=False, translate=2)
+    assert RECIPE.changed(translate=2).changed(flip=False).augmentation.translate == 2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'flips'"):
+        RECIPE.changed(flips=False)

@@ -38,7 +38,7 @@ def spec(method, seed=0, task="digits", model="", **changes):
 
 def untrained(seed=0, **fields):
     """Return the spec of a trial whose result is made up."""
-    recipe = vars(Recipe(epochs=3, batch_size=4, learning_rate=0.1))
+    recipe = Recipe(epochs=3, batch_size=4, learning_rate=0.1).fields()
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
     known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
     return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})

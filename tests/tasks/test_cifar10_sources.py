@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from suite.errors import MissingData, UsageError
+from suite.recipe import Augmentation
 from tasks.cifar10 import CIFAR10
 from tasks.images.decoded import load_decoded
 
@@ -159,10 +160,10 @@ def test_images_changed_between_planning_and_loading_are_one_line(
 def test_paper_recipe_is_that_of_the_sdgp_repository(task: CIFAR10) -> None:
     recipe = task.recipe("paper")
     assert (recipe.epochs, recipe.batch_size, recipe.validation_images) == (150, 512, 0)
-    assert (recipe.translate, recipe.cutout, recipe.flip, recipe.flip_tta) == (2, 4, True, True)
+    assert (recipe.augmentation, recipe.evaluation.flip_tta) == (Augmentation(translate=2, cutout=4), True)
     assert (recipe.momentum, recipe.nesterov, recipe.weight_decay, recipe.label_smoothing) == (0.9, False, 5e-4, 0.1)
     assert recipe.decay_norm_and_bias
-    assert (recipe.crop_padding, recipe.drop_last) == ("mean", True)
+    assert recipe.drop_last
     assert recipe.learning_rate_at(0.0) == pytest.approx(0.5e-4)
     assert recipe.learning_rate_at(5 / 150) == pytest.approx(0.5)
     assert recipe.learning_rate_at(77.5 / 150) == pytest.approx(0.25)

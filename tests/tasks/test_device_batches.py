@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suite.errors import UsageError
+from suite.recipe import Augmentation
 from tasks.cifar import NORMALIZATION
-from tasks.images.augmentation import Augmentation, draw_epoch
+from tasks.images.augmentation import UNCHANGED, draw_epoch
 from tasks.pipeline import DeviceBatches, Normalization
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def make(
     side: int = 8,
     training: bool = True,
     seed: int = 0,
-    augmentation: Augmentation | None = None,
+    augmentation: Augmentation = UNCHANGED,
     normalization: Normalization = NORMALIZATION,
     drop_last: bool = True,
     device: str = "cpu",
@@ -86,12 +87,11 @@ def augmented_one_by_one(
 
 
 AUGMENTATIONS = st.builds(
-    Augmentation,
-    st.booleans(),
-    st.integers(0, 4),
-    st.integers(0, 5),
-    st.sampled_from(["mean", "black", "reflect"]),
-    st.booleans(),
+    lambda mirrors, **others: Augmentation(flip=mirrors > 0, alternating_flip=mirrors > 1, **others),
+    st.integers(0, 2),
+    translate=st.integers(0, 4),
+    cutout=st.integers(0, 5),
+    crop_padding=st.sampled_from(["mean", "black", "reflect"]),
 )
 
 
@@ -124,7 +124,7 @@ def test_cropped_batches_are_windows_of_the_batches_of_full_size(
 
 @pytest.mark.parametrize("side", [3, 8])
 def test_resized_batches_are_the_batches_of_full_size_as_torch_resizes_them(side: int) -> None:
-    full, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    full, _, _ = make(augmentation=Augmentation(translate=2, cutout=3))
     batches = zip(full.epoch(1, 4), full.shrunk(side, crop=False).epoch(1, 4), strict=True)
     for (images, labels), (resized, labels_of_resized) in batches:
         assert torch.equal(resized, F.interpolate(images, size=(side, side), mode="bilinear", antialias=True))
@@ -152,7 +152,7 @@ def test_each_image_has_a_window_of_its_own_in_each_epoch_at_every_position_alik
 
 
 def test_smaller_images_of_an_alternating_flip_are_mirrored_in_every_other_epoch() -> None:
-    split = make(augmentation=Augmentation(True, alternating_flip=True))[0].shrunk(4, crop=False)
+    split = make(augmentation=Augmentation(alternating_flip=True))[0].shrunk(4, crop=False)
     first, second, third = (images[labels.argsort()] for images, labels in (gathered(split, e, 4) for e in range(3)))
     assert torch.equal(first, third)
     torch.testing.assert_close(second, first.flip(3))
@@ -160,7 +160,7 @@ def test_smaller_images_of_an_alternating_flip_are_mirrored_in_every_other_epoch
 
 @pytest.mark.parametrize("crop", [True, False])
 def test_shares_of_smaller_batches_are_the_parts_of_the_whole_batch(crop: bool) -> None:
-    split = make(11, drop_last=False, augmentation=Augmentation(True, 2, 3))[0].shrunk(4, crop)
+    split = make(11, drop_last=False, augmentation=Augmentation(translate=2, cutout=3))[0].shrunk(4, crop)
     shares = zip(*(split.share_of_epoch(1, 5, rank, 2) for rank in (0, 1)), strict=True)
     for (images, labels), parts in zip(split.epoch(1, 5), shares, strict=True):
         for (part, labels_of_part), expected, expected_labels in zip(
@@ -171,20 +171,20 @@ def test_shares_of_smaller_batches_are_the_parts_of_the_whole_batch(crop: bool) 
 
 
 def test_samples_of_smaller_training_images_have_full_size() -> None:
-    full, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    full, _, _ = make(augmentation=Augmentation(translate=2, cutout=3))
     for crop in (True, False):
         assert torch.equal(full.shrunk(4, crop).sample(5, seed=1), full.sample(5, seed=1))
 
 
 def test_translation_that_moves_an_image_out_of_its_window_is_refused() -> None:
-    make(augmentation=Augmentation(translate=7))
+    make(augmentation=Augmentation(flip=False, translate=7))
     with pytest.raises(UsageError, match=r"recipe\.translate is 8; images have only 8x10 pixels"):
-        make(augmentation=Augmentation(translate=8))
+        make(augmentation=Augmentation(flip=False, translate=8))
 
 
 def test_batches_are_float32_channels_last_with_int64_labels() -> None:
     for training in (True, False):
-        whole, _, _ = make(training=training, augmentation=Augmentation(True, 2, 3))
+        whole, _, _ = make(training=training, augmentation=Augmentation(translate=2, cutout=3))
         smaller = [(whole.shrunk(5, crop), (5, 5)) for crop in (True, False)] if training else []
         for (images, labels), size in (
             (batch, size) for batches, size in ((whole, (8, 10)), *smaller) for batch in batches.epoch(0, 4)
@@ -196,8 +196,8 @@ def test_batches_are_float32_channels_last_with_int64_labels() -> None:
 
 
 def test_same_seed_and_epoch_give_the_same_batches_in_any_order_of_asking() -> None:
-    first, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
-    second, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
+    first, _, _ = make(seed=3, augmentation=Augmentation(translate=2, cutout=3))
+    second, _, _ = make(seed=3, augmentation=Augmentation(translate=2, cutout=3))
     early = gathered(first, 0, 4)
     late = gathered(first, 5, 4)
     torch.manual_seed(99)
@@ -207,14 +207,14 @@ def test_same_seed_and_epoch_give_the_same_batches_in_any_order_of_asking() -> N
 
 
 def test_other_epochs_and_other_seeds_give_other_batches() -> None:
-    batches, _, _ = make(seed=3, augmentation=Augmentation(True, 2, 3))
-    other_seed, _, _ = make(seed=4, augmentation=Augmentation(True, 2, 3))
+    batches, _, _ = make(seed=3, augmentation=Augmentation(translate=2, cutout=3))
+    other_seed, _, _ = make(seed=4, augmentation=Augmentation(translate=2, cutout=3))
     orders = [gathered(batches, epoch, 12)[1] for epoch in range(3)] + [gathered(other_seed, 0, 12)[1]]
     assert len({tuple(order.tolist()) for order in orders}) == 4
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
-    batches, _, _ = make(augmentation=Augmentation(True, 2, 3))
+    batches, _, _ = make(augmentation=Augmentation(translate=2, cutout=3))
     torch.manual_seed(5)
     gathered(batches, 0, 4)
     drawn = torch.rand(3)
@@ -223,8 +223,8 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 
 
 def test_switching_one_augmentation_off_leaves_the_others() -> None:
-    everything = draw_epoch(1, 2, 50, 32, 32, Augmentation(True, 2, 4), CPU, window=4)
-    without = draw_epoch(1, 2, 50, 32, 32, Augmentation(False, 2, 0), CPU)
+    everything = draw_epoch(1, 2, 50, 32, 32, Augmentation(translate=2, cutout=4), CPU, window=4)
+    without = draw_epoch(1, 2, 50, 32, 32, Augmentation(flip=False, translate=2), CPU)
     assert without.mirrored is None
     assert without.corner is None
     assert without.window is None
@@ -236,7 +236,7 @@ def test_switching_one_augmentation_off_leaves_the_others() -> None:
 
 
 def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch() -> None:
-    augmentation = Augmentation(True, alternating_flip=True)
+    augmentation = Augmentation(alternating_flip=True)
     epochs = [draw_epoch(1, epoch, 50, 32, 32, augmentation, CPU) for epoch in range(4)]
     by_image = []
     for draws in epochs:
@@ -250,7 +250,7 @@ def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch() -> None:
 
 
 def test_draws_cover_their_whole_range_evenly() -> None:
-    draws = draw_epoch(0, 0, 20_000, 32, 32, Augmentation(True, 2, 4), CPU)
+    draws = draw_epoch(0, 0, 20_000, 32, 32, Augmentation(translate=2, cutout=4), CPU)
     assert draws.mirrored is not None
     assert draws.shift is not None
     assert draws.corner is not None
@@ -261,7 +261,7 @@ def test_draws_cover_their_whole_range_evenly() -> None:
 
 
 def test_training_sees_every_image_once_with_the_last_smaller_batch() -> None:
-    augmentation = Augmentation(True, 2, 3)
+    augmentation = Augmentation(translate=2, cutout=3)
     batches, images, _ = make(11, drop_last=False, augmentation=augmentation)
     assert batches.steps_per_epoch(4) == 3
     assert [len(labels) for _, labels in batches.epoch(1, 4)] == [4, 4, 3]
@@ -280,7 +280,7 @@ def test_labels_stay_with_their_images() -> None:
 
 
 def test_evaluation_sees_every_image_once_in_order_and_unaugmented() -> None:
-    batches, images, labels = make(11, training=False, augmentation=Augmentation(True, 2, 3))
+    batches, images, labels = make(11, training=False, augmentation=Augmentation(translate=2, cutout=3))
     assert batches.steps_per_epoch(4) == 3
     got, got_labels = gathered(batches, 6, 4)
     np.testing.assert_array_equal(back_to_bytes(got), images)
@@ -297,14 +297,16 @@ def test_a_training_split_smaller_than_a_batch_is_a_usage_error() -> None:
 
 def test_a_cutout_larger_than_the_image_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="cutout"):
-        make(augmentation=Augmentation(cutout=9))
+        make(augmentation=Augmentation(flip=False, cutout=9))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("crop", [None, True, False])
 def test_cuda_sees_the_batches_of_the_cpu(crop: bool | None) -> None:
-    splits = (make(seed=1, augmentation=Augmentation(True, 2, 3), device=device)[0] for device in ("cpu", "cuda"))
+    splits = (
+        make(seed=1, augmentation=Augmentation(translate=2, cutout=3), device=device)[0] for device in ("cpu", "cuda")
+    )
     (on_cpu, labels_cpu), (on_cuda, labels_cuda) = (
         gathered(split if crop is None else split.shrunk(5, crop), 2, 4) for split in splits
     )

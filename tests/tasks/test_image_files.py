@@ -25,9 +25,10 @@ from torchvision.transforms import v2
 
 import tasks.sources.image_cache as image_cache
 from suite.errors import MissingData, UsageError
+from suite.recipe import Augmentation
 from tasks.imagenet import ImageNet
 from tasks.imagenette import Imagenette
-from tasks.images.augmentation import Normalization
+from tasks.images.augmentation import UNCHANGED, Normalization
 from tasks.images.crops import CropBatches, draw_boxes
 from tasks.images.decoding import decode
 from tasks.images.stored import MemoryImages
@@ -327,7 +328,7 @@ def noise_images(sizes=(12, 20), count=32) -> MemoryImages:
 
 
 def batches(training=True, seed=0, area=0.3, sizes=(12, 20), side=8, count=32, **more) -> CropBatches:
-    settings = {"eval_resize": 10, "flip": True, "drop_last": False} | more
+    settings = {"eval_resize": 10, "augmentation": Augmentation(), "drop_last": False} | more
     return CropBatches(
         noise_images(sizes, count),
         np.arange(count),
@@ -367,7 +368,7 @@ def test_a_test_image_is_resized_and_cropped_as_by_torchvision():
 def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
     boxes = torch.tensor([[1, 2, 9, 13], [0, 0, 12, 20], [3, 5, 4, 4], [11, 19, 1, 1]])
     monkeypatch.setattr("tasks.images.crops.draw_boxes", lambda *arguments: boxes)
-    split = batches(count=4, flip=False)
+    split = batches(count=4, augmentation=UNCHANGED)
     for images, labels in split.epoch(0, 4):
         for image, label in zip(images, labels.tolist(), strict=True):
             pixels = torch.from_numpy(noise_images(count=4).read(label)).permute(2, 0, 1)
@@ -378,7 +379,7 @@ def test_a_training_image_is_resized_as_by_torchvision(monkeypatch):
 def test_training_images_of_each_size_are_the_same_crops(tmp_path):
     recipe = replace(QUICK, train_sizes=(16, 32), size_milestones=(0.5,))
     splits = image_folder(image_size=32).load(prepare(write(tmp_path)), recipe, 0, CPU)
-    found = {size: list(splits.training(size).epoch(1, 4)) for size in (None, *recipe.train_sizes)}
+    found = {size: list(splits.training(size).epoch(1, 4)) for size in (None, *recipe.growing.train_sizes)}
     for (images, labels), (same, same_labels), (smaller, labels_of_smaller) in zip(
         found[None], found[32], found[16], strict=True
     ):
@@ -393,7 +394,8 @@ def test_training_images_of_each_size_are_the_same_crops(tmp_path):
 
 def test_half_of_the_images_are_mirrored():
     images = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8)).epoch(0, 400)])
-    plain = torch.cat([images for images, _ in batches(count=400, area=1.0, sizes=(8, 8), flip=False).epoch(0, 400)])
+    unmirrored = batches(count=400, area=1.0, sizes=(8, 8), augmentation=UNCHANGED)
+    plain = torch.cat([images for images, _ in unmirrored.epoch(0, 400)])
     same = (images == plain).flatten(1).all(1)
     assert torch.equal(images[~same], plain[~same].flip(3))
     assert 150 < same.sum() < 250
@@ -401,9 +403,9 @@ def test_half_of_the_images_are_mirrored():
 
 def test_an_alternating_flip_mirrors_each_image_in_every_other_epoch():
     whole = {"count": 4, "area": 1.0, "sizes": (8, 8), "seed": 3}
-    ((plain, labels),) = batches(**whole, flip=False).epoch(0, 4)
+    ((plain, labels),) = batches(**whole, augmentation=UNCHANGED).epoch(0, 4)
     plain = plain[labels.argsort()]
-    split = batches(**whole, alternating_flip=True)
+    split = batches(**whole, augmentation=Augmentation(alternating_flip=True))
 
     def mirrored(epoch):
         ((images, labels),) = split.epoch(epoch, 4)

@@ -88,6 +88,6 @@ def test_the_learning_rate_falls_at_the_published_epochs(name: str) -> None:
 def test_every_epoch_has_images_of_the_published_size(name: str) -> None:
     recipe, row = recipes()[name], PUBLISHED[name]
     evaluated = ImageNet.defaults("paper", name)["image_size"]
-    sizes = [recipe.train_size_at(epoch / recipe.epochs) or evaluated for epoch in range(row.epochs)]
+    sizes = [recipe.growing.size_at(epoch / recipe.epochs) or evaluated for epoch in range(row.epochs)]
     expected = [row.sizes[max(first for first in row.sizes if first <= epoch)] for epoch in range(row.epochs)]
     assert sizes == expected

@@ -9,7 +9,7 @@ import pytest
 
 from suite import registry
 from suite.errors import UsageError
-from suite.parameters import declared, resolve
+from suite.parameters import declared, resolve, takes_leaves
 from suite.recipe import Recipe
 from suite.trials import planning
 from suite.trials.planning import plan
@@ -38,6 +38,7 @@ def test_a_new_field_a_new_option_and_a_new_name_of_a_class_change_no_id(tmp_pat
     before = [trial.hash for trial in planned(tmp_path)]
     sdgp = registry.get("method", "sdgp")
 
+    @takes_leaves
     @dataclass(frozen=True, kw_only=True)
     class LongerRecipe(Recipe):
         novel: float = 0.5
@@ -68,14 +69,12 @@ def test_a_new_field_a_new_option_and_a_new_name_of_a_class_change_no_id(tmp_pat
     assert planned(tmp_path, "sdgp[n=1]", overrides={"novel": 0.25})[0].hash != before[1]
 
 
-def test_another_nesting_changes_no_id(tmp_path):
+def test_a_field_that_becomes_a_parameter_of_the_task_changes_no_id(tmp_path):
     trial = planned(tmp_path, overrides={"flip": False, "label_smoothing": 0.2})[0]
     recipe = dict(trial.recipe)
-    group = {name: recipe.pop(name) for name in ("flip", "translate", "cutout")}
-    nested = dataclasses.replace(trial, recipe={**recipe, "augmentation": group})
-    moved = dataclasses.replace(trial, recipe=recipe, task_parameters={**trial.task_parameters, **group})
-    assert nested.hash == moved.hash == trial.hash
-    assert dataclasses.replace(nested, recipe={**recipe, "augmentation": {**group, "flip": True}}).hash != trial.hash
+    moved = {name: recipe.pop(name) for name in ("flip", "translate", "cutout")}
+    assert dataclasses.replace(trial, recipe=recipe, task_parameters=moved).hash == trial.hash
+    assert dataclasses.replace(trial, recipe=recipe, task_parameters={**moved, "flip": True}).hash != trial.hash
 
 
 def test_a_typed_default_is_the_default(tmp_path):

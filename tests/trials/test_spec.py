@@ -24,7 +24,7 @@ from suite.trials.engines.ray_cluster import own_variables
 from suite.trials.planning import read_override
 from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_preset, read_seeds, suite_hash
 
-RECIPE = dataclasses.asdict(Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)))
+RECIPE = Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)).fields()
 SPEC = TrialSpec(
     method="sdgp",
     variant="n=2",

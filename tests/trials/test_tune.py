@@ -204,7 +204,7 @@ def test_tuning_never_sees_a_test_image(folder, monkeypatch, capsys):
     places = [*(folder / "out" / "trials").iterdir()]
     assert len(places) == 2
     for recipe, splits in seen[-2:]:
-        assert (recipe.evaluate_test, recipe.validation_images, recipe.split_seed) == (False, 6, 0)
+        assert (recipe.evaluation.evaluate_test, recipe.validation_images, recipe.split_seed) == (False, 6, 0)
         assert splits.test is None
         assert splits.validation.num_samples == 6
     for place in places:

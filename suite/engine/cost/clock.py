@@ -95,7 +95,7 @@ def images_per_second(trainer: Any) -> float:
     """
     splits = trainer.splits
     evaluated = splits.validation if splits.test is None else splits.test
-    images, _ = next(iter(evaluated.epoch(0, trainer.recipe.eval_batch_size)))
+    images, _ = next(iter(evaluated.epoch(0, trainer.recipe.evaluation.eval_batch_size)))
     trainer.model.eval()
 
     def predict() -> object:

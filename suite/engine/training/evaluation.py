@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.engine.training.data_parallel import DataParallel
 from suite.engine.training.records import Diverged
-from suite.recipe import Recipe
+from suite.recipe import Evaluations
 from suite.task import Batches, Splits
 
 
@@ -22,16 +22,16 @@ class Evaluation:
     Args:
         parallel: Divides the batches of a split among the ranks.
         model: The model.
-        recipe: The recipe, which sets the batch size of evaluation and the views of an image to average.
+        settings: The batch size of evaluation and the views of an image to average.
         device: Device of model and data.
         dtype: Autocast type of the trial; `torch.float32` for no autocast.
     """
 
     def __init__(
-        self, parallel: DataParallel, model: nn.Module, recipe: Recipe, device: torch.device, dtype: torch.dtype
+        self, parallel: DataParallel, model: nn.Module, settings: Evaluations, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.parallel = parallel
-        self.model, self.recipe, self.device, self.dtype = model, recipe, device, dtype
+        self.model, self.settings, self.device, self.dtype = model, settings, device, dtype
 
     def record(self, splits: Splits, is_last: bool = False) -> dict[str, float]:
         """Return accuracy (a fraction) and loss of the test split and of the validation split, if they exist.
@@ -44,7 +44,7 @@ class Evaluation:
         logits = self.logits_of(is_last)
         if splits.test is not None:
             results["test_accuracy"], results["test_loss"] = self.accuracy_and_loss(splits.test, logits)
-            if is_last and self.recipe.six_views:
+            if is_last and self.settings.six_views:
                 results["test_accuracy_one_view"], _ = self.accuracy_and_loss(splits.test, self.predict)
         if splits.validation is not None:
             results["val_accuracy"], results["val_loss"] = self.accuracy_and_loss(splits.validation, logits)
@@ -52,9 +52,9 @@ class Evaluation:
 
     def logits_of(self, is_last: bool = False) -> Callable[[Tensor], Tensor]:
         """Return the function that returns logits (n, classes) of images (n, C, H, W), over the recipe's views."""
-        if is_last and self.recipe.six_views:
+        if is_last and self.settings.six_views:
             return self._of_six_views
-        return self._of_two_views if self.recipe.flip_tta else self.predict
+        return self._of_two_views if self.settings.flip_tta else self.predict
 
     @staticmethod
     def check(record: Mapping[str, Any], epoch: int) -> None:
@@ -79,7 +79,7 @@ class Evaluation:
         self.model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for images, labels, _ in self.parallel.epoch(batches, 0, self.recipe.eval_batch_size):
+        for images, labels, _ in self.parallel.epoch(batches, 0, self.settings.eval_batch_size):
             if not len(images):  # the last batch may have fewer images than there are ranks
                 continue
             right, sum_of_losses = self.sums(images, labels, logits_of or self.predict)

@@ -10,29 +10,29 @@ import torch
 from torch import Tensor
 
 from suite.plan import random_key
-from suite.recipe import Recipe
+from suite.recipe import Augmentation
 
 
 class BatchMixing:
-    """Mixes the images and labels of a training batch if the recipe sets `mixup` or `cutmix`.
+    """Mixes the images and labels of a training batch if the augmentation has `mixup` or `cutmix`.
 
     The transform mixes each image with the one before it in the shuffled batch, by one share for the whole batch. The
     random numbers depend only on the seed, the epoch and the index of the batch in it, and come from the CPU for every
     device. A resumed trial and every method therefore get the same images. torch's random state does not change.
 
     Args:
-        recipe: The recipe.
+        augmentation: Augmentation of the recipe.
         num_classes: Number of classes.
         seed: Seed of the trial.
     """
 
-    def __init__(self, recipe: Recipe, num_classes: int, seed: int) -> None:
+    def __init__(self, augmentation: Augmentation, num_classes: int, seed: int) -> None:
         self._seed, self._transforms = seed, []
-        if recipe.mixup or recipe.cutmix:
+        if augmentation.mixup or augmentation.cutmix:
             # torchvision takes a second to import, which training without mixing should not cost.
             from torchvision.transforms.v2 import CutMix, MixUp
 
-            wanted = ((MixUp, recipe.mixup), (CutMix, recipe.cutmix))
+            wanted = ((MixUp, augmentation.mixup), (CutMix, augmentation.cutmix))
             self._transforms = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in wanted if alpha]
 
     @property

@@ -115,18 +115,18 @@ class Trainer:
             others=others or {},
             dtype=dtype,
         )
-        self.runner = MethodRunner(method, self.ctx, recipe.train_size_at(0.0))
+        self.runner = MethodRunner(method, self.ctx, recipe.growing.size_at(0.0))
         self.ctx.untimed = lambda: self.clock.span("compile")  # so that no reported time includes what hooks prepare
         self.optimizer = make_optimizer(model, recipe)
         self.runner.attach(self.optimizer)
-        self.average = WeightAverage(self.runner, recipe.ema) if recipe.ema else None
-        if recipe.lookahead_steps:
+        self.average = WeightAverage(self.runner, recipe.averaging.ema) if recipe.averaging.ema else None
+        if recipe.averaging.lookahead_steps:
             self.average = Lookahead(self.runner, recipe, splits.train.steps_per_epoch(recipe.batch_size))
-        self.mixing = BatchMixing(recipe, num_classes, seed)
+        self.mixing = BatchMixing(recipe.augmentation, num_classes, seed)
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel
-        self.evaluation = Evaluation(self.parallel, model, recipe, device, dtype)
+        self.evaluation = Evaluation(self.parallel, model, recipe.evaluation, device, dtype)
         now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
         self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.phases.built)
         self.products = ProductCheck(dtype, device)
@@ -153,7 +153,7 @@ class Trainer:
             is_last = not self.epochs_left
             with self.clock.span("check"):
                 self.parallel.check_states()
-            if is_last or self.ctx.epochs_done % self.recipe.eval_every == 0:
+            if is_last or self.ctx.epochs_done % self.recipe.evaluation.eval_every == 0:
                 averaged = self.average.evaluated() if self.average and not is_last else nullcontext()
                 with self.clock.span("eval"), averaged:
                     record |= self.evaluation.record(self.splits, is_last)
@@ -483,7 +483,7 @@ class Phases:
             shape = input_shape if side is None else (self._channels, side, side)
             with self._frozen(model, phase.frozen):
                 self.built[phase] = count_layers(model, shape)
-        self._entered = recipe.train_size_at(0.0)
+        self._entered = recipe.growing.size_at(0.0)
 
     def freeze(self, model: nn.Module, frozen: bool) -> None:
         """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""

@@ -133,27 +133,27 @@ class Lookahead(WeightAverage):
     """
 
     def __init__(self, runner: MethodRunner, recipe: Recipe, steps_per_epoch: int) -> None:
-        super().__init__(runner, recipe.lookahead_decay)
-        self._recipe, self._length = recipe, recipe.length(steps_per_epoch)
+        super().__init__(runner, recipe.averaging.lookahead_decay)
+        self._averaging, self._length = recipe.averaging, recipe.length(steps_per_epoch)
         self._steps = 0  # steps that the method and the loss scale have not skipped
         steps = [recipe.steps_in(epoch, steps_per_epoch) for epoch in range(recipe.whole_epochs)]
-        updates = [end // recipe.lookahead_steps for end in accumulate(steps, initial=0)]
+        updates = [end // self._averaging.lookahead_steps for end in accumulate(steps, initial=0)]
         for count, (before, after) in zip(steps, pairwise(updates), strict=True):
             if before == after:
                 raise UsageError(
-                    f"recipe.lookahead_steps is {recipe.lookahead_steps}; an epoch has {count} steps, "
+                    f"recipe.lookahead_steps is {self._averaging.lookahead_steps}; an epoch has {count} steps, "
                     "all of which its end would undo"
                 )
 
     def update(self, share: float) -> None:
         """Begin the average, update it and replace the weights by it, or do nothing, depending on the step."""
-        recipe = self._recipe
+        averaging = self._averaging
         self._steps += 1
         if not self._averaged.n_averaged:
-            if share * self._length > recipe.lookahead_after + _ROUNDING:
+            if share * self._length > averaging.lookahead_after + _ROUNDING:
                 super().update(share)
-        elif self._steps % recipe.lookahead_steps == 0:
-            decay = recipe.lookahead_decay**recipe.lookahead_steps * share**3
+        elif self._steps % averaging.lookahead_steps == 0:
+            decay = averaging.lookahead_decay**averaging.lookahead_steps * share**3
             self._averaged.multi_avg_fn = get_ema_multi_avg_fn(decay)
             super().update(share)
             self._replace_weights()

@@ -44,7 +44,7 @@ class Resized(SmallBatches):
 def growing_trainer(method, recipe=GROWING, **options):
     trainer = small_trainer(method, recipe, input_shape=SHAPE, **options)
     sizes = []
-    by_size = {size: Resized(64, size, sizes) for size in recipe.train_sizes}
+    by_size = {size: Resized(64, size, sizes) for size in recipe.growing.train_sizes}
     test = Resized(40, SHAPE[1], [], shuffle=False)
     trainer.splits = Splits(Resized(64, SHAPE[1], sizes), test, train_by_size=by_size)
     return trainer, sizes
@@ -96,7 +96,7 @@ def training_flops(model, size):
 def test_flops_are_those_of_each_size(build):
     records = []
     trainer, sizes = build(Dense(), on_epoch=records.append)
-    small, large = (training_flops(trainer.model, size) for size in GROWING.train_sizes)
+    small, large = (training_flops(trainer.model, size) for size in GROWING.growing.train_sizes)
     trainer.fit()
     assert sizes == [8, 8, 16, 16]
     for epoch, expected in enumerate((small, 2 * small, 2 * small + large, 2 * small + 2 * large)):

@@ -9,13 +9,14 @@ from small_methods import Decays, Nothing
 from small_training import CLASSES, RECIPE, SmallBatches, assert_it_resumes, small_trainer
 
 from suite.engine.training.mixing import BatchMixing
+from suite.recipe import Augmentation
 
 BATCH = next(SmallBatches(16, seed=1).epoch(0, 16))
 IMAGES, LABELS = BATCH
 
 
 def mixing(seed=0, **alphas):
-    return BatchMixing(dataclasses.replace(RECIPE, **alphas), CLASSES, seed)
+    return BatchMixing(Augmentation(**alphas), CLASSES, seed)
 
 
 def share_of(targets):
@@ -77,7 +78,7 @@ def test_a_training_uses_the_mixed_batches_and_resumes_bit_for_bit():
     gradients = trainer.step.gradients
     trainer.step.gradients = lambda *batch: seen.append(batch[:2]) or gradients(*batch)
     record = trainer.train_epoch()
-    draw = BatchMixing(recipe, CLASSES, 0)
+    draw = BatchMixing(recipe.augmentation, CLASSES, 0)
     wanted = [draw(*batch, 0, index) for index, batch in enumerate(SmallBatches(64, seed=1).epoch(0, 16))]
     for (images, targets), (other_images, other_targets) in zip(seen, wanted, strict=True):
         assert torch.equal(images, other_images)

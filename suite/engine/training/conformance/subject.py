@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,14 +85,14 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """The task's smoke recipe with fewer images."""
-        recipe: Recipe = replace(self._task.recipe(PRESET), epochs=EPOCHS, batch_size=BATCH_SIZE)
+        recipe: Recipe = self._task.recipe(PRESET).changed(epochs=EPOCHS, batch_size=BATCH_SIZE)
         if self._task_name == TASK:
-            return replace(recipe, train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
+            return recipe.changed(train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
         # Another task may have fewer images than these limits.
         splits = self._task.load(self._data, recipe, 0, torch.device("cpu"))
         sizes = {"train_images": (splits.train, TRAIN_IMAGES), "test_images": (splits.test, TEST_IMAGES)}
         most: dict[str, Any] = {name: limit for name, (split, limit) in sizes.items() if split.num_samples > limit}
-        return replace(recipe, batch_size=min(BATCH_SIZE, max(2, splits.train.num_samples // 8)), **most)
+        return recipe.changed(batch_size=min(BATCH_SIZE, max(2, splits.train.num_samples // 8)), **most)
 
     @cached_property
     def splits(self) -> Splits:
