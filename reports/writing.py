@@ -12,7 +12,7 @@ from reports.content.build import build
 from reports.render import html, markdown
 from reports.render import latex as tables
 from suite import files
-from suite.trials.folder.reader import damage, read
+from suite.trials.folder.reader import read
 
 
 def write(
@@ -37,7 +37,7 @@ def write(
         files.write(path, text)
     for path in earlier - contents.keys():
         path.unlink()
-    return [*pages, *contents], damage(records)
+    return [*pages, *contents], records.all_damage()
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, Frame
-from suite.trials.folder.reader import Trial, damage, read
-from suite.trials.folder.results import current_rows
+from suite.trials.folder.reader import read
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import SCHEMA, Column, recipe_columns
 from suite.trials.folder.times import GroupTimes, PassTime
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
@@ -51,17 +51,11 @@ class Results:
 
 def load_current(folder: Path) -> Results:
     """Return the present results of a suite's folder, with trials that its table does not have yet."""
-    return load(folder, current_rows(folder))
-
-
-def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
-    """Return the results of a suite's folder; for `rows` see `suite.trials.folder.reader.read`."""
-    records = read(folder, rows)
-    recipe = [recipe_column(name) for name in differing_fields(trial.texts for trial in records.trials)]
-    trials = (*SCHEMA, *recipe)
+    records = read(folder)
+    trials = (*SCHEMA, *recipe_columns(records.trials))
     schemas: dict[Frame, Sequence[Column]] = {"trials": trials, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
     frames = {
-        "trials": _frame(trials, ({**trial.texts, **trial.numbers} for trial in records.trials)),
+        "trials": _frame(trials, ({column.name: column.of(trial) for column in trials} for trial in records.trials)),
         "epochs": _frame(EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
         "layers": _frame(LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
         "times": _frame(TIMES, _times(records.times)),
@@ -73,7 +67,7 @@ def load(folder: Path, rows: Sequence[Mapping[str, Any]] = ()) -> Results:
     ]
     columns = pd.DataFrame(schema, columns=["frame", "column", "type", "unit", "kind", "meaning"])
     return Results(
-        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=damage(records)
+        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=records.all_damage()
     )
 
 
@@ -98,7 +92,7 @@ def _value(column: Column, value: Any) -> Any:
     return column.type(value)
 
 
-def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
+def _epoch(trial: TrialRecord, record: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
         f"{name}_{kind}": numbers.get(kind)
         for name, kinds in NESTED.items()

@@ -20,7 +20,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
 from suite.trials.estimates import Estimate, estimate, mean_of
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None
@@ -72,14 +72,14 @@ class _Axis:
     divisor: float
     from_passes: bool = False
 
-    def cost(self, row: MethodRow, trial: Trial) -> float | None:
+    def cost(self, row: MethodRow, trial: TrialRecord) -> float | None:
         """Return the cost of a trial of a row."""
         if self.from_passes:
             return mean_of(row.time.share) if row.time.passes else 1.0
         value = trial.number(_COLUMNS[self.kind])
         return None if value is None else value / self.divisor
 
-    def is_disturbed(self, row: MethodRow, trial: Trial) -> bool:
+    def is_disturbed(self, row: MethodRow, trial: TrialRecord) -> bool:
         """Return whether the cost of a trial of a row is a disturbed time."""
         if self.from_passes:
             return bool(row.time.passes) and row.time.is_disturbed

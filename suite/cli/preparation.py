@@ -101,9 +101,8 @@ def planned(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path]:
 
 def formats_in(folder: Path, device: str) -> Formats:
     """Return the number format of the first trial of each network in a folder, on a device."""
-    specs = [(read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders()]
-    read = [(spec.get("task"), spec.get("model"), spec.get("dtype")) for spec in specs if spec.get("device") == device]
-    return {(task, model): dtype for task, model, dtype in reversed(read) if task and model and dtype}
+    specs = [record.spec for path in Store(folder).trial_folders() if (record := read_record(path))]
+    return {(spec.task, spec.model): spec.dtype for spec in reversed(specs) if spec.device == device}
 
 
 def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> list[TrialSpec]:

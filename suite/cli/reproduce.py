@@ -17,7 +17,8 @@ from suite.cli.parser import Parser, program_name
 from suite.cli.run import run_trials
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.planning import plan, read_names
 from suite.trials.spec import SuiteSpec, TrialSpec
 
@@ -169,7 +170,7 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
     the folder is left out, because the data of that task may be missing.
     """
 
-    held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
+    held = {record.spec.task for path in store.trial_folders() if (record := read_record(path))}
     return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
 
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ from suite.trials.callbacks.calls import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.forked import forked
-from suite.trials.folder.columns import is_needless, read_table
-from suite.trials.folder.reader import read
-from suite.trials.folder.results import write_results
+from suite.trials.folder.reader import update_table
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.store import Store
+from suite.trials.folder.table import is_needless
 from suite.trials.invocation import command_line
 from suite.trials.listeners import listener_for
 from suite.trials.progress import duration
@@ -165,7 +165,6 @@ def run_trials(
         of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     with files.errors_of(folder), store.lock(IN_USE):
-        read_table(folder)  # so that a damaged table is reported before hours of trials
         store.add_command(suite, clean(without_home(command_line())), provenance)
         chosen = store.choose(trials, options.only)
         for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
@@ -187,10 +186,6 @@ def run_trials(
                 )
         else:
             log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
-        forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
-        if forget:
-            with store.writing():  # the rows of deleted trials have to go too
-                write_results(store, none_runs=True, forget=forget)
         try:
             with listener_for(console, [trial for trial, _ in chosen]) as progress:
                 engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
@@ -199,26 +194,23 @@ def run_trials(
                 log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(folder)))
             raise
         finally:
-            with store.writing():
-                rows = write_results(store, none_runs=True)
-        with store.writing():
-            report = reports.write_report(folder) if tested else None
-            written = [*(report.paths[:1] if report else ()), *more()]
-        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
+            records = update_table(folder, none_runs=True)
+        report = reports.write_report(folder) if tested else None
+        written = [*(report.paths[:1] if report else ()), *more()]
 
     names = {trial.trial_id for trial in trials}
-    ours = [row for row in rows if row["trial_id"] in names]
+    ours = [record for record in records if record.name in names]
     if tested:
-        console.print(summary(ours, disturbed))
-    for row in ours:
-        if row["status"] != "done":
-            print(f"{row['trial_id']}  {row['status']}: {row['message']}")
+        console.print(summary(ours))
+    for record in ours:
+        if not record.done:
+            print(f"{record.name}  {record.status}: {record.message}")
     for path in written:
         print(f"{'report' if tested else 'result'}: {path}")
     for line in report.damage if report else ():
         print(f"damaged: {line}")
     complete = ("done",) if tested else ("done", "diverged")
-    ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
+    ended = all(record.status in complete or is_needless(record) for record in ours)
     return 0 if len(ours) == len(names) and ended else 1
 
 
@@ -256,61 +248,55 @@ def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
     return lines
 
 
-def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> Table:
+def summary(records: Sequence[TrialRecord]) -> Table:
     """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
 
     A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
     FLOPs are relative to dense training with the most epochs; without it, to the dense network in the same trial.
-
-    Args:
-        rows: Rows of the results table.
-        disturbed: Ids of trials whose times were disturbed. The times of their methods get a mark.
     """
     table = Table(title="Means over the seeds that are done; training FLOPs relative to dense training")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    most: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), _epochs_of_recipe(row))
-    dense: dict[tuple[Any, ...], float] = {}
-    for row in sorted(rows, key=_place):
-        where, epochs = (row["task"], row["model"]), _epochs_of_recipe(row)
-        method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+    most: dict[tuple[str, str], float] = {}
+    for record in records:
+        where = (record.spec.task, record.spec.model)
+        most[where] = max(most.get(where, 0), _epochs(record))
+    dense: dict[tuple[str, ...], float] = {}
+    groups: dict[tuple[str, ...], list[TrialRecord]] = {}
+    for record in sorted(records, key=_place):
+        where, epochs, method = (record.spec.task, record.spec.model), _epochs(record), record.spec.label
         if method == BASELINE and epochs == most[where]:
-            dense[where] = row["train_flops_dense"] or dense.get(where, 0.0)
-        if method and 0 < epochs < most[where]:
-            method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
-        groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
+            dense[where] = record.number("train_flops_dense") or dense.get(where, 0.0)
+        if 0 < epochs < most[where]:
+            method += f", {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
+        groups.setdefault((*where, method), []).append(record)
     for names, group in groups.items():
-        done = [row for row in group if row["status"] == "done"]
+        done = [record for record in group if record.done]
         whole = dense.get(names[:2])
-        accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
+        accuracy, seconds = (_mean(one.number(name) for one in done) for name in ("test_accuracy", "train_time_s"))
         table.add_row(
             *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
             f"{len(done)}/{len(group)}",
             "" if accuracy is None else f"{100 * accuracy:.2f} %",
-            ""
-            if seconds is None
-            else mark_disturbed(duration(seconds), any(row["trial_id"] in disturbed for row in done)),
+            "" if seconds is None else mark_disturbed(duration(seconds), any(map(is_disturbed, done))),
             _share(done, "train_flops_effective", whole),
             _share(done, "train_flops_executed", whole),
         )
     return table
 
 
-def _epochs_of_recipe(row: dict[str, Any]) -> int:
-    """Return the epochs of a row; 0 if they are not known, or were typed for its method alone."""
-    return 0 if "recipe.epochs=" in (row["variant"] or "") else row.get("epochs") or 0
+def _epochs(record: TrialRecord) -> float:
+    """Return the epochs of a trial; 0 if they were typed for its method alone."""
+    return 0 if "epochs" in record.spec.replaced else record.number("epochs") or 0
 
 
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return where a row belongs: dense first, then dense with parameters, each with most epochs first."""
-    dense = row["method"] == "dense"
-    order = (row["variant"] or "", -(row.get("epochs") or 0)) if dense else ()
-    return (row["task"] or "", row["model"] or "", not dense, *order)
+def _place(record: TrialRecord) -> tuple[Any, ...]:
+    """Return where a trial belongs: dense first, then dense with parameters, each with most epochs first."""
+    dense = record.spec.method == BASELINE
+    order = (record.spec.variant, -(record.number("epochs") or 0)) if dense else ()
+    return (record.spec.task, record.spec.model, not dense, *order)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -320,7 +306,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(numbers) else None
 
 
-def _share(rows: Sequence[dict[str, Any]], column: str, dense: float | None) -> str:
-    pairs = [(row[column], dense or row["train_flops_dense"]) for row in rows]
+def _share(records: Sequence[TrialRecord], column: str, dense: float | None) -> str:
+    pairs = [(record.number(column), dense or record.number("train_flops_dense")) for record in records]
     share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
     return "" if share is None else f"{100 * share:.1f} %"

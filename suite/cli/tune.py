@@ -16,7 +16,8 @@ from suite.cli.run import run_trials
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.trials.engines.forked import forked
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
 from suite.trials.search import MethodSearch, shown
 from suite.trials.spec import SuiteSpec, TrialSpec
@@ -149,12 +150,11 @@ def _result(
 
 
 def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Path) -> Setting:
-
-    records = [read_record(Store(folder).trial_folder(trial.trial_id)) or {} for trial in trials]
-    done = all(record.get("status") == "done" for record in records)
+    records = [read_record(Store(folder).trial_folder(trial.trial_id)) for trial in trials]
+    done = [record for record in records if record and record.done]
 
     def mean(column: str) -> float | None:
-        numbers = [record["result"].get(column) for record in records] if done else []
+        numbers = [record.result.get(column) for record in done] if len(done) == len(records) else []
         known = [float(number) for number in numbers if number is not None]
         return sum(known) / len(known) if numbers and len(known) == len(numbers) else None
 
