@@ -18,8 +18,8 @@ import suite as suite_package
 from suite.engine.cost.communication import KINDS
 from suite.errors import UsageError
 from suite.trials.folder import packed
-from suite.trials.folder.columns import SCHEMA
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION
+from suite.trials.folder.table import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 EXPORT = ROOT / "results" / "cpu-zen4-2cores" / "vit-digits"
