@@ -16,11 +16,11 @@ from suite.trials.folder.reader import read
 
 
 def write(
-    folder: Path, targets: Sequence[float], latex: bool, place: Path | None
+    folder: Path, targets: Sequence[float], latex: bool, place: Path | None, none_runs: bool = False
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write a report as `reports.write_report` does, and return the fields of `reports.Written`."""
     with _kept_objects():
-        records = read(folder)
+        records = read(folder, none_runs)
     report = build(replace(records, folder=place or folder), targets)
     figures = folder / "figures"
     # Figures are written first, so that the Markdown file never refers to a missing one.

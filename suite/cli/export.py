@@ -74,9 +74,9 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             yield Path(name), page_contents(source / name)
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
-            if path.is_file() and not path.name.startswith("."):  # temporary files of killed processes have a dot
-                if path.suffix != ".svg" or CARRIED in path.name:
-                    yield path.relative_to(source), page_contents(path)
+            is_ours = path.is_file() and not path.name.startswith(".")  # temporary files of killed processes have a dot
+            if is_ours and (path.suffix != ".svg" or CARRIED in path.name):
+                yield path.relative_to(source), page_contents(path)
     for trial in Store(source).trial_folders():
         for place, content in trial_contents(trial):
             yield trial.relative_to(source) / place, content

@@ -26,13 +26,13 @@ from suite.trials.folder.store import Store
 from suite.trials.planning import Formats, plan
 from suite.trials.provenance import collect
 from suite.trials.ranks.allocation import in_allocation
-from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
+from suite.trials.spec import PAPER_SEEDS, Prepared, SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
 
 
-def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
-    """Plan and rehearse a command; return its suite, trials, output folder and provenance.
+def prepare(options: RunOptions) -> Prepared:
+    """Plan and rehearse a command.
 
     Args:
         options: Options of the command.
@@ -47,7 +47,7 @@ def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict
         formats = formats_in(folder, suite.device)
         new = [trial for trial in trials if (trial.task, trial.model) not in formats]
         trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
-    return suite, trials, folder, provenance_of(suite)
+    return Prepared(suite, trials, folder, provenance_of(suite))
 
 
 def without(

@@ -12,7 +12,7 @@ from suite import files
 from suite.choices import RECIPE
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name, whole
-from suite.cli.run import run_trials
+from suite.cli.run import run_prepared
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.trials.engines.forked import forked
@@ -20,7 +20,7 @@ from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
 from suite.trials.search import MethodSearch, shown
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def tune(arguments: Sequence[str]) -> int:
         written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
         return [write_tuned(folder, written[0])]
 
-    status = run_trials(options, suite, trials, folder, write, provenance=provenance)
+    status = run_prepared(options, Prepared(suite, trials, folder, provenance), write)
     print(_as_text(written[0]))
     return status if all(one.chosen is not None for one in written[0].methods) else 1
 

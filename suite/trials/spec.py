@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Interval
 from pydantic import BeforeValidator, TypeAdapter
@@ -242,6 +242,15 @@ class SuiteSpec:
         """Return plain data for `suite.json`."""
         lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets", "left_out")}
         return {**dataclasses.asdict(self), **lists}
+
+
+class Prepared(NamedTuple):
+    """A command that is ready for its first trial: its spec, all of its trials, its folder, and where it runs."""
+
+    suite: SuiteSpec
+    trials: Sequence[TrialSpec]
+    folder: Path
+    provenance: dict[str, Any]
 
 
 def checksum(path: Path, name: str) -> str:
