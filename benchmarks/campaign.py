@@ -32,7 +32,7 @@ from suite.cli.folders.destination import new_folder
 from suite.engine.cost.hardware import available_cores, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import die_with
-from suite.trials.folder.records import export_damage, read_record
+from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,8 +89,9 @@ class Campaign:
             place = self.folder / trial.relative_to(self.results)
             if place.exists():
                 continue
-            if reason := export_damage(trial, read_record(trial) or {}):
-                print(f"campaign: {trial} is not taken over, and trained again: {reason}", flush=True)
+            status, reason = Store(self.results).state(trial.name)
+            if status != "done":
+                print(f"campaign: {trial} is not taken over, and trained again: {reason or status}", flush=True)
             else:
                 _copy(trial, place)
 
@@ -130,11 +131,11 @@ class Campaign:
     def export(self) -> None:
         """Export what is done and was not yet exported."""
         for trial in Store(self.folder).trial_folders():
-            record, place = read_record(trial) or {}, self.results / trial.relative_to(self.folder)
-            if record.get("status") != "done":
+            record, place = read_record(trial), self.results / trial.relative_to(self.folder)
+            if record is None or not record.done:
                 continue
             if (exported := read_record(place)) is not None:
-                if exported.get("files") != record.get("files") and place.name not in self._others:
+                if exported.result != record.result and place.name not in self._others:
                     self._others.add(place.name)
                     print(f"campaign: {place} is of another training; it stays as it is", flush=True)
                 continue

@@ -29,24 +29,25 @@ def write_report(
     targets: Sequence[float] = (),
     latex: bool = False,
     place: Path | None = None,
+    none_runs: bool = False,
 ) -> Written:
     """Write `report.html`, `report.md` and `figures/*.svg` into a suite's folder, each atomically.
 
     Args:
-        folder: Path of the suite's folder, which contains `results.csv`. The files `suite.json`, `trials/*/trial.json`,
-            `trials/*/epochs.jsonl` and `trials/*/layers.csv` are used if they exist.
+        folder: Path of the suite's folder.
         targets: Target accuracies as fractions (default: those that a command declared, otherwise one from dense; see
             `reports.data.targets`).
         latex: Whether `report.tex`, the first tables for a paper, is written too. A file that exists is always updated.
         place: Path that the folder will have, which commands in the report name (default: its present path).
+        none_runs: As for `suite.trials.folder.reader.read_trials`.
 
     Raises:
-        suite.errors.UsageError: If the folder has no results, or its table cannot be read.
+        suite.errors.UsageError: If the folder has no results.
     """
     # Matplotlib takes seconds to import, which importing this package should not cost.
     from reports.writing import write
 
-    return Written(*write(folder, targets, latex, place))
+    return Written(*write(folder, targets, latex, place, none_runs))
 
 
 __all__ = ["Written", "write_report"]

@@ -16,7 +16,8 @@ from reports.data.method_rows import by_seed, not_measured
 from reports.render import markdown
 from suite import files
 from suite.trials.estimates import Estimate, Missing, Quantity, paired
-from suite.trials.folder.reader import Records, Trial
+from suite.trials.folder.reader import Records
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
@@ -72,7 +73,7 @@ class Comparison:
     """
 
     differences: tuple[Difference, ...]
-    only: tuple[tuple[Trial, ...], tuple[Trial, ...]]
+    only: tuple[tuple[TrialRecord, ...], tuple[TrialRecord, ...]]
 
 
 def compare(first: Records, second: Records) -> Comparison:
@@ -99,9 +100,9 @@ def compare(first: Records, second: Records) -> Comparison:
     return Comparison(tuple(differences), (only[0], only[1]))
 
 
-def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]]:
+def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[TrialRecord]]]:
     """Return the finished trials by the columns in `SAME` and the method, and then by their settings."""
-    by_method: dict[tuple[str, ...], dict[str, list[Trial]]] = {}
+    by_method: dict[tuple[str, ...], dict[str, list[TrialRecord]]] = {}
     for trial in records.trials:
         if trial.done:
             key = (*(column_text(trial, name) for name in SAME), label(trial))
@@ -109,7 +110,7 @@ def _by_method(records: Records) -> dict[tuple[str, ...], dict[str, list[Trial]]
     return by_method
 
 
-def _settings(trial: Trial) -> str:
+def _settings(trial: TrialRecord) -> str:
     """Return the recipe, data type, arithmetic and data copy as one text."""
     known = json.loads(recipe(trial) or "{}")
     columns = {name: column_text(trial, name) for name in ("dtype", "arithmetic", "data_copy")}
@@ -117,8 +118,8 @@ def _settings(trial: Trial) -> str:
 
 
 def _same_settings(
-    ours: Mapping[str, list[Trial]], theirs: Mapping[str, list[Trial]]
-) -> list[tuple[list[Trial], list[Trial], str]]:
+    ours: Mapping[str, list[TrialRecord]], theirs: Mapping[str, list[TrialRecord]]
+) -> list[tuple[list[TrialRecord], list[TrialRecord], str]]:
     """Return the trials of both folders to compare, and the settings that distinguish them from other trials.
 
     If each folder has one setting that the other lacks, as after a change of the recipe, these two are compared.
@@ -137,7 +138,9 @@ def _same_settings(
     ]
 
 
-def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[Trial], settings: str) -> Difference:
+def _difference(
+    key: tuple[str, ...], first: Sequence[TrialRecord], second: Sequence[TrialRecord], settings: str
+) -> Difference:
     seeds = [{seed_of(trial) for trial in trials} for trials in (first, second)]
     common = seeds[0] & seeds[1]
     # Changes count only between the compared trials.
@@ -165,7 +168,7 @@ def _difference(key: tuple[str, ...], first: Sequence[Trial], second: Sequence[T
     )
 
 
-def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple[str, str]]:
+def _changes(first: Sequence[TrialRecord], second: Sequence[TrialRecord]) -> dict[str, tuple[str, str]]:
     """Return the facts whose values differ between two folders, if both recorded them."""
     values = [_values(trials) for trials in (first, second)]
     shared = [name for name in values[0] if name in values[1] and values[0][name] != values[1][name]]
@@ -173,10 +176,10 @@ def _changes(first: Sequence[Trial], second: Sequence[Trial]) -> dict[str, tuple
     return {name: (texts[0][name], texts[1][name]) for name in shared}
 
 
-def _values(trials: Sequence[Trial]) -> dict[str, set[str]]:
+def _values(trials: Sequence[TrialRecord]) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {}
     for trial in trials:
-        facts = flatten({name: trial.spec[name] for name in _SETTINGS if name in trial.spec})
+        facts = flatten({name: getattr(trial.spec, name) for name in _SETTINGS})
         facts |= flatten({name: trial.provenance[name] for name in _PROVENANCE if name in trial.provenance})
         for name, value in facts.items():
             if name not in _NOT_SETTINGS:

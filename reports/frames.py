@@ -15,10 +15,10 @@ from reports.content.tables import cost_cell, gain_shown
 from reports.content.verdict import main_cost, word
 from reports.data.verdict import COSTS, judged_groups, margins
 from reports.sentences import counted
-from suite.trials.folder.columns import SCHEMA, Column, differing_fields, recipe_column
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
-from suite.trials.folder.reader import Records, Trial, damage, read
-from suite.trials.folder.results import current_rows
+from suite.trials.folder.reader import Records, read
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import SCHEMA, Column, recipe_columns
 from suite.trials.folder.times import GroupTimes, PassTime
 from suite.trials.groups import BASELINE
 
@@ -76,11 +76,11 @@ class Results:
 
 def load(folder: Path) -> Results:
     """Return the present results of a suite's folder, with trials that its table does not have yet."""
-    records = read(folder, current_rows(folder))
-    recipe = [recipe_column(name) for name in differing_fields(trial.texts for trial in records.trials)]
+    records = read(folder)
+    of_trials = (*SCHEMA, *recipe_columns(records.trials))
     contents: dict[Frame, tuple[Sequence[Column], Iterable[Mapping[str, Any]]]] = {
         "verdicts": (VERDICTS, _verdicts(records)),
-        "trials": ((*SCHEMA, *recipe), ({**trial.texts, **trial.numbers} for trial in records.trials)),
+        "trials": (of_trials, ({column.name: column.of(one) for column in of_trials} for one in records.trials)),
         "epochs": (EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
         "layers": (LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
         "times": (TIMES, _times(records.times)),
@@ -93,7 +93,7 @@ def load(folder: Path) -> Results:
     ]
     columns = pd.DataFrame(schema, columns=["frame", "column", "type", "unit", "kind", "meaning"])
     return Results(
-        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=damage(records)
+        folder=records.folder, **frames, columns=columns.set_index(["frame", "column"]), damage=records.all_damage()
     )
 
 
@@ -118,7 +118,7 @@ def _value(column: Column, value: Any) -> Any:
     return column.type(value)
 
 
-def _epoch(trial: Trial, record: Mapping[str, Any]) -> dict[str, Any]:
+def _epoch(trial: TrialRecord, record: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
         f"{name}_{kind}": numbers.get(kind)
         for name, kinds in NESTED.items()

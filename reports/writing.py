@@ -12,15 +12,15 @@ from reports.content.build import build
 from reports.render import html, markdown
 from reports.render import latex as tables
 from suite import files
-from suite.trials.folder.reader import damage, read
+from suite.trials.folder.reader import read
 
 
 def write(
-    folder: Path, targets: Sequence[float], latex: bool, place: Path | None
+    folder: Path, targets: Sequence[float], latex: bool, place: Path | None, none_runs: bool = False
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write a report as `reports.write_report` does, and return the fields of `reports.Written`."""
     with _kept_objects():
-        records = read(folder)
+        records = read(folder, none_runs)
     report = build(replace(records, folder=place or folder), targets)
     figures = folder / "figures"
     # Figures are written first, so that the Markdown file never refers to a missing one.
@@ -37,7 +37,7 @@ def write(
         files.write(path, text)
     for path in earlier - contents.keys():
         path.unlink()
-    return [*pages, *contents], damage(records)
+    return [*pages, *contents], records.all_damage()
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from suite.files import clean
 from suite.parameters import resolve
 from suite.recipe import FLUSH, Recipe
 from suite.trials.estimates import facts
-from suite.trials.folder.reader import Records, Trial
+from suite.trials.folder.reader import Records
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import TrialGroup, epochs, group_trials
 
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
@@ -68,7 +69,10 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
 
 
 def _summary(
-    records: Records, unassigned: Sequence[Trial], groups: Sequence[TrialGroup], rows: Sequence[Sequence[MethodRow]]
+    records: Records,
+    unassigned: Sequence[TrialRecord],
+    groups: Sequence[TrialGroup],
+    rows: Sequence[Sequence[MethodRow]],
 ) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
     counts = f"{total} trials, {done} done" + (f", {total - done} not done" if done < total else "")
@@ -79,10 +83,9 @@ def _summary(
     for count, what in (*kinds, (controls, "controls of methods")):
         if count:
             counts += f"; {count} of them {'is' if count == 1 else 'are'} {what}"
-    summary = f"{counts}. Numbers from {records.source}."
-    for file in ("trial.json", "epochs.jsonl"):
-        if without := sum(trial.done and file in trial.missing_files for trial in records.trials):
-            summary += f" {without} of them have no {file}, and what it says is not shown."
+    summary = f"{counts}."
+    if without := sum(trial.done and "epochs.jsonl" in trial.missing_files for trial in records.trials):
+        summary += f" {without} of them have no epochs.jsonl, and what it says is not shown."
     if unassigned:
         summary += f" {len(unassigned)} of them belong to no group here, and are listed only under failed trials."
     return summary
@@ -192,7 +195,7 @@ def _subtitle(group: TrialGroup, device: str) -> str:
     parts += _image_sizes(group)
     parts.append(f"device {device or 'not recorded'} (hardware id {group.key['hardware_id'] or 'not recorded'})")
     parts += [f"{words} {group.key[name]}" for name, words in _NAMED.items() if group.key[name]]
-    sources = {clean(str(trial.spec["recipe_source"])) for trial in done if trial.spec.get("recipe_source")}
+    sources = {clean(str(trial.spec.recipe_source)) for trial in done if trial.spec.recipe_source}
     if sources:
         parts.append(f"recipe of {' or '.join(sorted(sources))}")
     text = ", ".join(parts)
@@ -202,14 +205,14 @@ def _subtitle(group: TrialGroup, device: str) -> str:
 def _image_sizes(group: TrialGroup) -> list[str]:
     """Return the image sizes that task or recipe of a group name; empty if every trial has the same."""
     recipe = json.loads(group.key["recipe"] or "{}")
-    side = group.trials[0].spec.get("task_parameters", {}).get("image_size")
+    side = group.trials[0].spec.task_parameters.get("image_size")
     named = {"images": [side] if isinstance(side, int) else [], "training images": recipe.get("train_sizes", ())}
     texts = {what: " then ".join(f"{side}x{side}" for side in sides) for what, sides in named.items()}
     return [f"{what} of {text} pixels" for what, text in texts.items() if text]
 
 
 def _data_note(group: TrialGroup) -> str:
-    notes = [trial.spec.get("data_copy", {}).get("note") for trial in group.trials]
+    notes = [trial.spec.data_copy.get("note") for trial in group.trials]
     return clean(next(filter(None, notes), "")).rstrip(".")
 
 

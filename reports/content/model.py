@@ -200,13 +200,11 @@ class Provenance:
     Attributes:
         meaning: Definitions of the kinds of numbers.
         command_lines: Commands that produced the folder.
-        source: The table that the numbers come from.
         tables: Trials, methods, environment and differences between trials.
     """
 
     meaning: tuple[str, ...]
     command_lines: tuple[str, ...]
-    source: str
     tables: tuple[Table, ...]
 
 
@@ -216,7 +214,7 @@ class Report:
 
     Attributes:
         title: Title of the page.
-        summary: Number of trials, and the source of the numbers.
+        summary: Number of trials.
         groups: Sections about comparable trials.
         left_out: One line for each method that a command left out, because a network does not fit it.
         problems: Failed trials and damaged files; `None` if there are none.

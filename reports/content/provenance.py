@@ -14,32 +14,30 @@ from reports.content.model import Cell, Column, Problems, Provenance, Table, mis
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from reports.data.looks import NO_PRUNING
 from suite.files import clean, without_home
-from suite.trials.folder.columns import is_needless
-from suite.trials.folder.reader import Records, Trial
+from suite.trials.folder.reader import Records
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import is_needless
 from suite.trials.folder.tuning import Tuned, TunedMethod
 from suite.trials.groups import is_without_pruning, label
 
 
 def problem_section(records: Records) -> Problems | None:
     """Return the trials that are not done and the damaged files; `None` if there are none."""
-    bad = [
-        trial
-        for trial in records.trials
-        if (not trial.done and not is_needless(trial.text("status"), trial.text("message"))) or trial.damage
-    ]
-    if not bad and not records.damage:
+    bad = [trial for trial in records.trials if (not trial.done and not is_needless(trial)) or trial.damage]
+    if not bad and not records.damage and not records.damaged:
         return None
     texts = [
         (trial.name, "done, but damaged" if trial.done else trial.text("status"),
          "; ".join(filter(None, (trial.text("message"), *trial.damage))))
         for trial in bad
     ]  # fmt: skip
+    texts += [(name, "damaged", reason) for name, reason in records.damaged.items()]
     texts += [("suite.json", "damaged", line) for line in records.damage]
     columns = tuple(Column(title, numeric=False) for title in ("Trial", "Status", "Message"))
     rows = tuple((Cell(name, code=True), Cell(status), Cell(message)) for name, status, message in texts)
     subject = "One trial or file has" if len(rows) == 1 else f"{len(rows)} trials or files have"
     table = Table("problems", f"{subject} no valid result.", columns, rows)
-    if all(trial.done for trial in bad):
+    if all(trial.done for trial in bad) and not records.damaged:
         return Problems(
             table, (), "Every trial is done. Run the command of this folder again to repeat trials with damaged files."
         )
@@ -144,14 +142,14 @@ def provenance_section(records: Records) -> Provenance:
     if records.untested:
         count = "1 trial" if records.untested == 1 else f"{records.untested} trials"
         meaning += (f"Not shown: {count} of tune, which used validation images and no test images.",)
-    return Provenance(meaning, tuple(command_lines(records.suite)), records.source, tuple(tables))
+    return Provenance(meaning, tuple(command_lines(records.suite)), tuple(tables))
 
 
 def _fact_rows(facts: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
     return tuple((Cell(key, code=True), Cell(value)) for key, value in facts.items())
 
 
-def _not_counted(trials: Sequence[Trial]) -> list[str]:
+def _not_counted(trials: Sequence[TrialRecord]) -> list[str]:
     """Return a line for each network with operations that no FLOPs include."""
     lines: dict[str, str] = {}
     for trial in trials:
@@ -160,7 +158,7 @@ def _not_counted(trials: Sequence[Trial]) -> list[str]:
     return [f"Not included in any FLOPs of {clean(model)}: {operations}." for model, operations in lines.items()]
 
 
-def _trial_table(trials: Sequence[Trial]) -> Table:
+def _trial_table(trials: Sequence[TrialRecord]) -> Table:
     columns = (
         Column("Trial", numeric=False),
         Column("Method", numeric=False),
@@ -179,10 +177,10 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
     return Table("trials", "All trials", columns, tuple(_trial_row(trial) for trial in trials))
 
 
-def _trial_row(trial: Trial) -> tuple[Cell, ...]:
+def _trial_row(trial: TrialRecord) -> tuple[Cell, ...]:
     seed, accuracy, time = (trial.number(column) for column in ("seed", "test_accuracy", "train_time_s"))
     missing = missing_cell("Not measured in this trial.")
-    digest = trial.spec.get("hash", "")[:16] or trial.name.rsplit("-", 1)[-1]
+    digest = trial.spec.hash[:16]
     return (
         Cell(trial.name, code=True),
         Cell(label(trial), code=True, mark=NO_PRUNING if is_without_pruning(trial) else ""),
@@ -221,11 +219,11 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _split(trials: Sequence[Trial]) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
+def _split(trials: Sequence[TrialRecord]) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
     """Return the facts that all trials share, and for each other fact the trials by value."""
     values: dict[str, dict[str, list[str]]] = {}
     for trial in trials:
-        for key, value in (_facts(trial.spec) | _facts(trial.provenance)).items():
+        for key, value in (_facts(trial.spec.to_json()) | _facts(trial.provenance)).items():
             values.setdefault(key, {}).setdefault(value, []).append(trial.name)
     equal = {key: next(iter(by_value)) for key, by_value in values.items() if len(by_value) == 1}
     return equal, {key: by_value for key, by_value in values.items() if len(by_value) > 1}
@@ -243,7 +241,7 @@ def _differing_rows(differing: Mapping[str, Mapping[str, list[str]]], count: int
     return rows
 
 
-def _method_table(trials: Sequence[Trial]) -> Table:
+def _method_table(trials: Sequence[TrialRecord]) -> Table:
     """List each method with its parameters, its source, and how its defaults were chosen, if this was recorded."""
     columns = tuple(Column(title, numeric=False) for title in ("Method", "All parameters", "Source", "Defaults chosen"))
     rows: dict[tuple[str, str], tuple[Cell, ...]] = {}
@@ -259,7 +257,7 @@ def _method_table(trials: Sequence[Trial]) -> Table:
     return Table("methods", "Methods", columns, tuple(rows.values()))
 
 
-def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
+def _tuned_table(tuned: Tuned, trials: Sequence[TrialRecord]) -> Table:
     """List how each method was tuned, and whether the trials of this report use the chosen setting."""
     columns = (
         Column("Method", numeric=False),
@@ -290,10 +288,10 @@ def _tuned_table(tuned: Tuned, trials: Sequence[Trial]) -> Table:
     return Table("tuning", caption, columns, tuple(rows))
 
 
-def _uses(trial: Trial, tuned: TunedMethod) -> bool:
+def _uses(trial: TrialRecord, tuned: TunedMethod) -> bool:
     """Return whether a trial has the chosen setting of a method, learning rate included."""
     if tuned.chosen is None or label(trial) != tuned.label:
         return False
     default = next((one["default"] for one in tuned.space if one.get("name") == "recipe.learning_rate"), None)
     rate = tuned.settings[tuned.chosen].values.get("recipe.learning_rate", default)
-    return rate is None or (trial.spec.get("recipe") or {}).get("learning_rate") == rate
+    return rate is None or (trial.spec.recipe).get("learning_rate") == rate

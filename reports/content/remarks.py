@@ -30,7 +30,7 @@ from reports.sentences import say
 from suite.files import clean
 from suite.recipe import FLUSH
 from suite.trials.estimates import Estimate, Missing, Quantity
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.times import BUSY
 from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
 
@@ -70,8 +70,8 @@ def _prerequisites(row: MethodRow) -> list[str]:
     """Name the trainings that the method starts from, whose cost is not part of its own."""
     spec = row.done[0].spec
     names = [
-        *map(str, spec.get("depends_on") or ()),
-        *(f"the file {name}" for name in spec.get("files") or ()),
+        *map(str, spec.depends_on),
+        *(f"the file {name}" for name in spec.files),
     ]
     return [say("methods.starts_from", names=names)] if names else []
 
@@ -131,7 +131,7 @@ def _final_model(row: MethodRow) -> list[str]:
 _DENSE = "torch"
 
 
-def time_remarks(trials: Sequence[Trial]) -> list[str]:
+def time_remarks(trials: Sequence[TrialRecord]) -> list[str]:
     """Return a line for each reason why times of trials cannot be relied on."""
     done = [trial for trial in trials if trial.done]
     return [
@@ -146,7 +146,11 @@ def time_remarks(trials: Sequence[Trial]) -> list[str]:
 
 
 def _worst(
-    name: str, done: Sequence[Trial], of: Callable[[Trial], float], is_bad: Callable[[float], bool], **more: float
+    name: str,
+    done: Sequence[TrialRecord],
+    of: Callable[[TrialRecord], float],
+    is_bad: Callable[[float], bool],
+    **more: float,
 ) -> list[str]:
     """Return a line with the number of trials that a measure finds bad, and the worst of them."""
     bad = {trial.name: value for trial in done if is_bad(value := of(trial))}
@@ -156,7 +160,7 @@ def _worst(
     return [say(f"remarks.{name}", trials=len(bad), done=len(done), most=bad[worst], worst=worst, **more)]
 
 
-def _slow_products(done: Sequence[Trial]) -> list[str]:
+def _slow_products(done: Sequence[TrialRecord]) -> list[str]:
     """Name the layers with a product that oneDNN computed by a reference implementation."""
     slow: dict[str, list[str]] = {}
     for trial in done:
@@ -166,19 +170,19 @@ def _slow_products(done: Sequence[Trial]) -> list[str]:
     return [say("remarks.slow_products", products=slow)] if slow else []
 
 
-def _emulated(done: Sequence[Trial]) -> list[str]:
+def _emulated(done: Sequence[TrialRecord]) -> list[str]:
     """Name a data type for which the processor has no arithmetic."""
     found = [dtype for trial in done if (dtype := trial.provenance.get("emulated_dtype"))]
     return [clean(say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0]))] if found else []
 
 
-def _unflushed(done: Sequence[Trial]) -> list[str]:
+def _unflushed(done: Sequence[TrialRecord]) -> list[str]:
     on_cpu = [trial for trial in done if trial.text("device") == "cpu"]
     count = sum(trial.text("arithmetic") != FLUSH for trial in on_cpu)
     return [say("remarks.unflushed", trials=count, done=len(on_cpu))] if count else []
 
 
-def _resumed(done: Sequence[Trial]) -> list[str]:
+def _resumed(done: Sequence[TrialRecord]) -> list[str]:
     """Name trials whose times are sums over several attempts, and what changed in between."""
     resumed = []
     for trial in done:
@@ -219,13 +223,13 @@ def backend_remarks(rows: Sequence[MethodRow]) -> list[str]:
     return lines
 
 
-def _last_backends(trial: Trial) -> dict[str, str]:
+def _last_backends(trial: TrialRecord) -> dict[str, str]:
     """Return the backend of each layer in the last epoch; empty if the records do not name them."""
     backends: dict[str, str] = trial.epochs[-1].get("backends", {}) if trial.epochs else {}
     return backends
 
 
-def _sparse_layers(trial: Trial) -> set[str]:
+def _sparse_layers(trial: TrialRecord) -> set[str]:
     """Return the layers with a product that could skip multiply-adds in the last epoch, whatever the backend."""
     layers = trial.epochs[-1].get("layers", {}) if trial.epochs else {}
     return {name for name, record in layers.items() if min(record.get("density", ()), default=1.0) < 1}
@@ -278,7 +282,7 @@ def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:
     return [clean(say("remarks.communication", gradients=means, dense=means.get(BASELINE, 0.0), other=other))]
 
 
-def _gradients(trial: Trial) -> tuple[int, int] | None:
+def _gradients(trial: TrialRecord) -> tuple[int, int] | None:
     """Return the measured and the counted bytes of the gradients; `None` if one process trained the model."""
     record = trial.epochs[-1] if trial.epochs else {}
     if not (record.get("communication") and record.get("train_communication")):

@@ -13,7 +13,7 @@ from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measur
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate
-from suite.trials.folder.columns import COLUMNS
+from suite.trials.folder.table import COLUMNS
 
 _INTERVAL = (
     "± is the half-width of the 95 % confidence interval over seeds. It comes from the spread of the method's own "

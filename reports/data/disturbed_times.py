@@ -7,7 +7,7 @@ from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.times import BUSY
 
 # Epochs with equal shapes do equal work. On an idle machine their times differ by a few percent.
@@ -18,7 +18,7 @@ DISTURBED_RATIO = "one of the times was disturbed, so that their ratio says noth
 DISTURBED_NOTE = "Disturbed: something other than the method affected this time (see the remarks). Do not rely on it."
 
 
-def is_disturbed(trial: Trial) -> bool:
+def is_disturbed(trial: TrialRecord) -> bool:
     """Return whether the records show that a trial's times were disturbed. Records cannot prove the opposite."""
     return trial.done and (spread(trial) > UNSTEADY or busy_share(trial) >= BUSY or shared_with(trial) > 0)
 
@@ -28,27 +28,27 @@ def mark_disturbed(text: str, disturbed: bool) -> str:
     return f"{text} ({DISTURBED})" if disturbed else text
 
 
-def attempts(trial: Trial) -> list[Mapping[str, Any]]:
+def attempts(trial: TrialRecord) -> list[Mapping[str, Any]]:
     """Return the attempts before the one that finished the trial."""
     known: list[Mapping[str, Any]] = trial.provenance.get("attempts", [])
     return known
 
 
-def busy_share(trial: Trial) -> float:
+def busy_share(trial: TrialRecord) -> float:
     """Return the largest number of busy cores before an attempt, divided by the number of cores of the trial."""
     threads = trial.provenance.get("hardware", {}).get("threads")
     loads = [record.get("busy_cores") or 0.0 for record in (trial.provenance, *attempts(trial))]
     return max(loads) / threads if threads else 0.0
 
 
-def shared_with(trial: Trial) -> float:
+def shared_with(trial: TrialRecord) -> float:
     """Return the largest number of other trials on the device during an attempt; 0 if the record names none."""
     places = [record.get("place") or {} for record in (trial.provenance, *attempts(trial))]
     return max(place.get("shared_with") or 0.0 for place in places)
 
 
 @cache  # tables and figures of a report ask for the same trials many times
-def spread(trial: Trial) -> float:
+def spread(trial: TrialRecord) -> float:
     """Return the longest over the shortest time per step among epochs of equal work; 1 if no two can be compared."""
     epochs: list[tuple[Any, float]] = []
     for before, record in pairwise(trial.epochs):

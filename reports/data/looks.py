@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, is_control, is_without_pruning, label
 
 COLOURS = 7  # of methods other than dense
@@ -62,7 +62,7 @@ def looks(
     return found
 
 
-def looks_of(trials: Sequence[Trial]) -> dict[str, Look]:
+def looks_of(trials: Sequence[TrialRecord]) -> dict[str, Look]:
     """Return how each method of a folder's trials is drawn."""
     controls, ways = ({label(one) for one in trials if is_one(one)} for is_one in (is_control, is_without_pruning))
     return looks(map(label, trials), controls, ways)

@@ -26,8 +26,8 @@ from reports.data.rule import (
     pooled,
 )
 from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, is_guess, mean_of, paired
-from suite.trials.folder.columns import NUMBER_COLUMNS
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import NUMBER_COLUMNS
 from suite.trials.folder.times import MethodTime, PassTime
 from suite.trials.groups import BASELINE, TrialGroup, is_control, is_without_pruning, label, seed_of
 
@@ -87,7 +87,7 @@ class MethodRow:
     label: str
     look: Look
     is_baseline: bool
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialRecord, ...]
     means: pd.DataFrame = field(compare=False, repr=False)
     flops_of_dense: pd.Series = field(compare=False, repr=False)
     accuracy: Quantity
@@ -157,7 +157,7 @@ class MethodRow:
         return self.sound_time.ratio if self.cost is None else self.cost.share
 
     @property
-    def done(self) -> tuple[Trial, ...]:
+    def done(self) -> tuple[TrialRecord, ...]:
         """Finished trials. Only their numbers count."""
         return tuple(trial for trial in self.trials if trial.done)
 
@@ -184,7 +184,7 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
         group: Trials that may be compared.
         looks: How each label is drawn (`reports.data.looks.looks`). It is the same in the whole report.
     """
-    members: dict[str, list[Trial]] = {}
+    members: dict[str, list[TrialRecord]] = {}
     for trial in group.trials:
         members.setdefault(label(trial), []).append(trial)
     means = seed_means(group.trials)
@@ -228,20 +228,20 @@ class Ratios(NamedTuple):
     passes: int = 1
 
 
-def candidate(name: str, trials: Sequence[Trial], ratios: Ratios) -> Candidate:
+def candidate(name: str, trials: Sequence[TrialRecord], ratios: Ratios) -> Candidate:
     """Return what the rule gets to know about a method."""
     lost = {seed_of(trial) for trial in trials if trial.text("status") == "diverged" or is_guess(trial)}
     sound = sound_accuracies(trials)
     return Candidate(name, tuple(sound.values()), ratios.values, len(lost - set(sound)), ratios.by_seed, ratios.passes)
 
 
-def sound_accuracies(trials: Iterable[Trial]) -> dict[int, float]:
+def sound_accuracies(trials: Iterable[TrialRecord]) -> dict[int, float]:
     """Return the accuracy of each seed that learned something, in points, by seed in order."""
     sound = by_seed([trial for trial in trials if trial.done and not is_guess(trial)], "test_accuracy")
     return {seed: 100 * sound[seed] for seed in sorted(sound)}
 
 
-def time_ratios(timed: MethodTime, trials: Iterable[Trial]) -> Ratios:
+def time_ratios(timed: MethodTime, trials: Iterable[TrialRecord]) -> Ratios:
     """Return the relative training time of each seed if all have equally many undisturbed passes, or of each pass."""
     known = list(trials)
     seeds, finished = {trial.name: seed_of(trial) for trial in known}, sound_accuracies(known)
@@ -308,7 +308,9 @@ def with_interval(mean: Mean, count: int) -> Estimate:
     return Estimate(mean.value, mean.half_width() if known else None, count)
 
 
-def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial], all_means: pd.DataFrame) -> MethodRow:
+def _row(
+    name: str, look: Look, trials: Sequence[TrialRecord], dense: Sequence[TrialRecord], all_means: pd.DataFrame
+) -> MethodRow:
     done, dense_done = ([trial for trial in several if trial.done] for several in (trials, dense))
     means, dense_means = (_of_method(all_means, method) for method in (name, BASELINE))
     is_baseline = name == BASELINE
@@ -323,7 +325,7 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
         return paired(values, of_dense, combine, not_measured(column))
 
     flops_of_dense = means["train_flops_dense"]
-    own_recipe = any(is_without_pruning(trial) or "epochs" in (trial.spec.get("replaced") or {}) for trial in trials)
+    own_recipe = any(is_without_pruning(trial) or "epochs" in trial.spec.replaced for trial in trials)
     if own_recipe and len(of_dense := dense_means["train_flops_dense"].dropna()):  # equal in all its trials
         flops_of_dense = flops_of_dense.where(flops_of_dense.isna(), of_dense.iloc[0])
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
@@ -356,14 +358,15 @@ def _row(name: str, look: Look, trials: Sequence[Trial], dense: Sequence[Trial],
 NONE_DONE = "no trial of this method is done"
 
 
-def seed_means(trials: Iterable[Trial]) -> pd.DataFrame:
+def seed_means(trials: Iterable[TrialRecord]) -> pd.DataFrame:
     """Return the numeric columns of `results.csv` for finished trials, with a row for each method and seed.
 
     A seed that was run twice is one sample, and counts with its mean.
     """
     done = [trial for trial in trials if trial.done]
     index = pd.MultiIndex.from_arrays([[*map(label, done)], [*map(seed_of, done)]], names=["method", "seed"])
-    frame = pd.DataFrame([dict(trial.numbers) for trial in done], index, list(NUMBER_COLUMNS), dtype=float)
+    numbers = [[trial.number(name) for name in NUMBER_COLUMNS] for trial in done]
+    frame = pd.DataFrame(numbers, index, list(NUMBER_COLUMNS), dtype=float)
     return frame.groupby(level=["method", "seed"], sort=False).mean()
 
 
@@ -376,7 +379,7 @@ def _known(values: pd.Series) -> dict[int, float]:
     return dict(zip(known.index.to_list(), known.to_list(), strict=True))
 
 
-def by_seed(trials: Iterable[Trial], column: str) -> dict[int, float]:
+def by_seed(trials: Iterable[TrialRecord], column: str) -> dict[int, float]:
     """Return one value per seed of trials of one method. A seed that was run twice counts with its mean."""
     values = [(seed_of(trial), trial.number(column)) for trial in trials]
     return _known(pd.DataFrame(values, columns=["seed", "value"]).groupby("seed", sort=False)["value"].mean())

@@ -25,8 +25,8 @@ from scipy import stats
 
 from reports.data.method_rows import by_seed
 from suite.trials.estimates import CONFIDENCE, Estimate, is_guess
-from suite.trials.folder.columns import COLUMNS
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import COLUMNS
 from suite.trials.folder.times import GroupTimes, MethodTime
 from suite.trials.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
 
@@ -127,7 +127,7 @@ def _pools(machines: Mapping[Machine, Sequence[TrialGroup]]) -> list[list[Machin
 def _group(
     setting: Mapping[str, str],
     machine: Machine,
-    trials: Mapping[Machine, Sequence[Trial]],
+    trials: Mapping[Machine, Sequence[TrialRecord]],
     methods: Mapping[str, MethodTime],
 ) -> TrialGroup:
     """Return the group of a machine, with the costs of its own trials or else of the most similar machine's."""
@@ -146,7 +146,7 @@ def _elsewhere(
     group: TrialGroup,
     pool: Sequence[Machine],
     machines: Mapping[Machine, Sequence[TrialGroup]],
-    trials: Mapping[Machine, Sequence[Trial]],
+    trials: Mapping[Machine, Sequence[TrialRecord]],
 ) -> Elsewhere:
     """Return what another machine of the family has, and the reason if its trials do not count in a group."""
     differences = _differences(machines[machine], machines[group.trained])
@@ -214,15 +214,15 @@ def _reason(group: TrialGroup, other: TrialGroup) -> str:
     return f"their {' and '.join([*names, *(f'recipe.{name}' for name in fields)])} differ"
 
 
-def of_any_machine(trial: Trial) -> Trial:
+def of_any_machine(trial: TrialRecord) -> TrialRecord:
     """Return a trial without what belongs to the machine that it ran on."""
-    return replace(
-        trial,
-        texts={name: text for name, text in trial.texts.items() if name not in _OF_ONE_MACHINE},
-        numbers={name: value for name, value in trial.numbers.items() if name not in _OF_ONE_MACHINE},
-        provenance={},
-        epochs=tuple(_epoch(record) for record in trial.epochs),
-        elsewhere=True,
+    return trial.model_copy(
+        update={
+            "result": {name: value for name, value in trial.result.items() if name not in _OF_ONE_MACHINE},
+            "provenance": {},
+            "epochs": tuple(_epoch(record) for record in trial.epochs),
+            "elsewhere": True,
+        }
     )
 
 

@@ -27,7 +27,7 @@ from reports.data.disturbed_times import is_disturbed
 from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
 from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.targets import COSTS, cost_until, declared_targets, first_reached
 from suite.trials.folder.times import MethodTime
 from suite.trials.groups import BASELINE, TrialGroup, seed_of, share_of_steps
@@ -35,7 +35,7 @@ from suite.trials.groups import epochs as epochs_of
 
 COLUMNS = ("flops_to_target", *COSTS)
 NOT_REACHED = math.inf
-_Share = Callable[[Trial, int], float | None]
+_Share = Callable[[TrialRecord, int], float | None]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _row(
     epochs: float,
     look: Look,
     budget: float,
-    trials: Sequence[Trial],
+    trials: Sequence[TrialRecord],
     target: float,
     timed: MethodTime | None,
     part: float,
@@ -179,7 +179,7 @@ def _row(
     )
 
 
-def _seed(trial: Trial, target: float, share_at: _Share | None) -> _Seed | None:
+def _seed(trial: TrialRecord, target: float, share_at: _Share | None) -> _Seed | None:
     """Return what a trial took; `None` if it has no curve.
 
     Args:
@@ -221,7 +221,7 @@ def share_until(name: str, timed: MethodTime | None, part: float = 1.0) -> _Shar
     return None if timed is None else partial(time_share, timed=timed)
 
 
-def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None) -> float | None:
+def dense_share(trial: TrialRecord, epoch: int, part: float, timed: MethodTime | None) -> float | None:
     """Return the time until the end of an epoch of dense training in units of dense's whole training.
 
     Args:
@@ -233,7 +233,7 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     Returns:
         The share; `None` if there are several phases, whose steps were not timed.
     """
-    recipe = trial.spec.get("recipe") or {}
+    recipe = trial.spec.recipe
     if timed is None and (len(recipe.get("train_sizes") or ()) > 1 or recipe.get("freeze")):
         return None
     steps = [record["steps"] for record in trial.epochs]
@@ -241,7 +241,7 @@ def dense_share(trial: Trial, epoch: int, part: float, timed: MethodTime | None)
     return part * (timed.passes[0].dense_share(progress) if timed else progress)
 
 
-def time_share(trial: Trial, epoch: int, timed: MethodTime) -> float:
+def time_share(trial: TrialRecord, epoch: int, timed: MethodTime) -> float:
     """Return the time until the end of an epoch in units of dense's whole training, from the time pass.
 
     The steps of each stage count with the ratio of the stage. Reconfigurations count with the share of their recorded

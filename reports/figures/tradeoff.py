@@ -19,7 +19,7 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
 from suite.trials.estimates import Estimate, estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 
 # An interval: half-widths below and above, or `None`.
 Spread = tuple[float, float] | None
@@ -73,7 +73,7 @@ class _Axis:
     needs: str
     from_passes: bool = False
 
-    def cost(self, row: MethodRow, trial: Trial) -> float | None:
+    def cost(self, row: MethodRow, trial: TrialRecord) -> float | None:
         """Return the cost of a trial of a row; `None` if it is not known, or a disturbed time."""
         if self.from_passes:
             return row.timed_share

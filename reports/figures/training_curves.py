@@ -20,7 +20,8 @@ from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_lines, is_long
 from reports.figures.tradeoff import SIZE
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import finite
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of
 
 Looks = Mapping[str, Look]
@@ -78,7 +79,7 @@ def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
     """
     timed = dense_timed(rows)
 
-    def times(row: MethodRow, trial: Trial) -> list[float | None]:
+    def times(row: MethodRow, trial: TrialRecord) -> list[float | None]:
         """Return the time until the end of each epoch. The last one agrees with the mean over the time passes."""
         if timed is None:
             return [None if row.time_is_disturbed else finite(record.get("train_time_s")) for record in trial.epochs]

@@ -22,7 +22,7 @@ from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData, named, over_seeds
 from reports.papers.paper import Chart
 from suite.trials.estimates import Estimate, Missing
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 
 WIDTH = 7.2
 _OURS, _THEIRS = 1, 2
@@ -98,8 +98,8 @@ def tradeoff(name: str, chart: Chart, comparisons: Sequence[Comparison], data: R
         for label, methods in chart.lines.items()
     }
 
-    def point(trials: Sequence[Trial], column: str, dense: str) -> list[tuple[float, float | Estimate]]:
-        def share(trial: Trial) -> float | None:
+    def point(trials: Sequence[TrialRecord], column: str, dense: str) -> list[tuple[float, float | Estimate]]:
+        def share(trial: TrialRecord) -> float | None:
             cost, whole = trial.number(column), trial.number(dense)
             return 100 * cost / whole if cost is not None and whole else None
 

@@ -10,7 +10,7 @@ from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
 from reports.data.method_rows import by_seed
 from reports.papers.paper import Compared, Group, Paper, kind_of
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate, paired
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, column_text, seed_of
 
 TIMES = ("_time_s", "_per_s")  # endings of columns that depend on the machine
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def compare(
-    compared: Iterable[Compared], part: str, trials: Mapping[str, Sequence[Trial]], paper: Paper
+    compared: Iterable[Compared], part: str, trials: Mapping[str, Sequence[TrialRecord]], paper: Paper
 ) -> list[Comparison]:
     """Compare the quantities of one part with the published numbers.
 
@@ -90,7 +90,7 @@ def compare(
     return [_comparison(quantity, part, trials, paper) for quantity in compared]
 
 
-def doubts_about_times(compared: Iterable[Compared], trials: Sequence[Trial]) -> list[str]:
+def doubts_about_times(compared: Iterable[Compared], trials: Sequence[TrialRecord]) -> list[str]:
     """Return lines on why measured times of these trials are unreliable; empty without quantities that are times."""
     if not any(quantity.column.endswith(TIMES) for quantity in compared):
         return []
@@ -135,7 +135,7 @@ def line(
     )
 
 
-def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]], paper: Paper) -> Comparison:
+def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[TrialRecord]], paper: Paper) -> Comparison:
     ours = _ours(one, trials)
     disturbed = _is_disturbed(one, trials)
     if isinstance(ours, Estimate):
@@ -156,14 +156,14 @@ def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[Trial]],
     )  # fmt: skip
 
 
-def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> bool:
+def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[TrialRecord]]) -> bool:
     if not one.column.endswith(TIMES):
         return False
     labels = (one.method, BASELINE) if one.against else (one.method,)
     return any(is_disturbed(trial) for label in labels for trial in trials.get(label, ()))
 
 
-def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
+def _ours(one: Compared, trials: Mapping[str, Sequence[TrialRecord]]) -> Quantity:
     done, dense = ([trial for trial in trials.get(label, ()) if trial.done] for label in (one.method, BASELINE))
     if not done:
         return Missing(_why_none(trials.get(one.method, ())))
@@ -194,23 +194,23 @@ def _ours(one: Compared, trials: Mapping[str, Sequence[Trial]]) -> Quantity:
     return quantity
 
 
-def _setting(trial: Trial) -> tuple[str, ...]:
+def _setting(trial: TrialRecord) -> tuple[str, ...]:
     return tuple(column_text(trial, name) for name in SETTING)
 
 
 def _paired_trials(
-    ours: Sequence[Trial], dense: Sequence[Trial], equal: Sequence[str]
-) -> tuple[list[Trial], list[Trial]]:
+    ours: Sequence[TrialRecord], dense: Sequence[TrialRecord], equal: Sequence[str]
+) -> tuple[list[TrialRecord], list[TrialRecord]]:
     """Return our trials that have a dense trial of the same seed with equal columns, and those dense trials."""
 
-    def key(trial: Trial) -> tuple[object, ...]:
+    def key(trial: TrialRecord) -> tuple[object, ...]:
         return seed_of(trial), *(column_text(trial, name) for name in equal)
 
     both = set(map(key, ours)) & set(map(key, dense))
     return [trial for trial in ours if key(trial) in both], [trial for trial in dense if key(trial) in both]
 
 
-def _why_none(trials: Sequence[Trial]) -> str:
+def _why_none(trials: Sequence[TrialRecord]) -> str:
     if not trials:
         return "not run"
     statuses = sorted({trial.text("status") or "without a status" for trial in trials})

@@ -27,7 +27,7 @@ from reports.papers.paper import Declaration, Paper, Part, Source
 from suite.errors import UsageError, nearest
 from suite.registry import register
 from suite.trials.estimates import Estimate, Quantity, estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, seed_of
 from suite.trials.spec import TrialSpec
 
@@ -44,15 +44,15 @@ class ReproductionData:
     """
 
     folder: Path
-    trials: Mapping[str, Mapping[str, tuple[Trial, ...]]]
+    trials: Mapping[str, Mapping[str, tuple[TrialRecord, ...]]]
     specs: Mapping[str, TrialSpec]
     device: str
 
-    def done(self, part: str, label: str) -> list[Trial]:
+    def done(self, part: str, label: str) -> list[TrialRecord]:
         """Return the finished trials of one method in a part, by seed."""
         return sorted((trial for trial in self.trials.get(part, {}).get(label, ()) if trial.done), key=seed_of)
 
-    def model_file(self, trial: Trial) -> Path:
+    def model_file(self, trial: TrialRecord) -> Path:
         """Return the path of a trial's final network."""
         return self.folder / "trials" / trial.name / "model.pt"
 
@@ -118,9 +118,9 @@ class Reproduction:
         """Compare the declared quantities of every part."""
         functions = [named(name) for name in self.declared.columns]
 
-        def with_columns(trial: Trial) -> Trial:
+        def with_columns(trial: TrialRecord) -> TrialRecord:
             columns = {name: value for function in functions for name, value in function(trial).items()}
-            return replace(trial, numbers={**trial.numbers, **columns})
+            return trial.model_copy(update={"result": {**trial.result, **columns}})
 
         lines: list[Comparison] = []
         for part in self.declared.parts:
@@ -140,12 +140,12 @@ class Reproduction:
         part = part or self.declared.parts[0].name
         return line(quantity, part, value, kind, unit=unit, published=published, paper=self.paper, note=note)
 
-    def with_own_trials(self, data: ReproductionData) -> list[tuple[Part, dict[str, list[Trial]]]]:
+    def with_own_trials(self, data: ReproductionData) -> list[tuple[Part, dict[str, list[TrialRecord]]]]:
         """Return each part with its finished trials by label, without parts that repeat the trials of an earlier part.
 
         With `--model`, parts that differ only in their network have the same trials.
         """
-        parts: list[tuple[Part, dict[str, list[Trial]]]] = []
+        parts: list[tuple[Part, dict[str, list[TrialRecord]]]] = []
         seen: list[set[str]] = []
         for part in self.declared.parts:
             trials = {label: data.done(part.name, label) for label in data.trials.get(part.name, {})}
@@ -170,7 +170,7 @@ def named(name: str) -> Callable[..., Any]:
     return found
 
 
-def over_seeds(trials: Iterable[Trial], value: Callable[[Trial], float | None], reason: str) -> Quantity:
+def over_seeds(trials: Iterable[TrialRecord], value: Callable[[TrialRecord], float | None], reason: str) -> Quantity:
     """Return the mean of a value over trials, with its interval."""
     return estimate([number for trial in trials if (number := value(trial)) is not None], reason)
 

@@ -29,7 +29,7 @@ from suite.engine.network.model_files import load_model
 from suite.task import DataCopy
 from suite.trials.building import task_of
 from suite.trials.estimates import Missing
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.spec import TrialSpec
 
 N, M = 2, 4
@@ -112,7 +112,7 @@ def capture(spec: TrialSpec, model_file: Path, device_name: str, scale: float = 
     return Captured(name, layer, step, held["grad"], held["input_shape"], used)
 
 
-def captured_of(data: ReproductionData, trials: list[Trial]) -> Captured | Missing:
+def captured_of(data: ReproductionData, trials: list[TrialRecord]) -> Captured | Missing:
     """Capture the gradient of the first seed, because a figure shows one gradient, or return why there is none."""
     if not trials:
         return Missing("the dense trial is not done")
@@ -121,7 +121,7 @@ def captured_of(data: ReproductionData, trials: list[Trial]) -> Captured | Missi
     return scale if isinstance(scale, Missing) else capture(spec, data.model_file(trials[0]), data.device, scale)
 
 
-def loss_scale(spec: TrialSpec, trial: Trial) -> float | Missing:
+def loss_scale(spec: TrialSpec, trial: TrialRecord) -> float | Missing:
     """Return the last loss scale of a trial: 1, or in float16 the value in the record of its last epoch."""
     if spec.dtype != "float16":
         return 1.0
@@ -297,7 +297,7 @@ def _images(name: str, caption: str, images: Mapping[str, np.ndarray], channels:
     )
 
 
-def _remarks(spec: TrialSpec, captured: Captured, where: str, trial: Trial) -> tuple[str, ...]:
+def _remarks(spec: TrialSpec, captured: Captured, where: str, trial: TrialRecord) -> tuple[str, ...]:
     count = spec.recipe["epochs"]
     epochs, those = ("one epoch", "that epoch") if count == 1 else (f"{count} epochs", "those epochs")
     remarks = (

@@ -23,7 +23,7 @@ from suite.engine.training.method_runner import MethodRunner
 from suite.method import Context
 from suite.trials.building import inputs_of
 from suite.trials.estimates import Missing, estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 
 NEAR_ZERO = 1e-4  # the paper's threshold, which need not be that of the trial
 NOT_DONE = "its trials are not done"
@@ -47,7 +47,7 @@ def cut_again(file: str, threshold: float, gating: bool, shape: tuple[int, int, 
     return model.eval()
 
 
-def inference_share(data: ReproductionData, trial: Trial, gating: bool) -> float:
+def inference_share(data: ReproductionData, trial: TrialRecord, gating: bool) -> float:
     """Return the inference FLOPs of a final network after one more cut, over those of the dense network."""
     spec, dense = data.specs[trial.name], trial.number("inference_flops_dense")
     assert dense is not None
@@ -114,7 +114,7 @@ def weights_left(page: Reproduction, data: ReproductionData, lines: list[Compari
     return Outcome(tuple(lines), figure)
 
 
-def densities(data: ReproductionData, trial: Trial) -> dict[str, dict[str, float]]:
+def densities(data: ReproductionData, trial: TrialRecord) -> dict[str, dict[str, float]]:
     """Return for each layer the number of weights as `built`, those `left`, and those of them that are `near zero`."""
     spec, inputs = data.specs[trial.name], inputs_of(data.specs[trial.name])
     final = dict(load_model(data.model_file(trial)).named_modules())
@@ -179,7 +179,7 @@ def network_shares(network: str) -> tuple[float, float]:
     return own_share(costs), prunetrain_share(costs)
 
 
-def _costs(data: ReproductionData, trial: Trial) -> Iterable[LayerCost]:
+def _costs(data: ReproductionData, trial: TrialRecord) -> Iterable[LayerCost]:
     return count_layers(load_model(data.model_file(trial)), inputs_of(data.specs[trial.name]).shape).values()
 
 
@@ -199,7 +199,7 @@ def prunetrain_share(costs: Iterable[LayerCost]) -> float:
     return 100 * (counted["train_flops"] - counted["inference_flops"]) / counted["train_flops"]
 
 
-def executed_share(trial: Trial) -> float:
+def executed_share(trial: TrialRecord) -> float:
     """Return the share in percent of the backward pass in the FLOPs that a trial executed, from its ledger."""
     columns = ("forward_executed", "dgrad_executed", "wgrad_executed")
     forward, *backward = (sum(float(row[column] or 0) for row in trial.layers) for column in columns)

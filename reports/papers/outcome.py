@@ -14,7 +14,8 @@ from reports.papers.contract import Reproduction, ReproductionData
 from reports.papers.paper import Part
 from suite.files import without_home
 from suite.trials.folder.reader import read
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 
@@ -79,7 +80,7 @@ def write_outcome(
                 *doubts_about_times(compared, behind),
             ),
             notes=tuple(f"{group.place}: {note}" for group in published for note in group.notes),
-            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, held.source, command)))),
+            provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, command)))),
         ),
     )
     return written[:1]
@@ -126,12 +127,10 @@ def _is_whole(part: str, plans: dict[str, list[TrialSpec]], records: dict[str, A
 
 def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSpec]:
     """Return the trials of this command, then those in the folder that differ from one of them only by seed."""
-    specs = [
-        record["spec"] for path in Store(folder).trial_folders() if (record := read_record(path)) and "spec" in record
-    ]
+    specs = [record.spec for path in Store(folder).trial_folders() if (record := read_record(path))]
     all_specs = list(planned)
-    held = {TrialSpec.from_json(spec).hash for spec in specs} - {spec.hash for spec in planned}
-    for seed in sorted({spec["seed"] for spec in specs}):
+    held = {spec.hash for spec in specs} - {spec.hash for spec in planned}
+    for seed in sorted({spec.seed for spec in specs}):
         # Derive these from the trials of this command, because an earlier one may have used other labels and paths.
         others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
         all_specs += others.values()
@@ -177,16 +176,14 @@ def other_command(command: Sequence[str], part: str) -> str:
     return without_home(shlex.join([*kept, "--parts", part]))
 
 
-def _provenance(trials: Sequence[Any], source: str, command: Sequence[str]) -> list[str]:
+def _provenance(trials: Sequence[Any], command: Sequence[str]) -> list[str]:
     """Return lines that say where the numbers come from; the suite's report has the rest."""
     lines = [f"Command: {shlex.join(command)}"]
     done = sum(trial.done for trial in trials)
-    lines.append(
-        f"Trials: {len(trials)}, of which {done} done; numbers from {source}. The suite's own report: ../report.md"
-    )
+    lines.append(f"Trials: {len(trials)}, of which {done} done. The suite's own report: ../report.md")
     commits = sorted({str(git.get("commit", ""))[:12] for trial in trials if (git := trial.provenance.get("git"))})
     if commits:
         lines.append(f"Source: commit {', '.join(commits)}")
-    notes = {copy.get("note", "") for trial in trials if (copy := trial.spec.get("data_copy"))}
+    notes = {copy.get("note", "") for trial in trials if (copy := trial.spec.data_copy)}
     lines += [f"Data: {note}" for note in sorted(filter(None, notes))]
     return lines

@@ -21,7 +21,8 @@ from reports.papers.contract import Outcome, Reproduction, ReproductionData, ove
 from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.engine.cost.ring import gradient_bytes, relative_traffic
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import finite
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.targets import cost_until, first_reached
 from suite.trials.groups import BASELINE, seed_of
 
@@ -32,33 +33,33 @@ NO_GROWTH = (
 )
 
 
-def curve(trial: Trial, name: str, scale: float = 1.0) -> Curve:
+def curve(trial: TrialRecord, name: str, scale: float = 1.0) -> Curve:
     """Return the number of each epoch and a field of its record times `scale`, without epochs that lack a value."""
     points = ((finite(record.get("epoch")), finite(record.get(name))) for record in trial.epochs)
     return [(int(epoch), scale * value) for epoch, value in points if epoch is not None and value is not None]
 
 
-def train_loss(trial: Trial) -> Curve:
+def train_loss(trial: TrialRecord) -> Curve:
     """Return the training loss of each epoch."""
     return curve(trial, "train_loss")
 
 
-def test_accuracy(trial: Trial) -> Curve:
+def test_accuracy(trial: TrialRecord) -> Curve:
     """Return the test accuracy of each epoch in percent."""
     return curve(trial, "test_accuracy", 100.0)
 
 
-def memory(trial: Trial) -> Curve:
+def memory(trial: TrialRecord) -> Curve:
     """Return the memory of a step in MiB, by epoch."""
     return [(epoch, taken) for epoch, taken in curve(trial, "step_memory_bytes", 2.0**-20) if taken]
 
 
-def batch(trial: Trial) -> Curve:
+def batch(trial: TrialRecord) -> Curve:
     """Return the batch size of each epoch."""
     return curve(trial, "batch_size")
 
 
-def step_flops(trial: Trial) -> Curve:
+def step_flops(trial: TrialRecord) -> Curve:
     """Return the FLOPs of a step in percent of those of the dense network, by epoch."""
     return [
         (int(record["epoch"]), 100 * record["step_flops"]["current"] / record["step_flops"]["dense"])
@@ -67,14 +68,14 @@ def step_flops(trial: Trial) -> Curve:
     ]
 
 
-def communication(trial: Trial) -> Curve:
+def communication(trial: TrialRecord) -> Curve:
     """Return the bytes sent in a ring in percent of dense training, by epoch."""
     epochs = payloads(trial)
     sent = (100 * relative_traffic([part], *epochs[0]) for part in epochs)
     return [(int(record["epoch"]), share) for record, share in zip(trial.epochs, sent, strict=False)]
 
 
-def payloads(trial: Trial) -> list[tuple[int, int]]:
+def payloads(trial: TrialRecord) -> list[tuple[int, int]]:
     """Return for each epoch the bytes of a step's gradients, and the number of steps.
 
     The record of an epoch describes the network after the epoch, which is the network that the next epoch trains.
@@ -88,13 +89,13 @@ def payloads(trial: Trial) -> list[tuple[int, int]]:
     ]
 
 
-def mean_losses(trial: Trial) -> dict[str, float]:
+def mean_losses(trial: TrialRecord) -> dict[str, float]:
     """Return the training loss of the last epoch, and its mean over all epochs."""
     losses = [value for _, value in train_loss(trial)]
     return {"last_train_loss": losses[-1], "mean_train_loss": sum(losses) / len(losses)} if losses else {}
 
 
-def mean_accuracies(trial: Trial) -> dict[str, float]:
+def mean_accuracies(trial: TrialRecord) -> dict[str, float]:
     """Return the mean test accuracy of all epochs, and of the second half of them."""
     columns = {}
     for name, share in (("mean_accuracy", 0.0), ("late_accuracy", 0.5)):
@@ -104,7 +105,7 @@ def mean_accuracies(trial: Trial) -> dict[str, float]:
     return columns
 
 
-def costs_of_prunetrain(trial: Trial) -> dict[str, float]:
+def costs_of_prunetrain(trial: TrialRecord) -> dict[str, float]:
     """Return the costs of a whole training by the conventions of PruneTrain's code; nothing without layers."""
     intervals = read_intervals(trial.layers)
     if not intervals:
@@ -118,7 +119,7 @@ def costs_of_prunetrain(trial: Trial) -> dict[str, float]:
     return {column: cost[name] for column, name in names.items()}
 
 
-def lost_in_first_half(trial: Trial) -> dict[str, float]:
+def lost_in_first_half(trial: TrialRecord) -> dict[str, float]:
     """Return the share of the FLOPs that a step loses which it lost in the first half of the epochs."""
     shares = [share for _, share in step_flops(trial)]
     if len(shares) < 2 or shares[-1] >= shares[0]:
@@ -126,7 +127,7 @@ def lost_in_first_half(trial: Trial) -> dict[str, float]:
     return {"lost_in_first_half": (shares[0] - shares[len(shares) // 2]) / (shares[0] - shares[-1])}
 
 
-def memory_and_batch(trial: Trial) -> dict[str, float]:
+def memory_and_batch(trial: TrialRecord) -> dict[str, float]:
     """Return the last batch, the last and most memory over the first, and the steps over those without growth."""
     taken = [value for _, value in memory(trial)]
     if not taken:
@@ -140,7 +141,7 @@ def memory_and_batch(trial: Trial) -> dict[str, float]:
     }
 
 
-def communication_saved(trial: Trial) -> dict[str, float]:
+def communication_saved(trial: TrialRecord) -> dict[str, float]:
     """Return the communication saved and that of the last epoch, relative to dense, and the last gradients left."""
     shares, epochs = [share / 100 for _, share in communication(trial)], payloads(trial)
     if not epochs:
@@ -239,7 +240,9 @@ def time_to_accuracy(page: Reproduction, data: ReproductionData, lines: list[Com
     return Outcome(tuple(lines), figure, (remark,))
 
 
-def reached(trials: Sequence[Trial], target: float, value: Callable[[Mapping[str, object]], float | None]) -> Quantity:
+def reached(
+    trials: Sequence[TrialRecord], target: float, value: Callable[[Mapping[str, object]], float | None]
+) -> Quantity:
     """Return the median over seeds of a value of the epoch that reached the target, without an interval.
 
     Args:
@@ -301,8 +304,8 @@ def one_reconfiguration(page: Reproduction, data: ReproductionData, lines: list[
     return Outcome(tuple(lines), _drawn(page.registered_name, trials, once))
 
 
-def _drawn(name: str, trials: Mapping[str, list[Trial]], once: Mapping[str, list[Trial]]) -> Figure | None:
-    def cost(several: list[Trial]) -> list[Estimate]:
+def _drawn(name: str, trials: Mapping[str, list[TrialRecord]], once: Mapping[str, list[TrialRecord]]) -> Figure | None:
+    def cost(several: list[TrialRecord]) -> list[Estimate]:
         quantity = over_seeds(several, _training_left, "")
         return [quantity.scaled(100)] if isinstance(quantity, Estimate) else []
 
@@ -321,7 +324,7 @@ def _drawn(name: str, trials: Mapping[str, list[Trial]], once: Mapping[str, list
     return curves_figure(name, "FLOPs of a step over the epochs, and of the whole training", caption, panels)
 
 
-def _training_left(trial: Trial) -> float | None:
+def _training_left(trial: TrialRecord) -> float | None:
     cost, dense = trial.number("train_flops_current"), trial.number("train_flops_dense")
     return cost / dense if cost is not None and dense else None
 

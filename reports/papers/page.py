@@ -18,7 +18,7 @@ from reports.render import markdown
 from suite import files
 from suite.files import clean
 from suite.trials.estimates import Missing
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import label
 
 COLUMNS = (
@@ -67,7 +67,7 @@ class ReproductionPage:
     comparisons: tuple[Comparison, ...]
     figure: Figure | None
     reference: Group | None
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialRecord, ...]
     networks: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     alone: tuple[tuple[Group, str], ...] = ()
@@ -147,7 +147,7 @@ def to_markdown(reproduced: ReproductionPage) -> str:
 
 
 def setting_warning(
-    trials: Sequence[Trial], reference: Group | None, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
+    trials: Sequence[TrialRecord], reference: Group | None, *, networks: Sequence[str] = (), changed: Sequence[str] = ()
 ) -> str:
     """Return the differences between our setting and that of the paper; empty if none is known.
 
@@ -173,7 +173,7 @@ def setting_warning(
     return "; ".join(parts)
 
 
-def _conditions(trials: Sequence[Trial], reference: Group | None) -> Table | None:
+def _conditions(trials: Sequence[TrialRecord], reference: Group | None) -> Table | None:
     if not trials or not reference or not reference.conditions:
         return None
     rows = []
@@ -192,7 +192,7 @@ def _conditions(trials: Sequence[Trial], reference: Group | None) -> Table | Non
     return Table("conditions", "Settings", columns, tuple(rows))
 
 
-def _ours(trials: Sequence[Trial], key: str) -> list[str]:
+def _ours(trials: Sequence[TrialRecord], key: str) -> list[str]:
     """Return the values of a condition in our trials, as text."""
     if key == "hardware":
         facts = [trial.provenance.get("hardware") for trial in trials]

@@ -15,7 +15,7 @@ from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
 from suite.trials.building import inputs_of
 from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 
 DENSE = "dense"
 BARELY_LEARNED = 1.5  # times the accuracy of chance
@@ -30,13 +30,13 @@ WAYS = {
 KINDS = ("dense steps", STAGES["lasso"], STAGES["masked"], "measuring the backends")
 
 
-def compression(trial: Trial) -> dict[str, float]:
+def compression(trial: TrialRecord) -> dict[str, float]:
     """Return the compression after the last epoch, by the published measure, if the trial recorded one."""
     record = trial.epochs[-1].get("method", {}) if trial.epochs else {}
     return {"compression": float(record["compression"])} if "compression" in record else {}
 
 
-def step_times(trial: Trial) -> dict[str, list[float]]:
+def step_times(trial: TrialRecord) -> dict[str, list[float]]:
     """Return the mean seconds of a step for each epoch, by the stage of the epoch. Dense has only the stage `dense`.
 
     The times leave out reconfigurations. They also leave out the first epoch, which has one-time work, if its stage has
@@ -61,7 +61,7 @@ def _stage(record: Mapping[str, object]) -> str:
     return str(method.get("stage", DENSE)) if isinstance(method, dict) else DENSE
 
 
-def median_step_times(trial: Trial) -> dict[str, float]:
+def median_step_times(trial: TrialRecord) -> dict[str, float]:
     """Return the time of a step in each stage; of dense, its time for each, with which the others are compared."""
     times = {stage: statistics.median(seconds) for stage, seconds in step_times(trial).items()}
     if DENSE in times:
@@ -69,7 +69,7 @@ def median_step_times(trial: Trial) -> dict[str, float]:
     return {f"{stage.replace('-', '_')}_step_time_s": seconds for stage, seconds in times.items()}
 
 
-def trials_by_way(data: ReproductionData) -> dict[str, list[Trial]]:
+def trials_by_way(data: ReproductionData) -> dict[str, list[TrialRecord]]:
     """Return the finished trials by backend, dense first."""
     found = {DENSE: data.done("backends", DENSE) or data.done("skipping", DENSE)}
     return found | {way: trials for way, place in WAYS.items() if (trials := data.done(*place))}
@@ -116,13 +116,13 @@ def steps_by_stage(page: Reproduction, data: ReproductionData, lines: list[Compa
     return Outcome(tuple(lines), figure, (remark,) if slow else ())
 
 
-def _milliseconds(page: Reproduction, way: str, stage: str, trials: Sequence[Trial]) -> Comparison:
+def _milliseconds(page: Reproduction, way: str, stage: str, trials: Sequence[TrialRecord]) -> Comparison:
     first = step_times(trials[0]).get(stage, []) if trials else []
     note = "From one epoch." if first else ""
     if len(first) > 1:
         note = f"{len(first)} epochs of the first seed: {1e3 * min(first):.3g} to {1e3 * max(first):.3g} ms."
 
-    def middle(trial: Trial) -> float | None:
+    def middle(trial: TrialRecord) -> float | None:
         seconds = step_times(trial).get(stage)
         return 1e3 * statistics.median(seconds) if seconds else None
 
@@ -151,11 +151,11 @@ def training_by_stage(page: Reproduction, data: ReproductionData, lines: list[Co
     return Outcome(tuple(lines), figure, warnings(data, trials[DENSE], lines))
 
 
-def _setting(trial: Trial) -> str:
+def _setting(trial: TrialRecord) -> str:
     return f"{trial.text('model')} on {trial.text('task')}, {trial.text('dtype')}"
 
 
-def time_by_stage(trial: Trial) -> dict[str, float]:
+def time_by_stage(trial: TrialRecord) -> dict[str, float]:
     """Return the seconds of training by `KINDS`. Steps before patterns are chosen count as dense steps."""
     found = dict.fromkeys(KINDS, 0.0)
     for before, after in pairwise(({}, *trial.epochs)):
@@ -171,7 +171,7 @@ def imagenet(page: Reproduction, data: ReproductionData, lines: list[Comparison]
     return Outcome(tuple(lines), remarks=warnings(data, data.done("imagenette", DENSE), lines))
 
 
-def warnings(data: ReproductionData, dense: Sequence[Trial], lines: Iterable[Comparison]) -> tuple[str, ...]:
+def warnings(data: ReproductionData, dense: Sequence[TrialRecord], lines: Iterable[Comparison]) -> tuple[str, ...]:
     """Return a line if a dense network learned nothing, which hides any loss, and one that names what saved no time."""
     found = []
     accuracies = [accuracy for trial in dense if (accuracy := trial.number("test_accuracy")) is not None]

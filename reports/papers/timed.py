@@ -20,7 +20,7 @@ from suite.engine.cost.flops import count_layers
 from suite.trials.building import inputs_of
 from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subprocess
 from suite.trials.estimates import Missing, estimate
-from suite.trials.folder.reader import Trial
+from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of
 from suite.trials.listeners import Measurements
 
@@ -38,7 +38,7 @@ def timed_outcome(
 
 
 def call(
-    data: ReproductionData, shown: Measurements, trial: Trial, function: str, arguments: Mapping[str, Any],
+    data: ReproductionData, shown: Measurements, trial: TrialRecord, function: str, arguments: Mapping[str, Any],
     device: str = "",
 ) -> Any:  # fmt: skip
     """Call a function of `timed_calls` in a new process, on the device of the command unless another one is given."""
@@ -142,13 +142,13 @@ def _published(page: Reproduction, part: Part, what: str, row: str, batch: int) 
     return f"{name}/{key}" if part.task != "imagenette" and key in page.paper.groups[name].values else ""
 
 
-def _pairs(part: Part, trials: Mapping[str, Sequence[Trial]]) -> list[tuple[Trial, Trial]]:
+def _pairs(part: Part, trials: Mapping[str, Sequence[TrialRecord]]) -> list[tuple[TrialRecord, TrialRecord]]:
     """Return the trials of dense and of the method, by seed."""
     pruned = {seed_of(trial): trial for trial in trials.get(part.methods.partition("dense,")[2], [])}
     return [(trial, pruned[seed_of(trial)]) for trial in trials.get("dense", []) if seed_of(trial) in pruned]
 
 
-def _images_per_second(data: ReproductionData, shown: Measurements, pair: Sequence[Trial], batch: int) -> Any:
+def _images_per_second(data: ReproductionData, shown: Measurements, pair: Sequence[TrialRecord], batch: int) -> Any:
     arguments = {
         "files": [str(data.model_file(trial)) for trial in pair],
         "dtype": pair[0].text("dtype"),

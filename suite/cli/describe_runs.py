@@ -10,7 +10,7 @@ from suite.brackets import read_list
 from suite.choices import TaskChoice
 from suite.cli.parser import program_name
 from suite.errors import UsageError
-from suite.trials.folder.columns import COLUMNS
+from suite.trials.folder.table import COLUMNS
 from suite.trials.spec import PAPER_SEEDS
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ import reports
 from suite import files
 from suite.cli.folders.destination import check_destination, new_folder
 from suite.cli.parser import Parser, program_name
-from suite.errors import UsageError
+from suite.errors import UsageError, in_words
 from suite.trials.folder import packed
-from suite.trials.folder.reader import NotTestedError
-from suite.trials.folder.records import without_home
-from suite.trials.folder.results import write_results
+from suite.trials.folder.reader import NotTestedError, update_table
+from suite.trials.folder.records import DamagedRecord, as_text, load_record
 from suite.trials.folder.store import Store
 
 # Files of the folder.
@@ -25,7 +24,6 @@ CARRIED = "-gain-"  # figures of the verdict are copied; the commands that drew 
 # An image of a page, unless it is such a figure.
 IMAGE = re.compile(rb"^!\[(.*)\]\((?!.*-gain-).*\)$", re.MULTILINE)
 IN_WORDS = rb"*Figure, which the command that writes this page draws:* \1"
-RECORDS = ("trial.json",)  # files of a trial, copied with ~ in place of the home folder
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -47,9 +45,9 @@ def export(arguments: Sequence[str]) -> int:
     in_use = f"export {source}: in use by another command; try again when it has ended"
     if store.is_locked():
         raise UsageError(in_use)
-    with files.errors_of(source), store.writing():
+    with files.errors_of(source):
         before = store.fingerprint()
-        write_results(store)
+        update_table(source)
         with contextlib.suppress(NotTestedError):
             reports.write_report(source)  # so that the copied files agree with each other
         with new_folder("export", target) as temporary:
@@ -69,18 +67,16 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: A file of a trial cannot be read, or is a link, which may lead to a private file.
+        UsageError: A file of a trial cannot be read.
     """
     for name in WHOLE:
         if (source / name).is_file():
-            files.refuse_link(source / name)
             yield Path(name), page_contents(source / name)
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
-            if path.is_file() and not path.name.startswith("."):  # temporary files of killed processes have a dot
-                files.refuse_link(path)
-                if path.suffix != ".svg" or CARRIED in path.name:
-                    yield path.relative_to(source), page_contents(path)
+            is_ours = path.is_file() and not path.name.startswith(".")  # temporary files of killed processes have a dot
+            if is_ours and (path.suffix != ".svg" or CARRIED in path.name):
+                yield path.relative_to(source), page_contents(path)
     for trial in Store(source).trial_folders():
         for place, content in trial_contents(trial):
             yield trial.relative_to(source) / place, content
@@ -98,16 +94,11 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
     Raises:
         UsageError: As `contents`.
     """
-    for name in (*RECORDS, *packed.COMPRESSED):
-        held = packed.held(trial / name)
-        if held is None:
-            continue
-        files.refuse_link(held)
-        try:
-            content = packed.read(held)
-        except OSError as error:
-            raise UsageError(f"export: {held} cannot be read: {error.strerror or error}") from error
-        if name in packed.COMPRESSED:
-            yield Path(name + packed.SUFFIX), packed.pack(content)
-        else:
-            yield Path(name), without_home(content)
+    try:
+        # `~` replaces the home folder, which contains the user's name.
+        yield Path("trial.json"), as_text(load_record(trial).without_home().to_json()).encode()
+        for name in packed.COMPRESSED:
+            if held := packed.held(trial / name):
+                yield Path(name + packed.SUFFIX), packed.pack(packed.read(held))
+    except (OSError, DamagedRecord) as error:
+        raise UsageError(f"export: {trial}: {in_words(error) if isinstance(error, OSError) else error}") from error

@@ -45,8 +45,9 @@ def plan(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     namespace = parser.read(arguments)
     options = resolve_run_options(namespace)
-    suite, trials, folder, provenance = prepared(options)
-    threads = 1 if has_one_thread(options, suite, provenance) else None
+    command = prepared(options)
+    suite, trials, folder, _ = command
+    threads = 1 if has_one_thread(options, command) else None
     # stdout is for the table or JSON
     kinds = predict(trials, folder, options.only, options.jobs, Console(stderr=True), threads)
     seconds = total_s(kinds, trials, options.jobs)

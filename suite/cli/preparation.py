@@ -26,13 +26,13 @@ from suite.trials.folder.store import Store
 from suite.trials.planning import Formats, plan
 from suite.trials.provenance import collect
 from suite.trials.ranks.allocation import in_allocation
-from suite.trials.spec import PAPER_SEEDS, SuiteSpec, TrialSpec, suite_hash
+from suite.trials.spec import PAPER_SEEDS, Prepared, SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)
 
 
-def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
-    """Plan and rehearse a command; return its suite, trials, output folder and provenance.
+def prepare(options: RunOptions) -> Prepared:
+    """Plan and rehearse a command.
 
     Args:
         options: Options of the command.
@@ -47,7 +47,7 @@ def prepare(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict
         formats = formats_in(folder, suite.device)
         new = [trial for trial in trials if (trial.task, trial.model) not in formats]
         trials = _in_formats(suite, trials, {**formats, **faster_formats(new, options.jobs)})
-    return suite, trials, folder, provenance_of(suite)
+    return Prepared(suite, trials, folder, provenance_of(suite))
 
 
 def without(
@@ -101,9 +101,8 @@ def planned(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path]:
 
 def formats_in(folder: Path, device: str) -> Formats:
     """Return the number format of the first trial of each network in a folder, on a device."""
-    specs = [(read_record(path) or {}).get("spec") or {} for path in Store(folder).trial_folders()]
-    read = [(spec.get("task"), spec.get("model"), spec.get("dtype")) for spec in specs if spec.get("device") == device]
-    return {(task, model): dtype for task, model, dtype in reversed(read) if task and model and dtype}
+    specs = [record.spec for path in Store(folder).trial_folders() if (record := read_record(path))]
+    return {(spec.task, spec.model): spec.dtype for spec in reversed(specs) if spec.device == device}
 
 
 def _in_formats(suite: SuiteSpec, trials: list[TrialSpec], formats: Formats) -> list[TrialSpec]:

@@ -14,12 +14,13 @@ from suite import registry
 from suite.brackets import split
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name
-from suite.cli.run import run_trials
+from suite.cli.run import run_prepared
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.planning import plan, read_names
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
     from reports.papers.contract import Reproduction
@@ -80,7 +81,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
 
     suite = _union([suites[name] for name in asked])
-    return run_trials(options, suite, trials, folder, write, provenance=provenance_of(suite))
+    return run_prepared(options, Prepared(suite, trials, folder, provenance_of(suite)), write)
 
 
 def parser() -> Parser:
@@ -169,7 +170,7 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
     the folder is left out, because the data of that task may be missing.
     """
 
-    held = {(read_record(path) or {}).get("spec", {}).get("task") for path in store.trial_folders()}
+    held = {record.spec.task for path in store.trial_folders() if (record := read_record(path))}
     return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
 
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,15 @@ from suite.trials.callbacks.calls import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.forked import forked
-from suite.trials.folder.columns import is_needless, read_table
-from suite.trials.folder.reader import read
-from suite.trials.folder.results import write_results
+from suite.trials.folder.reader import update_table
+from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
+from suite.trials.folder.table import is_needless
 from suite.trials.invocation import command_line
 from suite.trials.listeners import listener_for
 from suite.trials.progress import duration
 from suite.trials.ranks.allocation import Allocation, follow, lead
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import Prepared, TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +84,13 @@ def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -
 
 
 def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
-    suite, trials, folder, provenance = prepared(options)
-    return run_trials(options, suite, trials, folder, provenance=provenance, functions=functions)
+    return run_prepared(options, prepared(options), functions=functions)
 
 
-def prepared(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+def prepared(options: RunOptions) -> Prepared:
     """Return the result of `suite.cli.preparation.prepare` from a separate process, which imports torch."""
 
-    def call() -> tuple[SuiteSpec, list[TrialSpec], Path, dict[str, Any]]:
+    def call() -> Prepared:
         from suite.cli.preparation import prepare
 
         return prepare(options)
@@ -128,25 +127,18 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     return dataclasses.replace(options, processes=allocation.size)
 
 
-def run_trials(
+def run_prepared(
     options: RunOptions,
-    suite: SuiteSpec,
-    trials: Sequence[TrialSpec],
-    folder: Path,
+    command: Prepared,
     more: Callable[[], Sequence[Path]] = lambda: (),
-    *,
-    provenance: dict[str, Any],
     functions: Mapping[str, Callback] | None = None,
 ) -> int:
     """Run the trials that a folder does not have yet, and write its table and report.
 
     Args:
         options: Options of the command.
-        suite: The command's spec, for `suite.json`.
-        trials: All trials of the command.
-        folder: The suite's folder.
+        command: What is to run.
         more: Writes further files from the results while the folder is locked, and returns their paths.
-        provenance: Provenance of the command.
         functions: Functions by name that are called after each epoch and at the end of each trial (`suite.run`).
 
     Returns:
@@ -155,82 +147,116 @@ def run_trials(
     Raises:
         UsageError: The folder is in use, or one of its files cannot be read.
     """
-    tested = any(trial.recipe.get("evaluate_test", True) for trial in trials)
-    store, console = Store(folder), Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    cores = available_cores()
+    store = Store(command.folder)
+    with files.errors_of(command.folder), store.lock(IN_USE):
+        store.add_command(command.suite, clean(without_home(command_line())), command.provenance)
+        chosen = store.choose(command.trials, options.only)
+        announce(options, command, len(chosen))
+        try:
+            train(options, command, chosen, functions)
+        finally:
+            records = update_table(command.folder, none_runs=True)
+        report = reports.write_report(command.folder, none_runs=True) if _is_tested(command) else None
+        written = more()
+    return summarise(command, records, report, written)
+
+
+def _is_tested(command: Prepared) -> bool:
+    return any(trial.recipe.get("evaluate_test", True) for trial in command.trials)
+
+
+def announce(options: RunOptions, command: Prepared, count: int) -> None:
+    """Say what will run, and what may disturb it.
+
+    Args:
+        count: Number of trials that are to run.
+    """
+    suite, trials, cores = command.suite, command.trials, available_cores()
+    for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
+        log.info("%s: %s", task, note)
+    for line in recipe_lines(trials):
+        log.info("%s", line)
+    if not count:
+        log.info("nothing to run: all %d trials are done, in %s", len(trials), command.folder)
+        return
+    formats = " and ".join(dict.fromkeys(trial.dtype for trial in trials))
+    where = f"on {suite.device} in {formats}, into {command.folder}"
+    log.info("%d of %d trials to run %s", count, len(trials), where)
+    wanted = options.jobs * options.processes
+    if busy := competition(command.provenance["busy_cores"], cores):
+        log.warning("%s%s", busy, "; each trial has one thread" if has_one_thread(options, command) else busy_advice())
+    if warning := too_many_threads(wanted, cores):
+        log.warning("%s", warning)
+    if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
+        log.warning("%d processes train at the same time on %d core(s), and take time from each other", wanted, cores)
+
+
+def train(
+    options: RunOptions,
+    command: Prepared,
+    chosen: Sequence[tuple[TrialSpec, Path]],
+    functions: Mapping[str, Callback] | None,
+) -> None:
+    """Run the chosen trials with the command's engine, and show how far they are.
+
+    Raises:
+        KeyboardInterrupt: The user typed Ctrl-C.
+    """
     of_engine: dict[str, Any] = {}
-    busy = competition(provenance["busy_cores"], cores)
-    one_thread = has_one_thread(options, suite, provenance)
     if options.engine == "ray":
         of_engine = {"address": options.ray_address}
-    elif one_thread:
+    elif has_one_thread(options, command):
         of_engine = {"variables": {"OMP_NUM_THREADS": "1"}}
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
-    with files.errors_of(folder), store.lock(IN_USE):
-        read_table(folder)  # so that a damaged table is reported before hours of trials
-        store.add_command(suite, clean(without_home(command_line())), provenance)
-        chosen = store.choose(trials, options.only)
-        for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
-            log.info("%s: %s", task, note)
-        for line in recipe_lines(trials):
-            log.info("%s", line)
-        if chosen:
-            formats = " and ".join(dict.fromkeys(trial.dtype for trial, _ in chosen))
-            where = f"on {suite.device} in {formats}, into {folder}"
-            log.info("%d of %d trials to run %s", len(chosen), len(trials), where)
-            wanted = options.jobs * options.processes
-            if busy:
-                log.warning("%s%s", busy, "; each trial has one thread" if one_thread else busy_advice())
-            if warning := too_many_threads(wanted, cores):
-                log.warning("%s", warning)
-            if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
-                log.warning(
-                    "%d processes train at the same time on %d core(s), and take time from each other", wanted, cores
-                )
-        else:
-            log.info("nothing to run: all %d trials are done, in %s", len(trials), folder)
-        forget = {trial.trial_id for trial, _ in chosen} if options.only == "all" else set()
-        if forget:
-            with store.writing():  # the rows of deleted trials have to go too
-                write_results(store, none_runs=True, forget=forget)
-        try:
-            with listener_for(console, [trial for trial, _ in chosen]) as progress:
-                engine.run(chosen, CallingListener(progress, folder / "trials", functions) if functions else progress)
-        except KeyboardInterrupt:
-            if tested and any(store.status(trial.trial_id) == "done" for trial in trials):
-                log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(folder)))
-            raise
-        finally:
-            with store.writing():
-                rows = write_results(store, none_runs=True)
-        with store.writing():
-            report = reports.write_report(folder) if tested else None
-            written = [*(report.paths[:1] if report else ()), *more()]
-        disturbed = {trial.name for trial in read(folder).trials if is_disturbed(trial)} if tested else set()
+    trials = command.folder / "trials"
+    try:
+        with listener_for(_console(), [trial for trial, _ in chosen]) as progress:
+            engine.run(chosen, CallingListener(progress, trials, functions) if functions else progress)
+    except KeyboardInterrupt:
+        records = (read_record(trials / trial.trial_id) for trial in command.trials)
+        if _is_tested(command) and any(record and record.done for record in records):
+            log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(command.folder)))
+        raise
 
-    names = {trial.trial_id for trial in trials}
-    ours = [row for row in rows if row["trial_id"] in names]
-    if tested:
-        console.print(summary(ours, disturbed))
-    for row in ours:
-        if row["status"] != "done":
-            print(f"{row['trial_id']}  {row['status']}: {row['message']}")
-    for path in written:
-        print(f"{'report' if tested else 'result'}: {path}")
+
+def summarise(
+    command: Prepared, records: Sequence[TrialRecord], report: reports.Written | None, written: Sequence[Path]
+) -> int:
+    """Print how the command's trials ended and what was written, and return the exit status of `run_prepared`.
+
+    Args:
+        records: All trials of the folder.
+        report: What was written of the report; `None` without one.
+        written: Other files that were written.
+    """
+    names = {trial.trial_id for trial in command.trials}
+    ours = [record for record in records if record.name in names]
+    if report:
+        _console().print(summary(ours))
+    for record in ours:
+        if not record.done:
+            print(f"{record.name}  {record.status}: {record.message}")
+    for path in (*(report.paths[:1] if report else ()), *written):
+        print(f"{'report' if report else 'result'}: {path}")
     for line in report.damage if report else ():
         print(f"damaged: {line}")
-    complete = ("done",) if tested else ("done", "diverged")
-    ended = all(row["status"] in complete or is_needless(row["status"], str(row["message"])) for row in ours)
+    complete = ("done",) if report else ("done", "diverged")
+    ended = all(record.status in complete or is_needless(record) for record in ours)
     return 0 if len(ours) == len(names) and ended else 1
 
 
-def has_one_thread(options: RunOptions, suite: SuiteSpec, provenance: Mapping[str, Any]) -> bool:
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
+
+
+def has_one_thread(options: RunOptions, command: Prepared) -> bool:
     """Return whether each trial has one thread because the machine is busy.
 
     Several threads would wait for each other, and the times of `smoke` are no results.
     """
-    busy = competition(provenance["busy_cores"], available_cores())
-    return bool(busy) and suite.preset == "smoke" and options.engine == "local" and not threads_of_environment()
+    busy = competition(command.provenance["busy_cores"], available_cores())
+    smoke = command.suite.preset == "smoke"
+    return bool(busy) and smoke and options.engine == "local" and not threads_of_environment()
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
@@ -258,61 +284,55 @@ def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
     return lines
 
 
-def summary(rows: Sequence[dict[str, Any]], disturbed: Collection[str] = ()) -> Table:
+def summary(records: Sequence[TrialRecord]) -> Table:
     """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
 
     A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
     FLOPs are relative to dense training with the most epochs; without it, to the dense network in the same trial.
-
-    Args:
-        rows: Rows of the results table.
-        disturbed: Ids of trials whose times were disturbed. The times of their methods get a mark.
     """
     table = Table(title="Means over the seeds that are done; training FLOPs relative to dense training")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")
     for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    most: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        most[row["task"], row["model"]] = max(most.get((row["task"], row["model"]), 0), _epochs_of_recipe(row))
-    dense: dict[tuple[Any, ...], float] = {}
-    for row in sorted(rows, key=_place):
-        where, epochs = (row["task"], row["model"]), _epochs_of_recipe(row)
-        method = f"{row['method']}[{row['variant']}]" if row["variant"] else row["method"]
+    most: dict[tuple[str, str], float] = {}
+    for record in records:
+        where = (record.spec.task, record.spec.model)
+        most[where] = max(most.get(where, 0), _epochs(record))
+    dense: dict[tuple[str, ...], float] = {}
+    groups: dict[tuple[str, ...], list[TrialRecord]] = {}
+    for record in sorted(records, key=_place):
+        where, epochs, method = (record.spec.task, record.spec.model), _epochs(record), record.spec.label
         if method == BASELINE and epochs == most[where]:
-            dense[where] = row["train_flops_dense"] or dense.get(where, 0.0)
-        if method and 0 < epochs < most[where]:
-            method += f", {epochs} {'epoch' if epochs == 1 else 'epochs'}"
-        groups.setdefault((row["task"] or "", row["model"] or "", method or row["trial_id"]), []).append(row)
+            dense[where] = record.number("train_flops_dense") or dense.get(where, 0.0)
+        if 0 < epochs < most[where]:
+            method += f", {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
+        groups.setdefault((*where, method), []).append(record)
     for names, group in groups.items():
-        done = [row for row in group if row["status"] == "done"]
+        done = [record for record in group if record.done]
         whole = dense.get(names[:2])
-        accuracy, seconds = _mean(row["test_accuracy"] for row in done), _mean(row["train_time_s"] for row in done)
+        accuracy, seconds = (_mean(one.number(name) for one in done) for name in ("test_accuracy", "train_time_s"))
         table.add_row(
             *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
             f"{len(done)}/{len(group)}",
             "" if accuracy is None else f"{100 * accuracy:.2f} %",
-            ""
-            if seconds is None
-            else mark_disturbed(duration(seconds), any(row["trial_id"] in disturbed for row in done)),
+            "" if seconds is None else mark_disturbed(duration(seconds), any(map(is_disturbed, done))),
             _share(done, "train_flops_effective", whole),
             _share(done, "train_flops_executed", whole),
         )
     return table
 
 
-def _epochs_of_recipe(row: dict[str, Any]) -> int:
-    """Return the epochs of a row; 0 if they are not known, or were typed for its method alone."""
-    return 0 if "recipe.epochs=" in (row["variant"] or "") else row.get("epochs") or 0
+def _epochs(record: TrialRecord) -> float:
+    """Return the epochs of a trial; 0 if they were typed for its method alone."""
+    return 0 if "epochs" in record.spec.replaced else record.number("epochs") or 0
 
 
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return where a row belongs: dense first, then dense with parameters, each with most epochs first."""
-    dense = row["method"] == "dense"
-    order = (row["variant"] or "", -(row.get("epochs") or 0)) if dense else ()
-    return (row["task"] or "", row["model"] or "", not dense, *order)
+def _place(record: TrialRecord) -> tuple[Any, ...]:
+    """Return where a trial belongs: dense first, then dense with parameters, each with most epochs first."""
+    dense = record.spec.method == BASELINE
+    order = (record.spec.variant, -(record.number("epochs") or 0)) if dense else ()
+    return (record.spec.task, record.spec.model, not dense, *order)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -322,7 +342,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(numbers) else None
 
 
-def _share(rows: Sequence[dict[str, Any]], column: str, dense: float | None) -> str:
-    pairs = [(row[column], dense or row["train_flops_dense"]) for row in rows]
+def _share(records: Sequence[TrialRecord], column: str, dense: float | None) -> str:
+    pairs = [(record.number(column), dense or record.number("train_flops_dense")) for record in records]
     share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
     return "" if share is None else f"{100 * share:.1f} %"

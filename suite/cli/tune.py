@@ -12,14 +12,15 @@ from suite import files
 from suite.choices import RECIPE
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name, whole
-from suite.cli.run import run_trials
+from suite.cli.run import run_prepared
 from suite.errors import UsageError
 from suite.parameters import show
 from suite.trials.engines.forked import forked
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
 from suite.trials.search import MethodSearch, shown
-from suite.trials.spec import SuiteSpec, TrialSpec
+from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def tune(arguments: Sequence[str]) -> int:
         written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
         return [write_tuned(folder, written[0])]
 
-    status = run_trials(options, suite, trials, folder, write, provenance=provenance)
+    status = run_prepared(options, Prepared(suite, trials, folder, provenance), write)
     print(_as_text(written[0]))
     return status if all(one.chosen is not None for one in written[0].methods) else 1
 
@@ -149,12 +150,11 @@ def _result(
 
 
 def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Path) -> Setting:
-
-    records = [read_record(Store(folder).trial_folder(trial.trial_id)) or {} for trial in trials]
-    done = all(record.get("status") == "done" for record in records)
+    records = [read_record(Store(folder).trial_folder(trial.trial_id)) for trial in trials]
+    done = [record for record in records if record and record.done]
 
     def mean(column: str) -> float | None:
-        numbers = [record["result"].get(column) for record in records] if done else []
+        numbers = [record.result.get(column) for record in done] if len(done) == len(records) else []
         known = [float(number) for number in numbers if number is not None]
         return sum(known) / len(known) if numbers and len(known) == len(numbers) else None
 

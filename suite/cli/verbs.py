@@ -10,10 +10,9 @@ import reports
 from suite import files
 from suite.cli.parser import Parser, program_name, whole
 from suite.errors import UsageError
-from suite.trials.folder import packed
-from suite.trials.folder.columns import read_table
-from suite.trials.folder.results import write_results
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.reader import update_table
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
 from suite.trials.folder.targets import read_targets, refuse_guesses
 from suite.trials.planning import read_names
 
@@ -60,12 +59,8 @@ def report(arguments: Sequence[str]) -> int:
     _suite_folder(namespace.folder, "report")
     folder = Path(namespace.folder).expanduser()
     targets = read_targets(namespace.target) if namespace.target is not None else ()
-    trials = [path for path in Store(folder).trial_folders() if packed.held(path / "trial.json")]
-    if not trials and not read_table(folder):
-        raise UsageError(f"report {folder}: no results: results.csv has no rows, and no trials/*/trial.json exists")
-    for path in trials if targets else ():
-        data = ((read_record(path) or {}).get("provenance") or {}).get("data") or {}
-        if classes := data.get("classes"):
+    for path in Store(folder).trial_folders() if targets else ():
+        if (record := read_record(path)) and (classes := (record.provenance.get("data") or {}).get("classes")):
             refuse_guesses(targets, classes)
     update(folder, targets, namespace.latex)
     if namespace.latex:
@@ -78,10 +73,9 @@ def update(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> 
     store, is_current = Store(folder), False
     with files.errors_of(folder):
         while not is_current:
-            with store.writing():
-                before = store.fingerprint()
-                write_results(store, targets=targets)
-                written = reports.write_report(folder, targets, latex)
+            before = store.fingerprint()
+            update_table(folder, targets=targets)
+            written = reports.write_report(folder, targets, latex)
             # Another command may have changed the folder since. If one still runs, it will write the report at its end.
             is_current = store.is_locked() or store.fingerprint() == before
     print(f"report: {written.paths[0]}")

@@ -60,8 +60,9 @@ def train_again(
         with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
             LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
         for trial, place in chosen:
-            if (record := read_record(place) or {}).get("status") != "done":
-                show(f"{trial.trial_id}: {record.get('status', 'not trained')}: {record.get('message', '')}")
+            record = read_record(place)
+            if record is None or not record.done:
+                show(f"{trial.trial_id}: {f'{record.status}: {record.message}' if record else 'not trained'}")
     return True
 
 
@@ -69,7 +70,7 @@ def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
     specs = []
     for trial_id in spec.depends_on.values():
         record = read_record(folder / "trials" / trial_id)
-        if record is None or "spec" not in record:
+        if record is None:
             raise UsageError(f"it depends on {trial_id}, which is not in the folder")
-        specs += _with_others(folder, TrialSpec.from_json(record["spec"]))
+        specs += _with_others(folder, record.spec)
     return [*specs, spec]

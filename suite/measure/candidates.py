@@ -15,10 +15,9 @@ from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
 from suite.recipe import FLUSH
-from suite.trials.folder.columns import minor_version
-from suite.trials.folder.reader import Trial, read
-from suite.trials.folder.records import read_record
-from suite.trials.folder.results import current_rows
+from suite.trials.folder.reader import read, read_trials
+from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.table import minor_version
 from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
@@ -84,13 +83,13 @@ def find_candidates(
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     candidates = []
-    records = read(folder, current_rows(folder))
+    records = read(folder)
     repeated = _repeated(folder / AGAIN)
     groups = group_trials(records.trials)[0]
     if timed:
         groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
     for group in groups:
-        by_label: dict[str, list[Trial]] = {}
+        by_label: dict[str, list[TrialRecord]] = {}
         for trial in group.trials:
             if trial.done and (with_dense or label(trial) != BASELINE):
                 by_label.setdefault(label(trial), []).append(trial)
@@ -110,10 +109,9 @@ def find_candidates(
     return candidates if not methods else _chosen(candidates, split(methods))
 
 
-def _repeated(folder: Path) -> dict[str, Trial]:
+def _repeated(folder: Path) -> dict[str, TrialRecord]:
     """Return the finished trials of `AGAIN` by name, except those that another machine trained."""
-    rows = current_rows(folder)
-    done = [trial for trial in read(folder, rows).trials if trial.done] if rows else []
+    done = [trial for trial in read_trials(folder)[0] if trial.done]
     here = {device: this_machine(device).items() for device in {trial.text("device") for trial in done}}
     return {one.name: one for one in done if all(one.text(name) == text for name, text in here[one.text("device")])}
 
@@ -138,7 +136,7 @@ def _on_this_machine(groups: Iterable[TrialGroup], timed: Sequence[Mapping[str, 
         known = {label(trial) for group in own for trial in group.trials if trial.done}
         others = [trial for group in several if group not in own for trial in group.trials]
         trials = [trial for group in own for trial in group.trials]
-        trials += [dataclasses.replace(one, elsewhere=True) for one in others if one.done and label(one) not in known]
+        trials += [one.model_copy(update={"elsewhere": True}) for one in others if one.done and label(one) not in known]
         yield TrialGroup(key, tuple(trials))
 
 
@@ -165,17 +163,12 @@ def _name(method: str) -> str:
 
 
 def _candidate(
-    folder: Path, key: Mapping[str, str], name: str, trial: Trial, repeated: Mapping[str, Trial]
+    folder: Path, key: Mapping[str, str], name: str, trial: TrialRecord, repeated: Mapping[str, TrialRecord]
 ) -> Candidate:
     """Return a candidate for a finished trial, or for the same trial in `AGAIN` if the first one lacks states."""
     place = folder / "trials" / trial.name
     refused = Candidate(key, name, trial.name, home=folder)
     try:
-        record = read_record(place)
-        if record is None:
-            raise ValueError("its trial is not in the folder")
-        if "spec" not in record:
-            raise ValueError(record["message"])
         if trial.damage:
             raise ValueError(trial.damage[0])
         if not trial.epochs:
@@ -183,7 +176,7 @@ def _candidate(
         stages = StageList(trial.epochs).stages()
     except ValueError as error:
         return dataclasses.replace(refused, reason=str(error))
-    spec = TrialSpec.from_json(record["spec"])
+    spec = trial.spec
     if spec.processes > 1:
         reason = f"it was trained by {spec.processes} processes, and only steps of one process are measured"
         return dataclasses.replace(refused, reason=reason)
@@ -213,7 +206,7 @@ def _candidate(
     )
 
 
-def _by_epoch(trial: Trial) -> dict[int, float]:
+def _by_epoch(trial: TrialRecord) -> dict[int, float]:
     """Return the seconds of a trial's reconfigurations, which its records add up."""
     totals = [record.get("reconfigure_time_s") or 0.0 for record in trial.epochs]
     return {epoch: total - before for epoch, (before, total) in enumerate(pairwise([0.0, *totals]), 1)}

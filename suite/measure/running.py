@@ -12,9 +12,9 @@ from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate
 from suite.trials.engines.subprocess_call import call_in_subprocess
-from suite.trials.folder.columns import minor_version
 from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
+from suite.trials.folder.table import minor_version
 from suite.trials.listeners import Measurements
 from suite.trials.plugin_files import load_recorded
 from suite.trials.spec import TrialSpec

@@ -20,7 +20,7 @@ from suite.files import default_data_root, read_path
 from suite.method import OtherTrial
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits, Task
-from suite.trials.folder.records import damage, read_record
+from suite.trials.folder.records import lacking, read_record
 from suite.trials.ranks.connection import cuda_device
 from suite.trials.spec import TrialSpec
 
@@ -174,11 +174,11 @@ def _others(spec: TrialSpec, trials: Path) -> dict[str, OtherTrial]:
     results = {}
     for text, trial_id in spec.depends_on.items():
         folder = trials / trial_id
-        record = read_record(folder) or {}
-        flops = (record.get("result") or {}).get("inference_flops")
-        if flops is None or record["status"] != "done":
+        record = read_record(folder)
+        flops = record.result.get("inference_flops") if record else None
+        if record is None or flops is None or not record.done:
             raise UsageError(f"this trial depends on {trial_id}, which is not done")
-        if reason := damage(folder, record):
+        if reason := lacking(folder, record):
             raise UsageError(f"this trial depends on {trial_id}, which is damaged: {reason}")
         model_file = folder / "model.pt"
         plans = tuple(model_files.read_reconfigurations(model_file))

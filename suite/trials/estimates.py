@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtrc, stdtrit
 
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import finite
+from suite.trials.folder.records import TrialRecord
 
 CONFIDENCE = 0.95
 # Subtraction and division round, so values that differ by no more than this share count as equal.
@@ -160,7 +161,7 @@ GUESS_LEVEL = 0.01
 _NAMES = ("classes", "test_images", "largest_test_class")
 
 
-def facts(trial: Trial) -> tuple[int, int, int]:
+def facts(trial: TrialRecord) -> tuple[int, int, int]:
     """Return the numbers of classes, of test images and of images of the largest class; 0 for a missing number."""
     data = trial.provenance.get("data")
     numbers = [finite(data.get(name)) for name in _NAMES] if isinstance(data, Mapping) else [None] * len(_NAMES)
@@ -168,7 +169,7 @@ def facts(trial: Trial) -> tuple[int, int, int]:
     return classes, images, largest
 
 
-def chance(accuracy: float, trial: Trial) -> float:
+def chance(accuracy: float, trial: TrialRecord) -> float:
     """Return the probability that a guess reaches an accuracy on the test images of a trial.
 
     A guess is right for each image with the probability 1/classes, or with the share of the largest class if that is
@@ -187,7 +188,7 @@ def chance(accuracy: float, trial: Trial) -> float:
     return float(bdtrc(round(accuracy * images) - 1, images, max(1 / classes, largest / images)))
 
 
-def is_guess(trial: Trial) -> bool:
+def is_guess(trial: TrialRecord) -> bool:
     """Return whether the accuracy of a finished trial may be that of a guess (one-sided test, 1 %)."""
     accuracy = trial.number("test_accuracy")
     return trial.done and accuracy is not None and chance(accuracy, trial) > GUESS_LEVEL

@@ -16,7 +16,8 @@ from suite.parameters import at_default
 from suite.recipe import Recipe
 from suite.trials.controls import BASELINE
 from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import Trial, finite
+from suite.trials.folder.reader import finite
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.times import MethodTime
 
 # Trials of one machine agree in these. The last three are part of the recipe, and known even if only the table is left.
@@ -45,7 +46,7 @@ class TrialGroup:
     """
 
     key: Mapping[str, str]
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialRecord, ...]
     budgets: tuple[TrialGroup, ...] = ()
     times: Mapping[str, MethodTime] = field(default_factory=dict)
     elsewhere: tuple[Elsewhere, ...] = ()
@@ -69,41 +70,41 @@ class Elsewhere:
     refused: str = ""
 
 
-def label(trial: Trial) -> str:
+def label(trial: TrialRecord) -> str:
     """Return the method with its parameters as a user writes it: `sdgp[n=2,m=4]`."""
     variant = trial.text("variant")
     return f"{trial.text('method')}[{variant}]" if variant else trial.text("method")
 
 
-def is_control(trial: Trial) -> bool:
+def is_control(trial: TrialRecord) -> bool:
     """Return whether a trial is a control of methods, such as a random twin, of which a report claims nothing."""
-    recorded = trial.spec.get("control")
+    recorded = trial.spec.control
     return _is_variant_of_dense(trial) if recorded is None else recorded is True  # earlier records do not say it
 
 
-def is_without_pruning(trial: Trial) -> bool:
+def is_without_pruning(trial: TrialRecord) -> bool:
     """Return whether a trial is a way to save training time without pruning; dense itself and controls are none."""
-    known = trial.spec.get("prunes") is False and label(trial) != BASELINE
+    known = trial.spec.prunes is False and label(trial) != BASELINE
     return (known or _is_variant_of_dense(trial)) and not is_control(trial)
 
 
-def _is_variant_of_dense(trial: Trial) -> bool:
+def _is_variant_of_dense(trial: TrialRecord) -> bool:
     return trial.text("method") == BASELINE and trial.text("variant") != ""
 
 
-def recipe(trial: Trial) -> str:
+def recipe(trial: TrialRecord) -> str:
     """Return what differs from the recipe's declared defaults as one text; empty if `trial.json` has no recipe.
 
     A value that a method alone has is part of its label. This text then has the value of the other methods.
     """
-    if not trial.spec.get("recipe"):
+    if not trial.spec.recipe:
         return ""
-    shared = {**trial.spec["recipe"], **(trial.spec.get("replaced") or {})}
+    shared = {**trial.spec.recipe, **trial.spec.replaced}
     defaults = at_default(Recipe, shared)
     return canonical_json({name: value for name, value in shared.items() if name not in defaults})
 
 
-def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]]:
+def group_trials(trials: Iterable[TrialRecord]) -> tuple[list[TrialGroup], list[TrialRecord]]:
     """Group trials by key, in the order of the table.
 
     Parts of a key may be unknown. The trial may have failed before its hardware was recorded, or only its row in the
@@ -118,7 +119,7 @@ def group_trials(trials: Iterable[Trial]) -> tuple[list[TrialGroup], list[Trial]
     named = [(_key(trial), trial) for trial in trials if trial.text("method")]
     # Trials with the most complete keys come first, so that later trials find their groups.
     order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
-    trials_by_key: dict[tuple[str, ...], list[Trial]] = {}
+    trials_by_key: dict[tuple[str, ...], list[TrialRecord]] = {}
     for own, trial in order:
         fits = [own] if own in trials_by_key else [key for key in trials_by_key if not _contradict(own, key)]
         if len(fits) > 1 and not trial.done:
@@ -139,23 +140,23 @@ def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
     return any(mine and theirs and mine != theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def _key(trial: Trial) -> tuple[str, ...]:
+def _key(trial: TrialRecord) -> tuple[str, ...]:
     texts = {name: column_text(trial, name) for name in KEY if name != "recipe"}
-    shared = finite((trial.spec.get("replaced") or {}).get("epochs"))
+    shared = finite(trial.spec.replaced.get("epochs"))
     if shared is not None:  # as in `recipe`, its own number of epochs does not part it from others
         texts["epochs"] = f"{shared:g}"
     return tuple(recipe(trial) if name == "recipe" else texts[name] for name in KEY)
 
 
-def column_text(trial: Trial, name: str) -> str:
+def column_text(trial: TrialRecord, name: str) -> str:
     """Return a text or numeric column as text."""
-    value = trial.number(name)
-    return trial.text(name) if value is None else f"{value:g}"
+    value = trial.value(name)
+    return f"{value:g}" if isinstance(value, (int, float)) else value or ""
 
 
-def seed_of(trial: Trial) -> int:
-    """Return the seed of a trial; -1 if the table has none."""
-    return int(trial.numbers.get("seed", -1))
+def seed_of(trial: TrialRecord) -> int:
+    """Return the seed of a trial."""
+    return trial.spec.seed
 
 
 _MAY_DIFFER = ("epochs", "recipe", *MACHINE)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Interval
+from pydantic import BeforeValidator, TypeAdapter
 
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
@@ -26,7 +30,8 @@ MOST_SEEDS = 10_000
 _HASHED = ("method", "method_version", "preset", "seed", "device", "dtype", "processes", "arithmetic")
 # Hashed only if they differ from these values, as every field must be that is added here.
 _DEFAULTS = {"method_version": 1, "processes": 1, "arithmetic": FLUSH, "depends_on": [], "defined_by": {}}
-_TUPLES = ("at_default", "plugins", "callbacks")
+Values = Annotated[Mapping[str, Any], BeforeValidator(without_lists)]
+"""Values by name, which JSON may have read: tuples in place of lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +73,21 @@ class TrialSpec:
 
     method: str
     variant: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Values = field(default_factory=dict)
     method_version: int = 1
     task: str
-    task_parameters: Mapping[str, Any] = field(default_factory=dict)
+    task_parameters: Values = field(default_factory=dict)
     model: str
-    model_parameters: Mapping[str, Any] = field(default_factory=dict)
+    model_parameters: Values = field(default_factory=dict)
     preset: str
-    recipe: Mapping[str, Any]
+    recipe: Values
     at_default: tuple[str, ...] = ()
-    seed: int
+    seed: Annotated[int, Interval(ge=0, le=LARGEST_SEED)]
     device: str
-    device_index: int | None = None
+    device_index: Annotated[int, Ge(0)] | None = None
     dtype: str
     data_copy: Mapping[str, Any]
-    processes: int = 1
+    processes: Annotated[int, Ge(1)] = 1
     control: bool = False
     prunes: bool = True
     arithmetic: str = FLUSH
@@ -91,7 +96,7 @@ class TrialSpec:
     depends_on: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     recipe_source: str = ""
-    replaced: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Values = field(default_factory=dict)
     defined_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -176,28 +181,20 @@ class TrialSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` restores this spec. It also has the hash, for readers."""
-        lists = {name: list(getattr(self, name)) for name in _TUPLES}
-        return {**dataclasses.asdict(self), **lists, "hash": self.hash}
+        return {**json.loads(json.dumps(dataclasses.asdict(self))), "hash": self.hash}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TrialSpec:
+    def from_json(cls, data: Any) -> TrialSpec:
         """Restore a spec from the data of `to_json`.
 
         Raises:
-            ValueError: The data is not a spec, or its hash does not match.
+            ValueError: The data is not a spec; pydantic's reasons.
         """
-        try:
-            fields = {name: value for name, value in data.items() if name != "hash"}
-            for name in ("parameters", "task_parameters", "model_parameters", "recipe", "replaced"):
-                fields[name] = without_lists(fields.get(name, {}))
-            lists = {name: tuple(fields.get(name, ())) for name in _TUPLES}
-            spec = cls(**{**fields, **lists})
-            digest = spec.hash
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a trial's spec: {error}") from error
-        if data.get("hash", digest) != digest:
-            raise ValueError(f"the spec has the hash {digest[:8]}, not {str(data['hash'])[:8]} as it says")
+        spec: TrialSpec = _SPEC.validate_python(data)
         return spec
+
+
+_SPEC = TypeAdapter(TrialSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +242,15 @@ class SuiteSpec:
         """Return plain data for `suite.json`."""
         lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets", "left_out")}
         return {**dataclasses.asdict(self), **lists}
+
+
+class Prepared(NamedTuple):
+    """A command that is ready for its first trial: its spec, all of its trials, its folder, and where it runs."""
+
+    suite: SuiteSpec
+    trials: Sequence[TrialSpec]
+    folder: Path
+    provenance: dict[str, Any]
 
 
 def checksum(path: Path, name: str) -> str:

@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from suite.errors import in_words
 from suite.trials.engines.cpu_cores import take_place
@@ -38,13 +37,11 @@ def main() -> int:
         return run_ranks(spec, folder)
     from suite.trials.trial_run import TrialRun, failure_of  # imports torch, which must find the cores taken
 
-    result: dict[str, Any] = {}
-    provenance: dict[str, Any] = {}
     status, message = "done", ""
     failure: Failure | None = None
     trial = TrialRun(spec, folder, rank or 0, began)
     try:
-        trial.run(result, provenance)
+        trial.run()
         if rank is not None:
             trial.leave_ranks()
     except Exception as error:  # each failure becomes a status; log.txt has the traceback
@@ -60,15 +57,15 @@ def main() -> int:
         return 1 if failure else 0
 
     def write(status: str, message: str) -> None:
-        write_record(folder, spec, status, message, result=result, provenance=provenance | trial.calls.provenance())
+        write_record(folder, spec, status, message, trial.result, trial.provenance | trial.calls.provenance())
 
     try:
         if failure is None:
             write(status, message)
         else:  # the process that waits for the ranks finds the cause, and records it with these results
             status, message = settle(folder, failure, write)
-        record = {"trial_id": spec.trial_id, "status": status, "message": message, "result": result}
-        if not trial.calls.end({**record, "provenance": provenance}):
+        named = {"trial_id": spec.trial_id, "status": status, "message": message}
+        if not trial.calls.end({**named, "result": trial.result, "provenance": trial.provenance}):
             write(status, message)  # the record names the callback that failed
     except OSError as error:  # the engine reports the last line of the log
         with contextlib.suppress(OSError):

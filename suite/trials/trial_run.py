@@ -45,6 +45,9 @@ class TrialRun:
         folder: Folder of the trial.
         rank: Number of this process among those of the trial. Only rank 0 writes files; all ranks read checkpoints.
         began: When its process began, by `time.perf_counter` (default: now).
+
+    Attributes:
+        result, provenance: As in the trial's record. Both keep their content if the training fails.
     """
 
     def __init__(self, spec: TrialSpec, folder: Path, rank: int = 0, began: float | None = None) -> None:
@@ -53,79 +56,94 @@ class TrialRun:
         self.began = time.perf_counter() if began is None else began
         self.earlier_wall_time = 0.0
         self.earlier_rss = 0
+        self.progress = ProgressFile(folder)  # the engine reads from it how far the trial is
+        self.result: dict[str, Any] = {}
         self.provenance: dict[str, Any] = {}
 
-    def run(self, result: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Train to the end and fill `result` and `provenance`. Both keep their content if the training fails."""
-        spec = self.spec
+    def run(self) -> None:
+        """Train to the end."""
+        device = self._prepare()
+        trainer = self._build()
+        self._describe(trainer)
+        energy = count_energy(trainer.clock, device)
+        self.progress.resumed_after = self._resume(trainer)
+        lost = trainer.clock.joules is None and not energy.startswith("not measured")
+        self.provenance["energy"] = "not measured (an earlier attempt did not count it)" if lost else energy
+        if pruning := self.provenance["pruning"]:
+            self.provenance["kernels"] = files.without_home("; ".join(map(kernels.backend_report, pruning)))
+        if not self.writes:
+            trainer.fit()
+            return
+        epochs, resumed = trainer.recipe.whole_epochs, self.progress.resumed_after
+        self.progress.write(trainer.ctx.epochs_done, epochs, resumed / epochs)
+        try:
+            trainer.fit()
+        finally:
+            self.result.update(self._result(trainer))
+            if device.type == "cpu":
+                self.provenance["onednn_fallbacks"] = self._fallbacks(trainer)
+                self.provenance["products"] = trainer.products.by_implementation()
+        model_files.save_model(
+            self.folder / "model.pt",
+            trainer.model,
+            name=self.spec.model,
+            num_classes=trainer.ctx.num_classes,
+            input_shape=trainer.ctx.input_shape,
+            reconfigurations=trainer.runner.reconfigurations,
+            plugin=Path(self.spec.defined_by.get("model", {}).get("path", "")).name,
+        )
+
+    def _prepare(self) -> torch.device:
+        """Set up this process as the trial needs it, note where it runs, and return its device."""
+        spec, noted = self.spec, self.provenance
         use_arithmetic(spec.arithmetic)  # before torch starts threads
         for plugin in spec.plugins:
             registry.load_plugin(plugin)
-        device, recipe = device_of(spec), spec.make_recipe()
+        device = device_of(spec)
         use_threads_of_environment()
-        provenance.update(collect(device))
-        if provenance["settings"]["arithmetic"] != spec.arithmetic:
+        noted.update(collect(device))
+        if noted["settings"]["arithmetic"] != spec.arithmetic:
             log.warning("subnormal numbers cannot be flushed here, which may slow some products 20 times")
         if emulated_dtype(spec.device, spec.dtype):
-            provenance["emulated_dtype"] = spec.dtype
+            noted["emulated_dtype"] = spec.dtype
         if place := place_of_environment():
-            provenance["place"] = place
-        provenance["method"] = {
-            "source": registry.get("method", spec.method).source,
-            "tuning": tuning(registry.get("method", spec.method), spec.preset),
-        }
-        provenance["recipe_tuning"] = tuning(registry.get("task", spec.task_name), spec.preset)
+            noted["place"] = place
+        method = registry.get("method", spec.method)
+        noted["method"] = {"source": method.source, "tuning": tuning(method, spec.preset)}
+        noted["recipe_tuning"] = tuning(registry.get("task", spec.task_name), spec.preset)
         spec.check_files()
         if spec.processes > 1:
             connection.join_ranks(spec)
-        progress = ProgressFile(self.folder)  # the engine reads from it how far the trial is
+        return device
+
+    def _build(self) -> Trainer:
+        trainer: Trainer
+        recipe = self.spec.make_recipe()
         callbacks: dict[str, Any] = {
             "on_trained": lambda state: self._keep_end(state, trainer.ctx.epochs_done + 1),
             "on_epoch": lambda record: self._append_record(record, trainer.clock),
             "on_checkpoint": lambda state: self._save_checkpoint(state, trainer.ctx.epochs_done),
-            "on_step": lambda share: progress.write(trainer.ctx.epochs_done, recipe.whole_epochs, share),
+            "on_step": lambda share: self.progress.write(trainer.ctx.epochs_done, recipe.whole_epochs, share),
         }
-        trainer: Trainer = build_trainer(
-            spec,
+        trainer = build_trainer(
+            self.spec,
             self.folder.parent,
-            load_splits(spec),
+            load_splits(self.spec),
             from_images=not (self.folder / "checkpoint.pt").is_file(),
             **(callbacks if self.writes else {}),
         )
-        provenance["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
+        return trainer
+
+    def _describe(self, trainer: Trainer) -> None:
+        """Note what the record says of the data and the network before the training."""
+        noted = self.provenance
+        noted["data"] = data_facts(trainer.splits, trainer.ctx.num_classes)
         if trainer.not_counted:
-            provenance["not_counted"] = list(trainer.not_counted)
+            noted["not_counted"] = list(trainer.not_counted)
         if unplanned := trainer.runner.not_planned:
-            provenance["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
-        energy = count_energy(trainer.clock, device)
-        provenance["pruning"] = kernels.backends_in_use()
-        provenance["initial_weights"] = trainer.initial_weights
-        progress.resumed_after = self._resume(trainer, provenance)
-        lost = trainer.clock.joules is None and not energy.startswith("not measured")
-        provenance["energy"] = "not measured (an earlier attempt did not count it)" if lost else energy
-        if provenance["pruning"]:
-            provenance["kernels"] = files.without_home("; ".join(map(kernels.backend_report, provenance["pruning"])))
-        self.provenance = provenance
-        if not self.writes:
-            trainer.fit()
-            return
-        progress.write(trainer.ctx.epochs_done, recipe.whole_epochs, progress.resumed_after / recipe.whole_epochs)
-        try:
-            trainer.fit()
-        finally:
-            result.update(self._result(trainer))
-            if device.type == "cpu":
-                provenance["onednn_fallbacks"] = self._fallbacks(trainer)
-                provenance["products"] = trainer.products.by_implementation()
-        model_files.save_model(
-            self.folder / "model.pt",
-            trainer.model,
-            name=spec.model,
-            num_classes=trainer.ctx.num_classes,
-            input_shape=trainer.ctx.input_shape,
-            reconfigurations=trainer.runner.reconfigurations,
-            plugin=Path(spec.defined_by.get("model", {}).get("path", "")).name,
-        )
+            noted["not_planned"] = [f"{name}: {reason}" for name, reason in unplanned.items()]
+        noted["pruning"] = kernels.backends_in_use()
+        noted["initial_weights"] = trainer.initial_weights
 
     @staticmethod
     def leave_ranks() -> None:
@@ -139,7 +157,7 @@ class TrialRun:
             log.warning("oneDNN has no fast implementation of %s: the times do not represent a tuned kernel", product)
         return products or "none"
 
-    def _resume(self, trainer: Trainer, provenance: dict[str, Any]) -> int:
+    def _resume(self, trainer: Trainer) -> int:
         """Continue from the checkpoint if there is one, and drop records that are newer than the checkpoint.
 
         Returns:
@@ -174,9 +192,9 @@ class TrialRun:
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
             raise UsageError(f"cannot be resumed ({reason}); {hint}") from error
         kernels.replay_backends(earlier.get("pruning", {}))
-        if provenance["pruning"]:
-            provenance["pruning"] = kernels.backends_in_use()
-        now = comparable(provenance)
+        if self.provenance["pruning"]:
+            self.provenance["pruning"] = kernels.backends_in_use()
+        now = comparable(self.provenance)
         notes = [
             f"{name} was {before.get(name)} until epoch {done}, then {now.get(name)}"
             for name in {**before, **now}
@@ -184,10 +202,10 @@ class TrialRun:
         ]
         for note in notes:
             log.warning("resumed in another environment: %s; bits may differ, and times are not comparable", note)
-        provenance["initial_weights"] = earlier.get("initial_weights", "")
-        provenance["attempts"] = [*earlier.get("attempts", []), attempt]
+        self.provenance["initial_weights"] = earlier.get("initial_weights", "")
+        self.provenance["attempts"] = [*earlier.get("attempts", []), attempt]
         if notes := [*earlier.get("resumed_elsewhere", []), *notes]:
-            provenance["resumed_elsewhere"] = notes
+            self.provenance["resumed_elsewhere"] = notes
         trainer.load_state_dict(state["trainer"])
         self.earlier_wall_time, self.earlier_rss = state["wall_time_s"], state["peak_rss_bytes"]
         if self.writes:

@@ -126,11 +126,11 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the note of the data in place of running the trials of a command."""
     found: list[str] = []
 
-    def collect(options: Any, suite: Any, trials: Any, folder: Path, **more: Any) -> int:
-        found.append(trials[0].data_copy["note"])
+    def collect(options: Any, command: Any, **more: Any) -> int:
+        found.append(command.trials[0].data_copy["note"])
         return 0
 
-    monkeypatch.setattr(run, "run_trials", collect)
+    monkeypatch.setattr(run, "run_prepared", collect)
     return found
 
 

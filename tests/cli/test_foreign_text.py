@@ -18,7 +18,7 @@ from test_merge import ROOT, put, spec, suite_at
 
 from suite.cli import main as cli
 from suite.trials.folder import packed
-from suite.trials.folder.store import read_record
+from suite.trials.folder.records import read_record
 
 __all__ = ["without_figures"]
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -24,8 +24,8 @@ from suite.recipe import Recipe
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import read
-from suite.trials.folder.records import FILES, write_json, write_record
-from suite.trials.folder.store import Store, read_record
+from suite.trials.folder.records import FILES, read_record, write_json, write_record
+from suite.trials.folder.store import Store
 from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.spec import TrialSpec
 

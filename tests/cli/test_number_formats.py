@@ -192,11 +192,11 @@ def test_a_trial_records_that_its_numbers_were_emulated(tmp_path):
             method="absent", task="digits", model="resnet9", preset="smoke", recipe={"epochs": 1, "batch_size": 1,
             "learning_rate": 1.0}, seed=0, device="cpu", dtype=dtype, data_copy={"checksum": ""},
         )  # fmt: skip
-        provenance = {}
         write_record(tmp_path, spec, "running")
+        run = TrialRun(spec, tmp_path)
         with pytest.raises(Exception, match="absent"):
-            TrialRun(spec, tmp_path).run({}, provenance)
-        assert provenance.get("emulated_dtype") == (dtype if dtype == "bfloat16" else None), json.dumps(provenance)
+            run.run()
+        assert run.provenance.get("emulated_dtype") == (dtype if dtype == "bfloat16" else None)
 
 
 def test_a_run_says_before_its_trials_that_kernels_are_refused(suite, folder, tmp_path, monkeypatch, caplog):

@@ -22,7 +22,8 @@ from suite.cli import main as cli
 from suite.cli import reproduce
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.reader import Trial
-from suite.trials.folder.store import Store, write_record
+from suite.trials.folder.records import write_record
+from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec
 
 

@@ -13,6 +13,7 @@ import torch
 from small_trials import flushed as spec
 from small_trials import planned, train_in_suite
 from stopwatches import FakeTime
+from suite.trials.folder.results import current_rows
 from time_passes import pairs as pairs_of
 from tiny_net import TINY
 from toy_suite import assert_one_line
@@ -38,7 +39,6 @@ from suite.trials.controls import dense_spec
 from suite.trials.folder import store
 from suite.trials.folder.reader import Trial, read
 from suite.trials.folder.records import write_record
-from suite.trials.folder.results import current_rows
 from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
 from tasks.digits import Digits

@@ -23,9 +23,9 @@ from suite.engine.cost.communication import KINDS
 from suite.errors import UsageError
 from suite.trials.estimates import Estimate
 from suite.trials.folder import packed
-from suite.trials.folder.columns import SCHEMA
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION
 from suite.trials.folder.reader import read
+from suite.trials.folder.table import SCHEMA
 
 FRAMES = ("verdicts", "trials", "epochs", "layers", "times")
 ROOT = Path(__file__).parents[2]

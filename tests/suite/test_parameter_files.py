@@ -71,16 +71,16 @@ def test_a_trial_does_not_start_from_another_content(tmp_path):
     folder.mkdir()
     path.write_bytes(b"weightz")
     with pytest.raises(UsageError, match="has changed since this trial was planned"):
-        TrialRun(trial, folder).run({}, {})
+        TrialRun(trial, folder).run()
 
 
 def train(trial, folder):
     """Run a planned trial in this process, and write its record as its own process would."""
     path = folder / trial.trial_id
     path.mkdir()
-    result, provenance = {}, {}
-    TrialRun(trial, path).run(result, provenance)
-    write_record(path, trial, "done", "", result=result, provenance=provenance)
+    run = TrialRun(trial, path)
+    run.run()
+    write_record(path, trial, "done", "", run.result, run.provenance)
     return [json.loads(line) for line in (path / "epochs.jsonl").read_text().splitlines()]
 
 

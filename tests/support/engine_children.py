@@ -12,7 +12,7 @@ import psutil
 from small_trials import untrained
 
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.store import read_record
+from suite.trials.folder.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ CHILD = textwrap.dedent(
     from pathlib import Path
     from suite.trials.engines.exit_with_parent import watch_parent
     from suite.trials.progress import ProgressFile
-    from suite.trials.folder.store import read_record, write_record
+    from suite.trials.folder.records import read_record, write_record
     from suite.trials.spec import TrialSpec
 
     watch_parent()

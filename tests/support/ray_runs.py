@@ -12,7 +12,7 @@ from pathlib import Path
 import forks
 import psutil
 
-from suite.trials.folder.store import read_record
+from suite.trials.folder.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 

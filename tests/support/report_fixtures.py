@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,9 @@ import pytest
 
 from reports import write_report
 from reports.figures import svg
-from suite.trials.folder.columns import NUMBER_COLUMNS, TEXT_COLUMNS
+from suite.trials.folder.records import write_record
+from suite.trials.folder.table import COLUMNS, NUMBER_COLUMNS
+from suite.trials.spec import TrialSpec
 
 EPOCHS = 5
 LAYERS = {
@@ -33,11 +35,11 @@ VARIANTS = {"dense": "", "sdgp": "n=2,m=4", "prunetrain": "ratio=0.2"}
 SHRINK = {"prunetrain": (1.0, 0.875, 0.75, 0.75, 0.5)}
 DATA_COPY = {"kind": "sample", "checksum": "0123456789abcdef", "path": "", "note": "2,000 images; not the real job."}
 RECIPE = {"epochs": EPOCHS, "batch_size": 128, "learning_rate": 0.4}
+SETTINGS = ("method", "variant", "task", "model", "preset", "device", "dtype", "arithmetic")
 COMMAND = "run_suite.py --methods 'dense,sdgp[n=2,m=4]' --out elsewhere --seeds 3 --only missing"
 PROVENANCE: dict[str, Any] = {
     "hardware": {"device": "Synthetic CPU @ 2.0 GHz", "threads": 2},
-    "versions": {"python": "3.11.7", "torch": "2.15.0"},
-    "flags": {"deterministic": True},
+    "settings": {"deterministic": True},
     "git": {"commit": "670a1fa", "dirty": False},
     "hardware_id": "12e45678",
     "method": {"source": "A paper, 2022"},
@@ -49,7 +51,6 @@ class Suite:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rows: list[dict[str, Any]] = []
 
     def add(
         self, method: str, seed: int, *, accuracy: float | None, time: float | None, **changed: Any
@@ -84,39 +85,26 @@ class Suite:
             "nonzero_params": round(400_000 * shrink[-1] ** 2) - 12,
         }
         columns |= changed
-        spec = {
-            key: columns[key] for key in ("method", "variant", "task", "model", "preset", "seed", "dtype", "arithmetic")
+        kind, _, checksum = columns["data_copy"].partition("-")
+        fields = {
+            **{name: columns[name] or "" for name in SETTINGS},
+            **{"recipe": {"epochs": columns["epochs"], "batch_size": columns["batch_size"], **recipe}},
+            **{"data_copy": {**DATA_COPY, "kind": kind, "checksum": checksum}, "seed": seed},
+            **{"parameters": parameters, "task_parameters": task_parameters, **recorded},
         }
-        digest = hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
-        model = columns["model"].replace("[", "-").replace("]", "").replace("=", "")
-        name = f"{method}-{columns['task']}-{model}-s{seed}-{digest[:8]}"
-        columns = {"trial_id": changed.get("trial_id", name), **columns}
-        self.rows.append(columns)
-        self._write_trial(
-            columns,
-            {
-                **spec,
-                "recipe": recipe,
-                "hash": digest,
-                "data_copy": DATA_COPY,
-                "parameters": parameters,
-                "task_parameters": task_parameters,
-                **recorded,
-            },
-            shrink,
-            effective,
-        )
-        return columns
-
-    def _write_trial(self, columns: dict[str, Any], spec: dict[str, Any], shrink: Any, effective: Any) -> None:
-        folder = self.folder / "trials" / columns["trial_id"]
+        spec = TrialSpec(**fields)
+        while (self.folder / "trials" / spec.trial_id).exists():  # the same setting in a second version
+            spec = dataclasses.replace(spec, method_version=spec.method_version + 1)
+        provenance = {**PROVENANCE, "hardware": {**PROVENANCE["hardware"], "threads": columns["threads"]}}
+        provenance |= {"hardware_id": columns["hardware_id"] or "", "software": {"torch": columns.get("torch", "")}}
+        result = {name: columns[name] for name in columns if name in COLUMNS and not COLUMNS[name].source}
+        folder = self.folder / "trials" / spec.trial_id
         folder.mkdir(parents=True)
-        result = {key: value for key, value in columns.items() if value is not None}
-        record = {"spec": spec, "status": columns["status"], "message": columns["message"]}
-        record["provenance"] = {**PROVENANCE, "hardware_id": columns["hardware_id"] or ""}
-        if columns["status"] == "done":
-            record["result"] = {key: result[key] for key in result if key not in ("status", "message", "trial_id")}
-        (folder / "trial.json").write_text(json.dumps(record))
+        self._write_files(folder, columns, shrink, effective)
+        write_record(folder, spec, columns["status"], columns["message"], result, provenance)
+        return {"trial_id": spec.trial_id, **columns}
+
+    def _write_files(self, folder: Path, columns: dict[str, Any], shrink: Any, effective: Any) -> None:
         if columns["status"] != "done":
             return
         lines, rows = [], []
@@ -155,14 +143,10 @@ class Suite:
             writer.writerows(rows)
 
     def write(self, *, command: str = COMMAND) -> Path:
-        """Write `results.csv` and `suite.json`."""
+        """Write `suite.json`."""
         commands = [{"command_line": command, "spec": {}}]
         content = {"command_line": command, "spec": {"preset": "smoke"}, "provenance": PROVENANCE, "commands": commands}
         (self.folder / "suite.json").write_text(json.dumps(content))
-        with (self.folder / "results.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*TEXT_COLUMNS, *NUMBER_COLUMNS])
-            writer.writeheader()
-            writer.writerows({k: v for k, v in row.items() if v is not None} for row in self.rows)
         return self.folder
 
     def add_all(

@@ -61,9 +61,9 @@ def flushed(method, **changes):
 def train(folder, trial):
     """Train a trial in a folder, and return the records of its epochs."""
     folder.mkdir(parents=True, exist_ok=True)
-    result, provenance = {}, {}
-    TrialRun(trial, folder).run(result, provenance)
-    write_record(folder, trial, "done", result=result, provenance=provenance)
+    run = TrialRun(trial, folder)
+    run.run()
+    write_record(folder, trial, "done", "", run.result, run.provenance)
     return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 
 

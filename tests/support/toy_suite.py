@@ -114,7 +114,7 @@ CHILD = textwrap.dedent(
 
     watch_parent()
     folder = Path(sys.argv[1])
-    spec = TrialSpec.from_json(read_record(folder)["spec"])
+    spec = read_record(folder).spec
     with open(folder / "starts", "a") as file:
         file.write("x")
     (folder / "threads").write_text(os.environ["OMP_NUM_THREADS"])

@@ -7,7 +7,6 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -75,9 +74,9 @@ def test_the_documented_task_trains_the_documented_model(folder: Path) -> None:
         registry.load_plugin(path)
     (trial,) = plan(suite)
     (folder / "trial").mkdir()
-    result: dict[str, Any] = {}
-    TrialRun(trial, folder / "trial").run(result, {})
-    assert result["test_accuracy"] > 0.5  # of three equal classes
+    run = TrialRun(trial, folder / "trial")
+    run.run()
+    assert run.result["test_accuracy"] > 0.5  # of three equal classes
 
 
 def test_the_documented_models_channels_and_branches_can_be_removed(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.trials.folder.columns import COLUMNS, KINDS, SCHEMA, markdown
+from suite.trials.folder.table import COLUMNS, KINDS, SCHEMA, markdown
 
 DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 
@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "results.md"
 def test_the_documented_table_is_the_schema():
     text = DOCS.read_text(encoding="utf-8")
     assert "\n".join(markdown()) in text, (
-        "run python -m suite.trials.folder.columns and paste its table into docs/results.md"
+        "run python -m suite.trials.folder.table and paste its table into docs/results.md"
     )
     assert all(f"- **{kind}**: {meaning}." in text for kind, meaning in KINDS.items())
 

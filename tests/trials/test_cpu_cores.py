@@ -18,7 +18,7 @@ CHILD = """
 import json, os, sys, time
 from pathlib import Path
 from suite.trials.engines.cpu_cores import place_of_environment, take_place
-from suite.trials.folder.store import write_record
+from suite.trials.folder.records import write_record
 from suite.trials.spec import TrialSpec
 
 take_place()

@@ -11,7 +11,7 @@ from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, 
 
 from suite.trials.engines import local
 from suite.trials.engines.local import LocalEngine, environment
-from suite.trials.folder.store import read_record, write_record
+from suite.trials.folder.records import read_record, write_record
 from suite.trials.progress import Position
 
 
@@ -85,7 +85,7 @@ def test_no_process_outlives_a_killed_parent(child, tmp_path):
         wait_until(lambda pid=pid: not alive(pid))
     for group in groups:
         wait_until(lambda group=group: not group_members(group))
-    assert read_record(folders[0])["status"] == "running"  # the next command runs it again
+    assert read_record(folders[0]).status == "running"  # the next command runs it again
 
 
 def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):

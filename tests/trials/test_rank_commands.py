@@ -216,7 +216,7 @@ def test_a_rank_leaves_the_others_before_its_process_ends(tmp_path, monkeypatch)
     write_record(tmp_path, trial, "running")
     monkeypatch.setattr(sys, "argv", ["trial", str(tmp_path)])
     monkeypatch.setenv("PDT_RANK", "1")
-    monkeypatch.setattr(TrialRun, "run", lambda self, result, provenance: left.append("trained"))
+    monkeypatch.setattr(TrialRun, "run", lambda self: left.append("trained"))
     monkeypatch.setattr(connection, "leave_ranks", lambda: left.append("left"))
     assert trials.main() == 0
     assert left == ["trained", "left"]

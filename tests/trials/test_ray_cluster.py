@@ -14,7 +14,7 @@ from ray_runs import (
     starts,
 )
 
-from suite.trials.folder.store import read_record
+from suite.trials.folder.records import read_record
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -30,7 +30,7 @@ def check_done(out):
     found = folders(out)
     assert len(found) == SEEDS
     for folder in found:
-        assert read_record(folder)["status"] == "done"
+        assert read_record(folder).status == "done"
         assert epochs(folder) == list(range(1, EPOCHS + 1))
         assert not (folder / "checkpoint.pt").exists()
     assert list((out / "trials").glob(".shared-*")) == []
@@ -56,7 +56,7 @@ def test_a_killed_command_continues_without_what_is_done(tmp_path):
         wait_until(lambda: not any(map(in_use, started)), seconds=60)
     finally:
         end(started)
-    done = {one: (one / "trial.json").read_bytes() for one in folders(out) if read_record(one)["status"] == "done"}
+    done = {one: (one / "trial.json").read_bytes() for one in folders(out) if read_record(one).status == "done"}
     assert 0 < len(done) < SEEDS
     check_ended(start(log, arguments), log)
     check_done(out)

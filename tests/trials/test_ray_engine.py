@@ -17,7 +17,7 @@ from suite.errors import UsageError
 from suite.trials.engines import local, ray_cluster, ray_worker
 from suite.trials.engines.ray_cluster import connect, fits, own_variables, socket_folder, task_needs, write_token
 from suite.trials.engines.ray_worker import Job, only_process_of, run_job, write_content
-from suite.trials.folder.store import read_record
+from suite.trials.folder.records import read_record
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_worker_without_the_folder_sends_all_files(job, tmp_path, monkeypatch)
     assert ended.content["log.txt"].startswith(b"before\n--- 2")
     assert list(tmp_path.glob("pdt-ray-*")) == []
     write_content(job.folder, ended.content)
-    assert read_record(job.folder)["provenance"] == {"threads": 5}
+    assert read_record(job.folder).provenance == {"threads": 5}
 
 
 def test_a_failed_trial_is_sent_back_with_its_reason(job):
@@ -231,7 +231,7 @@ def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
     monkeypatch.setattr(ray_cluster, "NODES_INTERVAL", 0)
     trials = [(one, job.folder.parent / one.trial_id) for one in (spec("done", seed) for seed in range(3))]
     ray_cluster.RayEngine(jobs=1).run(trials, Recorder())
-    assert [read_record(folder)["status"] for _, folder in trials] == ["done"] * 3
+    assert [read_record(folder).status for _, folder in trials] == ["done"] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "--engine ray: the machines of the cluster are down; trials wait until one is up again"
     ]
@@ -282,4 +282,4 @@ def test_ctrl_c_cancels_the_tasks(job, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ray_cluster.RayEngine().run([(job.spec, job.folder)], Recorder())
     assert list(cancelled) == [True]
-    assert read_record(job.folder)["message"] == "interrupted; the same command continues it"
+    assert read_record(job.folder).message == "interrupted; the same command continues it"

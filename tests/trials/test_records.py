@@ -132,10 +132,10 @@ def test_a_file_that_its_record_does_not_know_is_not_taken_on_trust(two):
 
 def test_a_record_without_its_own_checksum_or_in_the_folder_of_another_hash_is_damaged(two):
     rewritten(two[0], lambda record: record.pop("sha256"))
-    assert read_record(two[0])["message"] == "damaged record: it has no sha256"
+    assert read_record(two[0]).message == "damaged record: it has no sha256"
     other = two[1].with_name(two[1].name[:-8] + "0" * 8)
     two[1].rename(other)
-    assert "it belongs to dense-digits" in read_record(other)["message"]
+    assert "it belongs to dense-digits" in read_record(other).message
 
 
 @pytest.mark.parametrize(("change", "reason"), [
@@ -154,7 +154,7 @@ def test_a_value_of_another_type_is_damage_whatever_the_checksum_says(two, chang
     record = json.loads((two[0] / "trial.json").read_bytes())
     change(record)
     (two[0] / "trial.json").write_text(json.dumps(record | {"sha256": packed.digest(record)}))
-    assert read_record(two[0])["message"].startswith(f"damaged record: {reason}")
+    assert read_record(two[0]).message.startswith(f"damaged record: {reason}")
 
 
 def test_what_is_unpacked_is_bounded(tmp_path, monkeypatch):

@@ -7,15 +7,16 @@ import shutil
 
 import pandas as pd
 import pytest
+from suite.trials.folder.results import write_results
 from test_store import put, spec
 
 from suite.cli import main as cli
 from suite.cli.export import export, page_contents
 from suite.errors import UsageError
 from suite.trials.folder import packed
-from suite.trials.folder.columns import COLUMNS, read_table
-from suite.trials.folder.results import write_results
-from suite.trials.folder.store import Store, read_record, write_json
+from suite.trials.folder.records import read_record, write_json
+from suite.trials.folder.store import Store
+from suite.trials.folder.table import COLUMNS, read_table
 
 RESULT = {"test_accuracy": 0.5, "params": 10, "train_time_s": 1.5}
 

@@ -204,11 +204,9 @@ def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, 
     folder = tmp_path / "trial"
     shutil.copytree(trial(killed, "dense"), folder)
     damage(folder)
-    spec = dataclasses.replace(
-        TrialSpec.from_json(read_record(trial(killed, "dense"))["spec"]), callbacks=(), plugins=()
-    )
+    spec = dataclasses.replace(TrialSpec.from_json(read_record(trial(killed, "dense")).spec), callbacks=(), plugins=())
     with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to start from the beginning"):
-        TrialRun(spec, folder).run({}, {})
+        TrialRun(spec, folder).run()
 
 
 def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path):

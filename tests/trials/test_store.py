@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from small_trials import untrained as spec
 from small_trials import write_export
+from suite.trials.folder.results import write_results
 
 from suite.errors import UsageError
 from suite.trials.folder import packed
-from suite.trials.folder.columns import COLUMNS
-from suite.trials.folder.records import FILES, without_home
-from suite.trials.folder.results import write_results
-from suite.trials.folder.store import Store, read_record, write_json, write_record
+from suite.trials.folder.records import FILES, read_record, without_home, write_json, write_record
+from suite.trials.folder.store import Store
+from suite.trials.folder.table import COLUMNS
 from suite.trials.spec import SuiteSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,14 +8,15 @@ import json
 import os
 
 import pytest
+from suite.trials.folder.results import write_results
 from test_store import put, spec
 
 from suite.cli.main import main
 from suite.cli.options import read_run_options
 from suite.errors import UsageError
 from suite.trials.folder.packed import pack
-from suite.trials.folder.results import write_results
-from suite.trials.folder.store import Store, write_json
+from suite.trials.folder.records import write_json
+from suite.trials.folder.store import Store
 from suite.trials.folder.targets import (
     declared_targets,
     first_reached,

@@ -17,10 +17,8 @@ from suite.cli.folders.entries import combine_times, latest_profiles
 from suite.cli.folders.sources import Source, Trial, combine_commands
 from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError
-from suite.trials.folder.columns import read_table
 from suite.trials.folder.profiles import PROFILES
-from suite.trials.folder.reader import NotTestedError
-from suite.trials.folder.results import write_results
+from suite.trials.folder.reader import NotTestedError, update_table
 from suite.trials.folder.store import Store
 from suite.trials.folder.times import TIMES
 from suite.trials.folder.tuning import Tuned, read_tuned, write_tuned
@@ -45,10 +43,6 @@ def merge(arguments: Sequence[str]) -> int:
     target = check_destination("merge", destination, paths)
     sources = [Source.read(path) for path in paths]
     chosen, notes = choose(sources)
-    for source in sources:
-        if lost := read_table(source.folder).keys() - source.trials:
-            notes.append(f"{len(lost)} of the rows of {source.folder / 'results.csv'} have no folder, and are left out")
-
     times, lines = combine_times([(source.folder, TIMES.read(source.folder)) for source in sources])
     profiles, more = latest_profiles([(source.folder, PROFILES.read(source.folder)) for source in sources])
     tuned, kept = _tuned(paths)
@@ -67,7 +61,7 @@ def merge(arguments: Sequence[str]) -> int:
             PROFILES.write(temporary, profiles)
         if tuned is not None:
             write_tuned(temporary, tuned)
-        write_results(store, none_runs=True)
+        update_table(temporary, none_runs=True)
         try:
             reports.write_report(temporary, place=target)
         except NotTestedError as error:
@@ -111,7 +105,7 @@ def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
         # An exported copy has fewer files: it lacks the model and the stages.
         best = max(done or several[:1], key=lambda trial: trial.size)
         chosen[name] = best
-        if len(done) < len(several) and (done or any(one.row != best.row for one in several)):
+        if len(done) < len(several) and (done or any(one.state != best.state for one in several)):
             others = ", ".join(f"{one.state} in {one.source}" for one in several if not one.done and one != best)
             notes.append(f"{name}: {best.state} in {best.source} is kept; it is {others}")
     return chosen, notes
@@ -121,12 +115,11 @@ def copy_trial(source: Path, destination: Path) -> None:
     """Copy the folder of a trial; files with a suffix of `LINKED` get a second name instead.
 
     Raises:
-        UsageError: A file is a symbolic link, a pipe, a socket or a device.
+        UsageError: A file is a pipe, a socket or a device.
         OSError: A file cannot be read, linked or copied.
     """
     files.make_folder(destination)
     for path in sorted(source.rglob("*")):
-        files.refuse_link(path)
         copy = destination / path.relative_to(source)
         if path.is_dir():
             files.make_folder(copy)

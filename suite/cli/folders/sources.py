@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from suite import files
 from suite.errors import UsageError, in_words
 from suite.trials.folder import packed
-from suite.trials.folder.records import model_damage, read_record
-from suite.trials.folder.results import rows
+from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store, read_suite
 
 IN_USE = "in use by another command; try again when it has ended"
 FILES = ("epochs.jsonl", "layers.csv")
-_NOT_COMPARED = ("sha256",)  # the hash covers the path of the data set, which may be in another home folder
 
 
 @dataclass(frozen=True)
@@ -27,40 +24,31 @@ class Trial:
 
     Attributes:
         source: The suite's folder.
-        row: Row of the results table.
         folder: The trial's folder.
-        record: Content of its `trial.json`.
+        record: Its record; `None` if that is damaged.
+        state: Its status, or why its record or a file is damaged.
         size: Number of its files.
     """
 
     source: Path
-    row: Mapping[str, Any]
     folder: Path
-    record: Mapping[str, Any]
+    record: TrialRecord | None
+    state: str
     size: int
 
-    @cached_property
+    @property
     def done(self) -> bool:
-        """Whether the trial is done, and its record and the files that it still has are as they were written."""
+        """Whether the trial is done, and no file of it is missing or was cut off."""
         return self.state == "done"
-
-    @cached_property
-    def state(self) -> str:
-        """The status, or why a trial with the status `done` does not count."""
-        changed = packed.altered(self.folder, self.record)
-        if not changed and (self.folder / "model.pt").exists():
-            changed = [reason] if (reason := model_damage(self.folder, self.record)) else []
-        return f"damaged ({changed[0]})" if self.row["status"] == "done" and changed else str(self.row["status"])
 
     def difference(self, other: Trial) -> str:
         """Return in what two finished trials differ; empty if they are equal.
 
         The path of the data set may differ: an export has `~` in place of the home folder.
         """
-        for name in sorted({*self.record, *other.record} - set(_NOT_COMPARED)):
-            mine, theirs = _plain(self.record.get(name)), _plain(other.record.get(name))
-            if mine != theirs:
-                return f"'{name}' of their trial.json differs"
+        mine, theirs = (_plain(one.record) for one in (self, other))
+        if differing := [name for name in mine if mine[name] != theirs[name]]:
+            return f"'{differing[0]}' of their trial.json differs"
         for name in FILES:
             paths = [packed.held(folder / name) for folder in (self.folder, other.folder)]
             try:
@@ -72,12 +60,9 @@ class Trial:
         return ""
 
 
-def _plain(value: Any) -> Any:
-    """Return a part of a record with `~` in place of the home folder in the path of the data set."""
-    if not isinstance(value, dict) or not isinstance(value.get("data_copy"), dict):
-        return value
-    copy = value["data_copy"]
-    return {**value, "data_copy": {**copy, "path": files.without_home(str(copy.get("path", "")))}}
+def _plain(record: TrialRecord | None) -> dict[str, Any]:
+    """Return a record with `~` in place of the home folder in the path of the data set."""
+    return record.without_home().to_json() if record else {}
 
 
 @dataclass(frozen=True)
@@ -111,10 +96,12 @@ class Source:
         fingerprint = store.fingerprint()
         suite = read_suite(path)
         trials = {}
-        for row in rows(store, none_runs=True):
-            place = store.trial_folder(row["trial_id"])
-            size = sum(path.is_file() for path in place.rglob("*"))
-            trials[row["trial_id"]] = Trial(folder, row, place, read_record(place) or {}, size)
+        for place in store.trial_folders():
+            if packed.held(place / "trial.json"):
+                status, reason = store.state(place.name)
+                size = sum(path.is_file() for path in place.rglob("*"))
+                state = f"damaged ({reason})" if reason else status
+                trials[place.name] = Trial(folder, place, read_record(place), state, size)
         if not trials:
             raise UsageError(f"merge {folder}: no results: no trials/*/trial.json exists")
         return cls(folder, suite, trials, fingerprint)

@@ -48,7 +48,8 @@ class CallingListener:
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         """Pass the report on, and call `on_trial` with the record in the folder, or else with how the trial ended."""
         self._shown.ended(trial, record, seconds)
-        self._of(trial).end(read_record(self._trials / trial.trial_id) or record)
+        written = read_record(self._trials / trial.trial_id)
+        self._of(trial).end(written.to_json() if written else record)
         self._calls.pop(trial.trial_id, None)
 
     def _of(self, trial: TrialSpec) -> Calls:

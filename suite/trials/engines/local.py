@@ -22,8 +22,8 @@ from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.trials.engines.cpu_cores import Place, places_for
 from suite.trials.engines.exit_with_parent import PARENT
-from suite.trials.folder.columns import REMOVED_NOTHING
-from suite.trials.folder.records import RUNNING, damage, read_record, write_record
+from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
+from suite.trials.folder.table import REMOVED_NOTHING
 from suite.trials.invocation import command_line
 from suite.trials.listeners import ProgressListener
 from suite.trials.progress import EpochReader, ProgressFile
@@ -66,9 +66,9 @@ def why_skipped(trial: TrialSpec, folder: Path) -> str:
     results = {}
     for trial_id in trial.depends_on.values():
         record = read_record(folder.parent / trial_id)
-        if record is None or record["status"] != "done" or damage(folder.parent / trial_id, record):
+        if record is None or not record.done or lacking(folder.parent / trial_id, record):
             return f"it depends on {trial_id}, which is not done"
-        results[trial_id] = record.get("result", {})
+        results[trial_id] = record.result
     counts = ("params", "inference_flops")
     # Some methods also depend on the dense training whose weights they start from. It removes nothing.
     whole = all(result.get(name) == result.get(f"{name}_dense") for result in results.values() for name in counts)
@@ -80,7 +80,7 @@ def why_skipped(trial: TrialSpec, folder: Path) -> str:
 def status_of(folder: Path) -> str:
     """Return the status in `trial.json`. A missing or damaged record counts as running."""
     record = read_record(folder)
-    return RUNNING if record is None or "spec" not in record else str(record["status"])
+    return RUNNING if record is None else record.status
 
 
 def show(trial: TrialSpec, folder: Path, epochs: EpochReader, progress: ProgressListener) -> None:
@@ -213,9 +213,11 @@ class LocalEngine:
     def _finish(self, item: _Running, timed_out: bool, progress: ProgressListener) -> None:
         status = _kill(item)
         record = read_record(item.folder)
-        if record is None or status_of(item.folder) == RUNNING:
+        ended = {} if record is None else record.to_json()
+        if record is None or record.status == RUNNING:
             # The trial did not record how it ended.
-            if record is None:
+            is_removed = not (item.folder / "trial.json").exists()
+            if is_removed:
                 reason = "its folder or trial.json was removed while it ran"
             elif timed_out:
                 reason = f"killed after {self.timeout:g} s (--timeout)"
@@ -223,11 +225,11 @@ class LocalEngine:
                 reason = f"killed by signal {-status}"
             else:
                 reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
-            timeout = timed_out and record is not None
-            record = record_end(item.trial, item.folder, "timeout" if timeout else "error", reason)
+            timeout = timed_out and not is_removed
+            ended = record_end(item.trial, item.folder, "timeout" if timeout else "error", reason)
         with contextlib.suppress(OSError):  # only the progress bar reads this file
             (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
-        progress.ended(item.trial, record, item.seconds)
+        progress.ended(item.trial, ended, item.seconds)
 
 
 def environment(jobs: int) -> dict[str, str]:

@@ -116,7 +116,8 @@ def _run(job: Job, folder: Path, at_a_time: int, sent_back: Path | None) -> Ende
     listener = _Quiet()
     engine = LocalEngine(1, job.timeout, place=Place(shared_with=shared_with), variables=variables)
     engine.run([(job.spec, folder)], listener)
-    record = (read_record(folder) or {}) | listener.record
+    written = read_record(folder)
+    record = (written.to_json() if written else {}) | listener.record
     return Ended(record, listener.seconds, None if sent_back is None else read_content(sent_back))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from suite.trials.folder.columns import COLUMNS, Column, Kind
+from suite.trials.folder.table import COLUMNS, Column, Kind
 
 Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
 

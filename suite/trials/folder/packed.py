@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import hashlib
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from suite.files import canonical_json
 
 SUFFIX = ".gz"
 COMPRESSED = ("epochs.jsonl", "layers.csv")  # compressed in an exported folder
@@ -49,33 +43,10 @@ def pack(content: bytes) -> bytes:
     return gzip.compress(content, 9, mtime=0)
 
 
-def digest(record: Mapping[str, Any]) -> str:
-    """Return the checksum of a record: that of the canonical JSON of all fields except `sha256`."""
-    content = {name: value for name, value in record.items() if name != "sha256"}
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+def size(path: Path) -> int:
+    """Return the size in bytes of a file that `held` found, before compression.
 
-
-def altered(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Find the files of a finished trial, among those that a report reads, that were changed after the trial ended.
-
-    Missing files do not count, because exported suites have compressed files and no models. Models are not read.
-
-    Args:
-        folder: Folder of the trial.
-        record: Content of its `trial.json`, which need not be valid.
-
-    Returns:
-        One line per changed file.
+    Raises:
+        OSError: As `read`.
     """
-    facts = record.get("files")
-    if record.get("status") != "done" or not isinstance(facts, Mapping):
-        return []
-    lines = []
-    for name in COMPRESSED:
-        path, expected = held(folder / name), facts.get(name)
-        if path is None or not isinstance(expected, Mapping):
-            continue
-        with contextlib.suppress(OSError):  # the reader of the file reports the error
-            if hashlib.sha256(read(path)).hexdigest() != expected.get("sha256"):
-                lines.append(f"{name} does not have the checksum in trial.json")
-    return lines
+    return len(read(path)) if path.suffix == SUFFIX else path.stat().st_size

@@ -1,265 +1,237 @@
-"""The record of a trial, `trial.json`, which is written with checksums and checked when it is read.
+"""The record of a trial, `trial.json`: what it was, how it ended, what it gave, and where it ran.
 
-    {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size", "sha256"}}, "sha256"}
+    {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size"}}}
 
-`sha256` is the checksum of the canonical JSON of all other fields, so it detects every edit. Only the record of a done
-trial has `files`.
+It is written last, beside the old one, and replaces it. A finished trial has the sizes of its files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
-import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
 
 from suite import files
-from suite.errors import in_words
+from suite.errors import UsageError, in_words, validate
 from suite.trials.folder import packed
-from suite.trials.folder.columns import COLUMNS
-from suite.trials.spec import LARGEST_SEED, TrialSpec
+from suite.trials.folder.table import COLUMNS
+from suite.trials.spec import TrialSpec
 
-ENDED = ("done", "diverged", "oom", "timeout", "error", "skipped")
-RUNNING = "running"
-FILES = ("model.pt", "epochs.jsonl", "layers.csv")
+ENDED: Final = ("done", "diverged", "oom", "timeout", "error", "skipped")
+RUNNING: Final = "running"
+FILES: Final = ("model.pt", "epochs.jsonl", "layers.csv")
 """Files of a finished trial, in addition to its record."""
 
-LARGEST_RECORD = 64 * 2**20  # bytes
-_LARGEST = {int: 2**63 - 1, float: 1.7e308}
-# The type that a field of a specification has by its annotation, and the message about another type. Numbers have their
-# own limits.
-_KINDS: dict[str, tuple[type, str]] = {
-    "str": (str, "is not a string"),
-    "Mapping": (Mapping, "is not an object"),
-    "bool": (bool, "is neither true nor false"),
-}
+
+class DamagedRecord(UsageError):
+    """A `trial.json` that cannot be read, or does not have the form of a record."""
+
+
+def _of_columns(result: dict[str, Any]) -> dict[str, Any]:
+    for name, value in result.items():
+        if name in COLUMNS and value is not None and (fault := COLUMNS[name].fault(value)):
+            raise ValueError(f"{name} is {str(value)[:20]}: {fault}")
+    return result
+
+
+class FileFacts(BaseModel):
+    """Facts of a file of a finished trial; `size` is in bytes, before an export compressed it."""
+
+    size: int
+
+
+class TrialRecord(BaseModel):
+    """The content of `trial.json`, and of the trial's other files once `suite.trials.folder.reader` has read them.
+
+    A record equals only itself.
+
+    Attributes:
+        spec: What defines the trial.
+        status: One of `ENDED`, or `RUNNING`.
+        message: Reason for the status.
+        result: Measured and counted columns of `results.csv`.
+        provenance: Hardware, software, settings, git state, command line, time, and what the training noted.
+        files: Those of `FILES` that a finished trial wrote.
+        epochs: Records of `epochs.jsonl`, in order.
+        layers: Rows of `layers.csv`.
+        damage: One line for each file that cannot be read.
+        missing_files: Those of `epochs.jsonl` and `layers.csv` that do not exist.
+        elsewhere: Whether the trial ran on another machine than its group. It then has no costs there
+            (`suite.trials.groups`).
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    spec: TrialSpec
+    status: Literal["done", "diverged", "oom", "timeout", "error", "skipped", "running"]
+    message: str = ""
+    result: Annotated[dict[str, int | float | None], AfterValidator(_of_columns)] = {}
+    provenance: dict[str, Any] = {}
+    files: dict[str, FileFacts] = {}
+    epochs: tuple[Mapping[str, Any], ...] = Field((), exclude=True, repr=False)
+    layers: tuple[Mapping[str, Any], ...] = Field((), exclude=True, repr=False)
+    damage: tuple[str, ...] = Field((), exclude=True)
+    missing_files: tuple[str, ...] = Field((), exclude=True)
+    elsewhere: bool = Field(False, exclude=True)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @field_serializer("spec")
+    def _spec_to_json(self, spec: TrialSpec) -> dict[str, Any]:
+        return spec.to_json()
+
+    @property
+    def name(self) -> str:
+        """Id of the trial, the name of its folder."""
+        return self.spec.trial_id
+
+    @property
+    def done(self) -> bool:
+        """Whether the numbers of this trial count. A diverged trial may have numbers that do not count."""
+        return self.status == "done"
+
+    def value(self, column: str) -> Any:
+        """Return the value of a column of `results.csv`; `None` if the trial has none."""
+        return COLUMNS[column].of(self) if column in COLUMNS else self.result.get(column)
+
+    def text(self, column: str) -> str:
+        """Return a text column; empty if the trial has no value."""
+        return self.value(column) or ""
+
+    def number(self, column: str) -> float | None:
+        """Return a numeric column; `None` if the trial has no value."""
+        value = self.value(column)
+        return None if value is None else float(value)
+
+    def with_spec(self, **changed: Any) -> Self:
+        """Return this record with other fields of its specification."""
+        return self.model_copy(update={"spec": dataclasses.replace(self.spec, **changed)})
+
+    def without_home(self) -> Self:
+        """Return this record with `~` for the home folder in the path of the data set."""
+        copy = {
+            name: files.without_home(str(value)) if name == "path" else value
+            for name, value in self.spec.data_copy.items()
+        }
+        return self.with_spec(data_copy=copy)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `trial.json`. JSON has no infinities or NaN; they become null (not measured)."""
+        return finite_only({"trial_id": self.name, **self.model_dump()})
+
+    def write(self, folder: Path) -> None:
+        """Write `trial.json`, which must be the last file of the trial that is written."""
+        write_json(folder / "trial.json", self.to_json())
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically. JSON has no infinities or NaN; they become null (not measured)."""
-    text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
-    files.write(path, text + "\n")
+    """Write JSON atomically; numbers that are not finite become null."""
+    files.write(path, as_text(data))
 
 
-def _finite(data: Any) -> Any:
+def as_text(data: Any) -> str:
+    """Return JSON as it is written; numbers that are not finite become null."""
+    return json.dumps(finite_only(data), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def finite_only(data: Any) -> Any:
+    """Return plain data with `None` in place of numbers that are not finite."""
     if isinstance(data, float) and not math.isfinite(data):
         return None
     if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
+        return {str(key): finite_only(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_finite(item) for item in data]
+        return [finite_only(item) for item in data]
     return data
 
 
-def write_record(folder: Path, spec: TrialSpec, status: str, message: str = "", **more: Any) -> None:
-    """Write the `trial.json` of a trial.
-
-    The record of a finished trial has the size and checksum of each of `FILES` that exists. It must be written last.
+def write_record(
+    folder: Path,
+    spec: TrialSpec,
+    status: str,
+    message: str = "",
+    result: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> TrialRecord:
+    """Write the record of a trial, and return it.
 
     Args:
         folder: Folder of the trial.
         status: One of `ENDED`, or `RUNNING`.
         message: Reason for the status.
-        more: `result` and `provenance`, if they are known.
+        result, provenance: As in `TrialRecord`, if they are known.
     """
-    if status not in (*ENDED, RUNNING):
-        raise ValueError(f"'{status}' is not a status of a trial")
-    content = {
-        "trial_id": spec.trial_id,
-        "spec": spec.to_json(),
-        "status": status,
-        "message": message,
-        **more,
-    }
+    content: dict[str, Any] = {"spec": spec, "status": status, "message": message}
+    content |= {"result": finite_only(result or {}), "provenance": finite_only(provenance or {})}
     if status == "done":
-        content["files"] = {name: _facts(folder / name) for name in FILES if (folder / name).is_file()}
-    content = _finite(content)
-    write_json(folder / "trial.json", {**content, "sha256": packed.digest(content)})
-
-
-def without_home(content: bytes) -> bytes:
-    """Return the content of a `trial.json` with `~` for the home folder in the path of the data set.
-
-    Content that is no record, or has no such path, is returned unchanged. A damaged record keeps a wrong checksum.
-    """
-    try:
-        written = json.loads(content)
-        whole = "sha256" in written and written["sha256"] == packed.digest(written)
-        record = files.clean_data(written)
-        copy = record["spec"]["data_copy"]
-        path = files.without_home(copy["path"])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return content
-    if path == copy["path"]:
-        return content
-    copy["path"] = path
-    if whole:
-        record["sha256"] = packed.digest(record)
-    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """Return the content of a trial's `trial.json`; `None` if it does not exist.
-
-    One bad file must not hide the other trials. A file that cannot be read, belongs to another trial or contains an
-    impossible value therefore gives the status `error` and a message that begins with `damaged record`. `damage` checks
-    the trial's other files.
-    """
-    path = packed.held(folder / "trial.json")
-    if path is None:
-        return None
-    try:
-        if path.stat().st_size > LARGEST_RECORD:
-            raise ValueError(f"it is larger than {LARGEST_RECORD} bytes")
-        record = _checked(json.loads(packed.read(path)), folder.name)
-    except OSError as error:
-        return _damaged(error.strerror or "it cannot be read")
-    except (ValueError, RecursionError) as error:
-        return _damaged(str(error))
+        present = (folder / name for name in FILES if (folder / name).is_file())
+        content["files"] = {path.name: {"size": path.stat().st_size} for path in present}
+    record = TrialRecord.model_validate(content)
+    record.write(folder)
     return record
 
 
-def damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a trial with the status `done` does not count: one of its files is missing or was changed.
+def load_record(folder: Path) -> TrialRecord:
+    """Return the record of a trial.
 
-    This reads all files of the trial. It does not import torch.
-
-    Args:
-        folder: Folder of the trial.
-        record: Return value of `read_record`, with the status `done`.
-
-    Returns:
-        The reason, as text that can follow the name of the trial; empty if no file is damaged.
+    Raises:
+        FileNotFoundError: It has none.
+        DamagedRecord: It cannot be read, or belongs to another trial; one line with the reason.
     """
+    path = packed.held(folder / "trial.json")
+    if path is None:
+        raise FileNotFoundError(folder / "trial.json")
     try:
-        for name in FILES:
-            if name not in record.get("files", {}) or not (folder / name).is_file():
-                return f"{name} is missing"
-            expected, size = record["files"][name], (folder / name).stat().st_size
-            if size != expected["size"]:
-                return f"{name} has {size} bytes, not {expected['size']}"
-            if _facts(folder / name) != expected:
-                return f"{name} does not have the checksum in trial.json"
+        record: TrialRecord = validate(TrialRecord, files.read_json(packed.read(path)), "")
+        is_ours = folder.name.endswith(record.spec.hash[:8])
     except OSError as error:
-        return f"its files cannot be read: {in_words(error)}"
-    return ""
+        raise DamagedRecord(f"damaged record: {in_words(error)}") from error
+    except (ValueError, LookupError, TypeError, UsageError) as error:
+        raise DamagedRecord(f"damaged record: {str(error).removeprefix(': ')}") from error
+    if not is_ours:
+        raise DamagedRecord(f"damaged record: it belongs to {record.name}")
+    return record
+
+
+def read_record(folder: Path) -> TrialRecord | None:
+    """Return the record of a trial; `None` if there is none that can be read."""
+    try:
+        return load_record(folder)
+    except (FileNotFoundError, DamagedRecord):
+        return None
 
 
 def is_export(folder: Path) -> bool:
     """Return whether `export` wrote the folder of a trial, with compressed files and without a model."""
-    packed_files = (folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)
-    return any(path.exists() for path in packed_files) and not (folder / "model.pt").exists()
+    return not (folder / "model.pt").exists() and any(
+        (folder / f"{name}{packed.SUFFIX}").exists() for name in packed.COMPRESSED
+    )
 
 
-def export_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why the exported folder of a finished trial does not count, as `damage` does for other folders."""
-    for name in packed.COMPRESSED:
-        path, facts = folder / f"{name}{packed.SUFFIX}", record.get("files", {})
-        if name not in facts or not path.is_file():
-            return f"{path.name} is missing"
-        try:
-            content = packed.read(path)
-        except OSError as error:
-            return f"{path.name} cannot be read: {in_words(error)}"
-        if hashlib.sha256(content).hexdigest() != facts[name]["sha256"]:
-            return f"{path.name} does not have the checksum in trial.json"
-    return ""
-
-
-def model_damage(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why `model.pt`, which exists, is not the trial's; empty if it is, or is not in the record."""
-    expected = record.get("files", {}).get("model.pt")
-    try:
-        changed = expected is not None and _facts(folder / "model.pt") != expected
-    except OSError as error:
-        return f"model.pt cannot be read: {in_words(error)}"
-    return "model.pt does not have the checksum in trial.json" if changed else ""
-
-
-def _checked(record: Any, name: str) -> dict[str, Any]:
-    """Check the content of a record, and return it with clean text.
+def lacking(folder: Path, record: TrialRecord, names: Collection[str] = FILES) -> str:
+    """Return which file of a finished trial is missing or was cut off; empty if none is.
 
     Args:
-        record: JSON as it was written, which the checksum is about.
-        name: Name of the trial's folder.
-
-    Raises:
-        ValueError: A field is missing or has an impossible value, or the record belongs to another trial.
+        folder: Folder of the trial.
+        record: Its record.
+        names: The files to look at; an exported folder has no model.
     """
-    if not isinstance(record, dict):
-        raise ValueError("it is not a JSON object")
-    if missing := {"trial_id", "sha256"} - set(record):
-        raise ValueError(f"it has no {min(missing)}")
-    if record["sha256"] != packed.digest(record):
-        raise ValueError("it was changed: its checksum does not match")
-    record = files.clean_data(record)
-    spec = record.get("spec")
-    if not isinstance(spec, dict) or "hash" not in spec:
-        raise ValueError("it has no spec with a hash")
-    read = TrialSpec.from_json(spec)
-    if not (_is_integer(read.seed) and 0 <= read.seed <= LARGEST_SEED):
-        raise ValueError(f"its seed is {str(read.seed)[:40]}")
-    for one in dataclasses.fields(TrialSpec):
-        kind, mistake = _KINDS.get(str(one.type).partition("[")[0], (object, ""))
-        if not isinstance(getattr(read, one.name), kind):
-            raise ValueError(f"its {one.name} {mistake}")
-    for field in ("plugins", "callbacks"):
-        listed = spec.get(field, [])
-        if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
-            raise ValueError(f"its {field} are not a list of strings")
-    index = read.device_index
-    if index is not None and not (_is_integer(index) and 0 <= index <= _LARGEST[int]):
-        raise ValueError(f"its device_index is {str(read.device_index)[:40]}")
-    if not (_is_integer(read.processes) and read.processes >= 1):
-        raise ValueError(f"its processes are {str(read.processes)[:40]}")
-    for field in ("epochs", "batch_size"):
-        value: Any = read.recipe.get(field)
-        is_number = isinstance(value, (int, float)) if field == "epochs" else isinstance(value, int)
-        if not is_number or isinstance(value, bool) or not 1 <= value <= _LARGEST[int]:
-            raise ValueError(f"its recipe.{field} is {str(value)[:40]}")
-    if record["trial_id"] != name or not name.endswith(f"-{read.hash[:8]}"):
-        raise ValueError(f"it belongs to {read.trial_id}")
-    if record.get("status") not in (*ENDED, RUNNING):
-        raise ValueError("it has no valid status")
-    if not isinstance(record.get("message", ""), str):
-        raise ValueError("its message is not a string")
-    for field in ("result", "provenance", "files"):
-        if not isinstance(record.get(field, {}), dict):
-            raise ValueError(f"its {field} is not an object")
-    for column, value in record.get("result", {}).items():
-        _check_value(column, value)
-    for name, facts in record.get("files", {}).items():
-        if not (isinstance(facts, dict) and _is_integer(facts.get("size")) and isinstance(facts.get("sha256"), str)):
-            raise ValueError(f"its files do not have size and checksum of {name}")
-    return dict(record)
-
-
-def _check_value(column: str, value: Any) -> None:
-    """Check that a measured value is a number from 0 to the maximum of its column."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"its {column} is not a number")
-    known = COLUMNS.get(column)
-    largest = min(known.maximum if known else math.inf, _LARGEST[type(value)])
-    if not 0 <= value <= largest:
-        raise ValueError(f"its {column} is {str(value)[:20]}, which is not between 0 and {largest:.6g}")
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _damaged(reason: str) -> dict[str, Any]:
-    return {"status": "error", "message": f"damaged record: {reason.splitlines()[0] if reason else 'unknown'}"}
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a pipe would wait for its writer
-        raise OSError(errno.EINVAL, "not a file", str(path))
-    with open(path, "rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    for name in names:
+        if name == "model.pt" and is_export(folder):
+            continue
+        path, facts = packed.held(folder / name), record.files.get(name)
+        if path is None or facts is None:
+            return f"{name} is missing"
+        try:
+            size = packed.size(path)
+        except OSError as error:
+            return f"{path.name} cannot be read: {in_words(error)}"
+        if size != facts.size:
+            return f"{path.name} has {size} bytes, not {facts.size}"
+    return ""

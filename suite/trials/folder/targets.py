@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from suite import files
 from suite.errors import UsageError
-from suite.trials.folder import packed
 
 MOST_TARGETS = 5
 _INEXACT = 1e-9  # binary fractions cannot hold percentages and shares of images exactly
@@ -81,19 +78,6 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
 
 
-def read_declared_targets(folder: Path) -> tuple[float, ...]:
-    """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
-    path = folder / "suite.json"
-    if not path.is_file():  # a pipe would wait for its writer
-        return ()
-    try:
-        suite = files.read_json(path.read_bytes())
-    except (OSError, ValueError):  # the report names a damaged file
-        return ()
-    declared = declared_targets(suite) if isinstance(suite, Mapping) else []
-    return declared[-1] if declared else ()
-
-
 def first_reached(epochs: Iterable[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:
     """Return the record of the first epoch whose test accuracy is at least the target; `None` if there is none.
 
@@ -123,28 +107,16 @@ def cost_until(record: Mapping[str, Any], column: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def target_columns(folder: Path, targets: Sequence[float]) -> dict[str, Any]:
-    """Return the columns of a finished trial for the first of several targets; empty without targets.
+def target_columns(epochs: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> dict[str, Any]:
+    """Return the columns of a trial for the first of several targets; empty without targets.
 
     Args:
-        folder: Folder of the trial.
+        epochs: Records of `epochs.jsonl`, in order; empty for a trial that is not done.
         targets: Accuracies as fractions.
     """
-    if not targets:
+    if not targets or not epochs:
         return {}
-    target = targets[0]
-    record = first_reached(_epochs(folder), target)
+    record = first_reached(epochs, targets[0])
     columns = dict.fromkeys(("flops_to_target", *COSTS))
     costs = {} if record is None else {column: cost_until(record, column) for column in columns}
-    return {"target_accuracy": target, **columns, **costs}
-
-
-def _epochs(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the records of `epochs.jsonl`; empty if the file is missing or damaged. The report names damage."""
-    path = packed.held(folder / "epochs.jsonl")
-    try:
-        lines = packed.read(path).splitlines() if path else []
-        records = [files.read_json(line) for line in lines]
-    except (OSError, ValueError):
-        return []
-    return [record for record in records if isinstance(record, Mapping)]
+    return {"target_accuracy": targets[0], **columns, **costs}

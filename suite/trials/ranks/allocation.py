@@ -272,11 +272,9 @@ def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Pa
             "same command line and the same kind of machine"
         )
     folder = out / "trials" / trial_id
-    for path in (folder.parent, folder):
-        files.refuse_link(path)
     record = read_record(folder)
     if record is None:
         raise UsageError(f"{folder} is not visible here; --out must be a folder that all machines share")
-    if record.get("spec") != files.read_json(json.dumps(planned.to_json()).encode()):
+    if record.spec != TrialSpec.from_json(files.read_json(json.dumps(planned.to_json()).encode())):
         raise UsageError(f"{folder}: trial.json is not that of the trial that the command of this rank has planned")
     return folder

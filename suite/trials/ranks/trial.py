@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from suite import files
-from suite.trials.folder.records import RUNNING, damage, read_record, write_record
+from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
 from suite.trials.ranks import failures
 from suite.trials.ranks.allocation import MEETING
 from suite.trials.ranks.failures import Failure
@@ -60,12 +60,12 @@ def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause:
     for rank, process in ranks.items():
         if rank or not process.failure():
             process.kill()  # otherwise it would write into the record
-    record = read_record(folder) or {}
-    if record.get("status") == "done" and not damage(folder, record):
+    record = read_record(folder)
+    if record and record.done and not lacking(folder, record):
         log.warning("%s, after the trial was done; its result is kept", cause.in_words())
         return 0
-    result, provenance = record.get("result") or {}, record.get("provenance") or {}
-    write_record(folder, spec, cause.status, cause.in_words(), result=result, provenance=provenance)
+    known = (record.result, record.provenance) if record else ({}, {})
+    write_record(folder, spec, cause.status, cause.in_words(), *known)
     deadline = time.monotonic() + CALLBACK_SECONDS
     while ranks[0].poll() is None and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL)
@@ -90,6 +90,6 @@ def settle(folder: Path, failure: Failure, write: Callable[[str, str], None]) ->
         write(RUNNING, "")
     finally:
         failures.report(failure)
-    while (record := read_record(folder) or {}).get("status", RUNNING) == RUNNING:
+    while (record := read_record(folder)) is None or record.status == RUNNING:
         time.sleep(POLL_INTERVAL)
-    return str(record["status"]), str(record["message"])
+    return record.status, record.message

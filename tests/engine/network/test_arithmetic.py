@@ -411,4 +411,4 @@ def test_an_unknown_operation_is_named_in_the_record(tmp_path, monkeypatch):
     small = spec("dense", epochs=1, train_images=32, test_images=32, batch_size=16)
     folder = train_in_suite(tmp_path, dataclasses.replace(small, model="grams"))
     line = f"arithmetic_tests::gram in the model's own forward {UNKNOWN}"
-    assert read_record(folder)["provenance"]["not_counted"] == [line]
+    assert read_record(folder).provenance["not_counted"] == [line]

@@ -24,5 +24,5 @@ CHANGES = {  # of what dense has; methods that remove nothing in four epochs hav
 @pytest.mark.parametrize("method", CHANGES)
 def test_counted_columns_are_constants(tmp_path, method):
     folder = train_in_suite(tmp_path, flushed(method, model="resnet9[width=0.0625]", **SMALL))
-    result = read_record(folder)["result"]
+    result = read_record(folder).result
     assert {name: result[name] for name in DENSE} == DENSE | CHANGES[method]
