@@ -13,7 +13,7 @@ from suite.measure import prediction as module
 from suite.measure import probe as probes
 from suite.measure.prediction import lines, predict, table, total_s
 from suite.trials.engines import local
-from suite.trials.engines.subprocess_call import SubprocessResult
+from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.records import RUNNING, write_record
 from suite.trials.folder.store import Store
 

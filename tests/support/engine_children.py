@@ -22,7 +22,7 @@ CHILD = textwrap.dedent(
     """
     import ctypes, json, os, signal, subprocess, sys, time
     from pathlib import Path
-    from suite.trials.engines.exit_with_parent import watch_parent
+    from suite.trials.process import watch_parent
     from suite.trials.progress import ProgressFile
     from suite.trials.folder.records import read_record, write_record
     from suite.trials.spec import TrialSpec

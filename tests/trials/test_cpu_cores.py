@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 from engine_children import Recorder, spec
+from suite.trials.engines.cpu_cores import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.trials.engines import cpu_cores as places
-from suite.trials.engines.cpu_cores import Place, on_cores, on_gpus, physical_cores, places_for, visible_gpus
 from suite.trials.engines.local import LocalEngine
 
 CHILD = """

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from suite.trials.engines.forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]

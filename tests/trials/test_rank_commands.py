@@ -16,6 +16,9 @@ import psutil
 import pytest
 import torch.distributed as dist
 from small_trials import spec
+from suite.trials.ranks.failures import Failure
+from suite.trials.ranks.messages import RankEnd, Start, receive, send
+from suite.trials.ranks.remote import RemoteRank
 
 from suite.errors import UsageError
 from suite.trials import trial as trials
@@ -24,9 +27,6 @@ from suite.trials.folder.records import write_record
 from suite.trials.ranks import allocation as allocations
 from suite.trials.ranks import connection, failures, processes
 from suite.trials.ranks.allocation import Allocation, follow
-from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.messages import RankEnd, Start, receive, send
-from suite.trials.ranks.remote import RemoteRank
 from suite.trials.trial_run import TrialRun
 
 ROOT = Path(__file__).parents[2]

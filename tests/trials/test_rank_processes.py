@@ -11,6 +11,7 @@ import forks
 import psutil
 import pytest
 from engine_children import wait_until
+from suite.trials.ranks.failures import Failure, cause
 from toy_suite import assert_one_line
 
 from suite.cli import main as cli
@@ -18,7 +19,6 @@ from suite.cli.options import read_run_options
 from suite.cli.run import _of_allocation
 from suite.errors import UsageError
 from suite.trials.ranks.allocation import Allocation
-from suite.trials.ranks.failures import Failure, cause
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = ("--task", "digits", "--preset", "smoke", "--dtype", "float32", "--nproc-per-trial", "2")

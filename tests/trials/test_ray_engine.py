@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 from engine_children import CHILD, Recorder, spec
+from suite.trials.engines.ray_worker import Job, only_process_of, run_job, write_content
 
 from suite.errors import UsageError
 from suite.trials.engines import local, ray_cluster, ray_worker
 from suite.trials.engines.ray_cluster import connect, fits, own_variables, task_needs, write_token
-from suite.trials.engines.ray_worker import Job, only_process_of, run_job, write_content
 from suite.trials.folder.records import read_record
 
 
