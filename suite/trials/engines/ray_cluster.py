@@ -288,7 +288,7 @@ def own_variables() -> dict[str, str]:
 
 
 def make_token(folder: Path) -> Path:
-    """Make a file, whose name nobody can guess, that shows workers whether they share a folder with this machine; remove files of killed commands.
+    """Make a file that shows workers whether they share a folder with this machine; remove files of killed commands.
 
     Args:
         folder: Folder of the trials.
