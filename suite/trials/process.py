@@ -11,10 +11,13 @@ import json
 import os
 import signal
 import site
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from suite import files
 from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.trials.invocation import ROOT, command_line
 
@@ -38,6 +41,24 @@ _PR_SET_PDEATHSIG = 1
 def trial_command(folder: Path) -> list[str]:
     """Return the command that runs a trial. `-P` excludes modules in the user's folder from imports."""
     return [sys.executable, "-P", "-m", "suite.trials.trial", str(folder)]
+
+
+def start_process(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process of a trial, which leads a session, appends to the trial's log, and ends with this process.
+
+    Raises:
+        UsageError: The log is not an ordinary file.
+        OSError: The log cannot be written, or the process cannot be started.
+    """
+    with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # nothing writes to it
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**variables, PARENT: str(os.getpid())},
+        )
 
 
 def environment(jobs: int) -> dict[str, str]:

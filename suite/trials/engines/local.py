@@ -24,7 +24,7 @@ from suite.trials.engines.calls import forked
 from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
 from suite.trials.folder.table import REMOVED_NOTHING
 from suite.trials.listeners import ProgressListener
-from suite.trials.process import PARENT, PLACE, environment, trial_command
+from suite.trials.process import PLACE, environment, start_process, trial_command
 from suite.trials.progress import EpochReader, ProgressFile
 from suite.trials.spec import TrialSpec
 
@@ -282,18 +282,9 @@ class LocalEngine(Engine):
         files.make_folder(folder)
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
-        ours = {PARENT: str(os.getpid())} | self._places[number].variables() | self.variables
-        with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
-            log.write(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n".encode())
-            log.flush()
-            return subprocess.Popen(
-                self.command(folder),
-                stdin=subprocess.PIPE,  # nothing writes to it: see suite.trials.process
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment(self.jobs * trial.processes) | ours,
-            )
+        files.append(folder / "log.txt", f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n")
+        variables = environment(self.jobs * trial.processes) | self._places[number].variables() | self.variables
+        return start_process(self.command(folder), folder, variables)
 
     def end(self, item: Running) -> dict[str, Any] | None:
         timed_out = item.handle.poll() is None

@@ -17,7 +17,6 @@ import logging
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from suite import files
 from suite.errors import UsageError
 from suite.trials.folder.records import read_record
-from suite.trials.process import PARENT, RANK, die_with, environment
+from suite.trials.process import RANK, die_with, environment
 from suite.trials.ranks.processes import Failure, LocalRank, RankProcess
 from suite.trials.spec import TrialSpec
 
@@ -246,23 +245,9 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> Ra
     start = receive(store, f"{TRIALS}/{number}", Start)
     folder = _checked_folder(*plan(), start.trial)
     variables = {name: value for name, value in environment(1).items() if name != _LOG_LEVEL}
-    with (
-        files.temporary_folder("pdt-rank-") as reports,
-        os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log_file,
-    ):
-        rank = LocalRank(
-            allocation.rank,
-            allocation.local_rank,
-            folder,
-            allocation.rendezvous(folder, start.meeting),
-            reports,
-            # The pipe ends the rank when this process ends, as for a trial of an engine (`suite.trials.process`).
-            stdin=subprocess.PIPE,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**variables, PARENT: str(os.getpid())},
-        )
+    url = allocation.rendezvous(folder, start.meeting)
+    with files.temporary_folder("pdt-rank-") as reports:
+        rank = LocalRank(allocation.rank, allocation.local_rank, folder, url, reports, variables)
         try:
             while (status := rank.poll()) is None and not _is_over(store, number):
                 time.sleep(POLL_INTERVAL)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from suite.errors import UsageError
 from suite.trials.process import LOCAL_RANK, RENDEZVOUS, rank_of_environment
-from suite.trials.ranks.processes import REPORTS, Failure
+from suite.trials.ranks.processes import Failure
 from suite.trials.spec import TrialSpec
 
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # for a rank that is alive: one rank may autotune while the others wait
@@ -79,8 +79,7 @@ def _limited(rank: int) -> Iterator[None]:
     def end() -> None:
         message = f"rank {rank} was not connected with the other ranks after {CONNECT_SECONDS:g} s"
         print(message, file=sys.stderr, flush=True)
-        if REPORTS in os.environ:
-            Failure(rank, "error", message).report()
+        Failure(rank, "error", message).report()
         os._exit(1)  # the thread that connects cannot be interrupted
 
     timer = threading.Timer(CONNECT_SECONDS, end)

@@ -11,18 +11,17 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from annotated_types import MaxLen
 
 from suite import files
 from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
-from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS, trial_command
+from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS, start_process, trial_command
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger("pdt.trial")
@@ -57,11 +56,12 @@ class Failure:
         return self.message if named else f"rank {self.rank}: {self.message}"
 
     def report(self) -> None:
-        """Tell the process that started this rank how it failed."""
-        path = Path(os.environ[REPORTS], f"{self.rank}.json")
+        """Tell the process that started this rank, if it is a rank of a trial, how it failed."""
+        if (folder := os.environ.get(REPORTS)) is None:
+            return
         with contextlib.suppress(OSError):  # the disk may be full; the exit status too tells that the rank failed
             # The file is complete as soon as it exists, because another process reads it while the ranks run.
-            files.write(path, json.dumps(asdict(self)), durable=False)
+            files.write(Path(folder, f"{self.rank}.json"), json.dumps(asdict(self)), durable=False)
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
@@ -90,16 +90,23 @@ class LocalRank:
         folder: Folder of the trial.
         rendezvous: URL at which the ranks meet.
         reports: Folder for the rank's reports.
-        more: Further options of `subprocess.Popen`.
+        variables: Environment variables of the trial.
     """
 
-    def __init__(self, rank: int, local_rank: int, folder: Path, rendezvous: str, reports: Path, **more: Any) -> None:
+    def __init__(
+        self,
+        rank: int,
+        local_rank: int,
+        folder: Path,
+        rendezvous: str,
+        reports: Path,
+        variables: Mapping[str, str],
+    ) -> None:
         self.report = reports / f"{rank}.json"
         own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, REPORTS: str(reports)}
-        variables = {**more.get("env", os.environ), **own}
-        variables.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the ranks of a trial have their own store
-        options = {"stdin": subprocess.DEVNULL, **more, "env": variables}
-        self.process: subprocess.Popen[bytes] = subprocess.Popen(trial_command(folder), **options)
+        # The ranks of a trial have their own store.
+        kept = {name: value for name, value in variables.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
+        self.process = start_process(trial_command(folder), folder, kept | own)
 
     def poll(self) -> int | None:
         return self.process.poll()
@@ -153,7 +160,7 @@ def run_ranks(spec: TrialSpec, folder: Path, rendezvous: str, others: Mapping[in
     """
     with files.temporary_folder("pdt-ranks-") as reports:
         url, count = rendezvous or f"file://{reports / 'store'}", spec.processes - len(others)
-        ranks = {**{rank: LocalRank(rank, rank, folder, url, reports) for rank in range(count)}, **others}
+        ranks = {**{rank: LocalRank(rank, rank, folder, url, reports, os.environ) for rank in range(count)}, **others}
         try:
             failed = wait_for(ranks)
             return _end(spec, folder, ranks, cause(failed)) if failed else 0
