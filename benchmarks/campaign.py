@@ -31,9 +31,9 @@ from suite.cli.export import trial_contents
 from suite.cli.folders.destination import new_folder
 from suite.engine.cost.hardware import available_cores, has_bfloat16_cpu
 from suite.errors import UsageError
-from suite.trials.engines.exit_with_parent import die_with
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
+from suite.trials.process import die_with
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "benchmarks" / "campaign.toml"

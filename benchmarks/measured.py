@@ -12,7 +12,7 @@ from typing import Any
 
 from suite import files
 from suite.recipe import FLUSH
-from suite.trials.engines.local import environment
+from suite.trials.process import environment
 
 
 def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None:

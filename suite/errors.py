@@ -18,8 +18,10 @@ class MissingData(UsageError):
     """A data set is not on the disk and cannot be downloaded."""
 
 
-def in_words(error: OSError) -> str:
+def in_words(error: OSError | UsageError) -> str:
     """Describe an error of a file in one line: `No space left on device: /runs/x/model.pt`."""
+    if isinstance(error, UsageError):
+        return str(error)
     text = error.strerror or str(error) or type(error).__name__
     return f"{text}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else text
 

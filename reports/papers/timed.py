@@ -18,7 +18,7 @@ from suite.choices import build_model
 from suite.engine.cost.flops import PRODUCTS as COUNTED
 from suite.engine.cost.flops import count_layers
 from suite.trials.building import inputs_of
-from suite.trials.engines.subprocess_call import SubprocessResult, call_in_subprocess
+from suite.trials.engines.calls import SubprocessResult, call_in_subprocess
 from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of

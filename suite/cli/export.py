@@ -101,4 +101,4 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
             if held := packed.held(trial / name):
                 yield Path(name + packed.SUFFIX), packed.pack(packed.read(held))
     except (OSError, DamagedRecord) as error:
-        raise UsageError(f"export: {trial}: {in_words(error) if isinstance(error, OSError) else error}") from error
+        raise UsageError(f"export: {trial}: {in_words(error)}") from error

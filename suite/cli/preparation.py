@@ -1,6 +1,6 @@
 """What a command does before its first trial: choose the device, plan, rehearse, and collect the provenance.
 
-Everything here needs torch. `run` and `plan` call it in a separate process (`suite.trials.engines.forked`), so that the
+Everything here needs torch. `run` and `plan` call it in a separate process (`suite.trials.engines.calls`), so that the
 process that waits for the trials needs no memory for torch.
 """
 

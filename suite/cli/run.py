@@ -32,7 +32,7 @@ from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
-from suite.trials.engines.forked import forked
+from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store

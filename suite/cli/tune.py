@@ -15,7 +15,7 @@ from suite.cli.parser import Parser, program_name, whole
 from suite.cli.run import run_prepared
 from suite.errors import UsageError
 from suite.parameters import show
-from suite.trials.engines.forked import forked
+from suite.trials.engines.calls import forked
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned

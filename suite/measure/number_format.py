@@ -30,9 +30,9 @@ from suite.files import canonical_json
 from suite.measure.steps import Steps, warm_up
 from suite.task import Splits
 from suite.trials.building import build_trainer, inputs_of
-from suite.trials.engines.local import environment
-from suite.trials.engines.subprocess_call import call_in_subprocess
+from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.plugin_files import digests
+from suite.trials.process import environment
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from suite.method import Method, ReconfigPlan
 from suite.subnormals import use_arithmetic
 from suite.task import Batches
 from suite.trials.building import build_trainer, load_splits
+from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS
 from suite.trials.ranks.connection import join_ranks, leave_ranks
-from suite.trials.ranks.processes import LOCAL_RANK, RANK, RENDEZVOUS
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost
 

@@ -11,7 +11,7 @@ from suite.engine.cost.hardware import available_cores, busy_advice, busy_cores,
 from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate
-from suite.trials.engines.subprocess_call import call_in_subprocess
+from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version

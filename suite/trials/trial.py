@@ -15,12 +15,10 @@ import traceback
 from pathlib import Path
 
 from suite.errors import in_words
-from suite.trials.engines.cpu_cores import take_place
-from suite.trials.engines.exit_with_parent import watch_parent
 from suite.trials.folder.records import write_record
-from suite.trials.ranks import failures, processes
-from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.trial import run_ranks, settle
+from suite.trials.process import rank_of_environment, take_place, watch_parent
+from suite.trials.ranks.allocation import remote_ranks
+from suite.trials.ranks.processes import Failure, run_ranks, settle
 from suite.trials.spec import TrialSpec
 
 
@@ -32,9 +30,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folder = Path(sys.argv[1])
     spec = TrialSpec.from_json(json.loads((folder / "trial.json").read_text(encoding="utf-8"))["spec"])
-    rank = processes.rank_of_environment()
+    rank = rank_of_environment()
     if spec.processes > 1 and rank is None:
-        return run_ranks(spec, folder)
+        with remote_ranks(folder) as others:
+            return run_ranks(spec, folder, *others)
     from suite.trials.trial_run import TrialRun, failure_of  # imports torch, which must find the cores taken
 
     status, message = "done", ""
@@ -53,7 +52,7 @@ def main() -> int:
             failure = ended
     if rank:  # only rank 0 writes files of the trial
         if failure:
-            failures.report(failure)
+            failure.report()
         return 1 if failure else 0
 
     def write(status: str, message: str) -> None:

@@ -26,12 +26,12 @@ from suite.errors import UsageError, in_words
 from suite.subnormals import use_arithmetic
 from suite.trials.building import build_trainer, data_facts, device_of, load_splits
 from suite.trials.callbacks.calls import CallbackTrial, Calls
-from suite.trials.engines.cpu_cores import place_of_environment
 from suite.trials.folder import packed
+from suite.trials.process import place_of_environment
 from suite.trials.progress import ProgressFile
 from suite.trials.provenance import collect, tuning
 from suite.trials.ranks import connection
-from suite.trials.ranks.failures import FailedStatus, Failure
+from suite.trials.ranks.processes import FailedStatus, Failure
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import StageKeeper
 

@@ -12,8 +12,8 @@ from suite.cli import main as cli
 from suite.measure import prediction as module
 from suite.measure import probe as probes
 from suite.measure.prediction import lines, predict, table, total_s
-from suite.trials.engines import local
-from suite.trials.engines.subprocess_call import SubprocessResult
+from suite.trials import process
+from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.records import RUNNING, write_record
 from suite.trials.folder.store import Store
 
@@ -167,7 +167,7 @@ def test_rows_name_what_differs(tmp_path, monkeypatch):
 
 
 def test_threads_are_those_of_the_engine(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "available_cores", lambda: 16)
+    monkeypatch.setattr(process, "available_cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = Probes(monkeypatch)
     for processes in (1, 4, 64):

@@ -15,8 +15,8 @@ import reports
 from reports.papers import paper, timed_calls
 from suite.cli import main as cli
 from suite.engine.cost import clock
+from suite.trials.engines.calls import SubprocessResult
 from suite.trials.engines.local import LocalEngine
-from suite.trials.engines.subprocess_call import SubprocessResult
 from suite.trials.folder.reader import read
 
 __all__ = ["drawn", "reproduce", "suite"]

@@ -11,7 +11,7 @@ from reproduced_files import page
 from reports.papers import timed
 from reports.papers.contract import ReproductionData
 from reports.papers.timed_calls import product_seconds
-from suite.trials.engines.subprocess_call import SubprocessResult
+from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.reader import Trial
 
 SECONDS = {

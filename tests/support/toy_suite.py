@@ -108,7 +108,7 @@ CHILD = textwrap.dedent(
     import os
     import sys
     from pathlib import Path
-    from suite.trials.engines.exit_with_parent import watch_parent
+    from suite.trials.process import watch_parent
     from suite.trials.folder.records import FILES, read_record, write_record
     from suite.trials.spec import TrialSpec
 

@@ -14,9 +14,19 @@ import pytest
 from engine_children import CHILD, Recorder, spec
 
 from suite.errors import UsageError
-from suite.trials.engines import local, ray_cluster, ray_worker
-from suite.trials.engines.ray_cluster import connect, fits, own_variables, socket_folder, task_needs, write_token
-from suite.trials.engines.ray_worker import Job, only_process_of, run_job, write_content
+from suite.trials.engines import local, ray_cluster
+from suite.trials.engines.ray_cluster import (
+    Job,
+    connect,
+    fits,
+    make_token,
+    only_process_of,
+    own_variables,
+    run_job,
+    socket_folder,
+    task_needs,
+    write_content,
+)
 from suite.trials.folder.records import read_record
 
 
@@ -26,23 +36,23 @@ def job(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(CHILD)
     monkeypatch.setattr(local, "trial_command", lambda folder: [sys.executable, str(child), str(folder)])
-    monkeypatch.setattr(ray_worker, "available_cores", lambda: 7)
+    monkeypatch.setattr(ray_cluster, "available_cores", lambda: 7)
     trials = tmp_path / "trials"
-    token, trial = write_token(trials), spec("done")
-    return Job(trial, trials / trial.trial_id, token, token.read_text(), {}, None)
+    trial = spec("done")
+    return Job(trial, trials / trial.trial_id, make_token(trials), {}, None)
 
 
 def test_a_worker_that_shares_the_folder_works_in_it(job):
     ended = run_job(job, 2, {})
     assert (ended.record["status"], ended.content) == ("done", None)
     record = read_record(job.folder)
-    assert record["status"] == "done"
-    assert record["provenance"] == {"threads": 3}
+    assert record.status == "done"
+    assert record.provenance == {"threads": 3}
 
 
 def test_a_worker_without_the_folder_sends_all_files(job, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    other = dataclasses.replace(job, secret="another", variables={"OMP_NUM_THREADS": "5"})
+    other = dataclasses.replace(job, token=tmp_path / "not here", variables={"OMP_NUM_THREADS": "5"})
     name = job.spec.trial_id
     ended = run_job(other, 2, {name: {"log.txt": b"before\n"}, "dense-x": {"model.pt": b"weights"}})
     assert not job.folder.exists()
@@ -54,15 +64,15 @@ def test_a_worker_without_the_folder_sends_all_files(job, tmp_path, monkeypatch)
     assert read_record(job.folder).provenance == {"threads": 5}
 
 
-def test_a_failed_trial_is_sent_back_with_its_reason(job):
-    failing = dataclasses.replace(job, secret="another", spec=spec("crash"))
+def test_a_failed_trial_is_sent_back_with_its_reason(job, tmp_path):
+    failing = dataclasses.replace(job, token=tmp_path / "not here", spec=spec("crash"))
     ended = run_job(failing, 1, {})
     assert (ended.record["status"], ended.record["message"]) == ("error", "RuntimeError: no luck today")
     assert b"no luck today" in ended.content["trial.json"]
 
 
 def test_two_processes_do_not_train_one_trial(job, monkeypatch):
-    monkeypatch.setattr(ray_worker, "EARLIER_WORKER_S", 0.1)
+    monkeypatch.setattr(ray_cluster, "EARLIER_WORKER_S", 0.1)
     with only_process_of(job.folder):
         with pytest.raises(UsageError, match="another process has trained"):
             run_job(job, 1, {})
@@ -80,27 +90,6 @@ def test_what_is_sent_replaces_the_files_of_the_folder(tmp_path):
     with pytest.raises(UsageError, match="not in the folder of its trial"):
         write_content(folder, {"../elsewhere": b"6"})
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_only_the_user_reads_rays_password(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
-    path = tmp_path / ".ray" / "auth_token"
-    ray_cluster._keep_password_private(create=False)
-    assert not path.exists()
-    ray_cluster._keep_password_private(create=True)
-    made = path.read_text()
-    assert (len(made), path.stat().st_mode & 0o777) == (64, 0o600)
-    path.chmod(0o644)  # as Ray makes it
-    ray_cluster._keep_password_private(create=False)
-    ray_cluster._keep_password_private(create=True)
-    assert (path.read_text(), path.stat().st_mode & 0o777) == (made, 0o600)
-    assert list(path.parent.iterdir()) == [path]
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "of the user")
-    path.chmod(0o644)
-    ray_cluster._keep_password_private(create=True)
-    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def node(cpus, gpus=0, alive=True):
@@ -213,7 +202,7 @@ def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatc
     recorder = Recorder()
     ray_cluster.RayEngine(jobs=2).run(trials, recorder)
     ends = {folder.name: read_record(folder) for _, folder in trials}
-    assert [(one["status"], one["message"]) for one in ends.values()] == [
+    assert [(record.status, record.message) for record in ends.values()] == [
         ("done", ""),
         ("error", "its Ray task failed: in detail"),
         ("skipped", f"it depends on {trials[1][1].name}, which is not done"),
@@ -240,7 +229,7 @@ def test_trials_wait_while_the_machines_are_down(job, monkeypatch, caplog):
 def test_the_epochs_of_a_worker_without_the_folder_are_told_before_the_end(job, monkeypatch):
     fake = FakeRay()
     monkeypatch.setattr(ray_cluster, "connect", lambda address, closing: fake)
-    monkeypatch.setattr(ray_worker, "is_shared", lambda job: False)
+    monkeypatch.setattr(ray_cluster, "make_token", lambda folder: folder / "not there")
     recorder = Recorder()
     ray_cluster.RayEngine().run([(job.spec, job.folder)], recorder)
     told = [item[0] for item in recorder.told]

@@ -19,9 +19,9 @@ from suite.engine.cost.torch_hardware import use_threads_of_environment
 from suite.errors import UsageError
 from suite.recipe import Recipe
 from suite.trials.devices import resolve_device, resolve_dtype
-from suite.trials.engines.local import environment
 from suite.trials.engines.ray_cluster import own_variables
 from suite.trials.planning import read_override
+from suite.trials.process import environment
 from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_preset, read_seeds, suite_hash
 
 RECIPE = Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)).fields()

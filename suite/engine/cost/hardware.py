@@ -101,17 +101,25 @@ def available_cores() -> int:
 
     Two hardware threads of one core share its multipliers, so they count once.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    logical = os.sched_getaffinity(0)
-    siblings = [Path(f"/sys/devices/system/cpu/cpu{index}/topology/thread_siblings_list") for index in logical]
-    cores = len({path.read_text(encoding="ascii") if path.is_file() else str(path) for path in siblings})
+    cores = len(physical_cores()) or os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.is_file():
         limit, _, period = quota.read_text(encoding="ascii").strip().partition(" ")
         if limit.isdigit() and period.isdigit():
             cores = min(cores, max(1, int(limit) // int(period)))
     return cores
+
+
+def physical_cores() -> list[tuple[int, ...]]:
+    """Return the logical CPUs of each physical core that this process may use; empty where it cannot be pinned."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        name = siblings.read_text(encoding="ascii") if siblings.is_file() else str(siblings)
+        cores.setdefault(name, []).append(cpu)
+    return [tuple(cpus) for cpus in cores.values()]
 
 
 def has_bfloat16_cpu(cpuinfo: Path = CPUINFO) -> bool:

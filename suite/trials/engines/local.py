@@ -1,33 +1,140 @@
-"""Trials as processes of this machine, a few at a time; and what every engine needs about ends and order of trials."""
+"""Trials as processes of this machine, a few at a time, each on its own cores or GPUs; and what every engine does."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-import site
 import subprocess
-import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from suite import files
-from suite.engine.cost.hardware import available_cores, threads_of_environment
+from suite.engine.cost.hardware import CORES, available_cores, physical_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.trials.engines.cpu_cores import Place, places_for
-from suite.trials.engines.exit_with_parent import PARENT
+from suite.trials.engines.calls import forked
 from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
 from suite.trials.folder.table import REMOVED_NOTHING
-from suite.trials.invocation import command_line
 from suite.trials.listeners import ProgressListener
+from suite.trials.process import PLACE, environment, start_process, trial_command
 from suite.trials.progress import EpochReader, ProgressFile
 from suite.trials.spec import TrialSpec
+
+POLL_INTERVAL = 0.1
+LAST_BYTES = 4096  # end of the log that is searched for the last line
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass
+class Running:
+    """A trial that an engine has started.
+
+    Attributes:
+        trial, folder: The trial and its folder.
+        number: The lowest number, from 0, that no other running trial had as it started.
+        epochs: Reads the epochs that end.
+        began: When it was started, by `time.monotonic`.
+        handle: What `Engine.start` has returned.
+    """
+
+    trial: TrialSpec
+    folder: Path
+    number: int
+    epochs: EpochReader
+    began: float = field(default_factory=time.monotonic)
+    handle: Any = None
+
+
+class Engine(ABC):
+    """Runs trials, a few at a time, each after those that it depends on."""
+
+    @abstractmethod
+    def slots(self, waiting: Sequence[tuple[TrialSpec, Path]]) -> int:
+        """Return how many trials may run at present."""
+
+    @abstractmethod
+    def start(self, trial: TrialSpec, folder: Path, number: int) -> Any:
+        """Start a trial, and return what the other methods find as `Running.handle`.
+
+        Args:
+            number: As in `Running`.
+
+        Raises:
+            UsageError, OSError: It cannot be started.
+        """
+
+    @abstractmethod
+    def end(self, item: Running) -> dict[str, Any] | None:
+        """Return the record of a trial, or its status and message, if it has ended or has to; otherwise `None`."""
+
+    @abstractmethod
+    def kill(self, item: Running) -> Any:
+        """End a trial at once."""
+
+    def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
+        """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
+
+        A file error does not stop the others either. A trial ends with an error if its folder is removed while it runs,
+        or if its record does not fit on the disk.
+
+        Raises:
+            KeyboardInterrupt: The user typed Ctrl-C, and all trials were killed. The same command continues later.
+        """
+        waiting, running = deque(trials), list[Running]()
+        try:
+            while waiting or running:
+                slots = self.slots(waiting)
+                while len(running) < slots and (ready := _next_ready(waiting, running)):
+                    waiting.remove(ready)
+                    trial, folder = ready
+                    item = Running(trial, folder, _free_number(running), EpochReader(folder))
+                    status, reason = "skipped", why_skipped(trial, folder)
+                    if not reason:
+                        try:
+                            item.handle = self.start(trial, folder, item.number)
+                            running.append(item)
+                        except (OSError, UsageError) as error:
+                            status, reason = "error", f"cannot be started: {in_words(error)}"
+                    progress.started(trial)
+                    if reason:
+                        progress.ended(trial, record_end(trial, folder, status, reason), 0.0)
+                time.sleep(POLL_INTERVAL)
+                for item in list(running):
+                    record = self.end(item)
+                    if position := ProgressFile(item.folder).read():
+                        progress.position(item.trial, position)
+                    for epoch in item.epochs.read():
+                        progress.epoch(item.trial, epoch)
+                    if record is not None:
+                        running.remove(item)
+                        with contextlib.suppress(OSError):  # only the progress bar reads this file
+                            (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
+                        progress.ended(item.trial, record, time.monotonic() - item.began)
+        finally:
+            # No trial may keep running after Ctrl-C or an error in this process.
+            for item in running:
+                self.kill(item)
+                written = read_record(item.folder)
+                if written is None or written.status == RUNNING:
+                    record_end(item.trial, item.folder, "error", "interrupted; the same command continues it")
+
+
+def _next_ready(waiting: Sequence[tuple[TrialSpec, Path]], running: Sequence[Running]) -> tuple[TrialSpec, Path] | None:
+    """Return the first trial whose dependencies have all ended; `None` if every trial has to wait."""
+    ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
+    return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
+
+
+def _free_number(running: Sequence[Running]) -> int:
+    return min(set(range(len(running) + 1)) - {item.number for item in running})
 
 
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
@@ -36,26 +143,8 @@ def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dic
         files.make_folder(folder)
         write_record(folder, trial, status, message)
     except (OSError, UsageError) as error:
-        text = in_words(error) if isinstance(error, OSError) else str(error)
-        return {"status": status, "message": f"{message}; its record cannot be written: {text}"}
+        message = f"{message}; its record cannot be written: {in_words(error)}"
     return {"status": status, "message": message}
-
-
-def end_unstarted(trial: TrialSpec, folder: Path, status: str, message: str, progress: ProgressListener) -> None:
-    """End a trial that was not started."""
-    progress.started(trial)
-    progress.ended(trial, record_end(trial, folder, status, message), 0.0)
-
-
-def next_ready(waiting: Collection[tuple[TrialSpec, Path]], running: Iterable[str]) -> tuple[TrialSpec, Path] | None:
-    """Return the first trial whose dependencies have all ended; `None` if every trial has to wait.
-
-    Args:
-        waiting: Trials that were not started, with their folders.
-        running: Ids of the trials that are running.
-    """
-    ahead = {folder.name for _, folder in waiting} | set(running)
-    return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
 
 
 def why_skipped(trial: TrialSpec, folder: Path) -> str:
@@ -77,55 +166,91 @@ def why_skipped(trial: TrialSpec, folder: Path) -> str:
     return ""
 
 
-def status_of(folder: Path) -> str:
-    """Return the status in `trial.json`. A missing or damaged record counts as running."""
-    record = read_record(folder)
-    return RUNNING if record is None else record.status
+@dataclass(frozen=True)
+class Place:
+    """Where one of several trials runs.
+
+    Attributes:
+        cpus: Numbers of the logical CPUs that it may use; empty for all.
+        gpus: GPUs that it may use, as in `CUDA_VISIBLE_DEVICES`; empty for all.
+        shared_with: Largest number of other trials that use the same device at the same time. All cores of a machine
+            count as one device, because they share memory bandwidth, caches and power.
+    """
+
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    shared_with: int = 0
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a trial at this place, whose process takes it before it imports torch."""
+        variables = {PLACE: json.dumps(asdict(self)), CORES: str(available_cores())}
+        return variables | ({_GPUS: ",".join(self.gpus)} if self.gpus else {})
 
 
-def show(trial: TrialSpec, folder: Path, epochs: EpochReader, progress: ProgressListener) -> None:
-    """Report the position of a running trial, and the epochs that have ended since the last call."""
-    position = ProgressFile(folder).read()
-    if position is not None:
-        progress.position(trial, position)
-    for record in epochs.read():
-        progress.epoch(trial, record)
+def places_for(trials: Sequence[TrialSpec], jobs: int) -> list[Place]:
+    """Return the places of the trials that run at the same time. All trials have one device and number of processes.
+
+    Args:
+        trials: All trials of the command.
+        jobs: Largest number of trials that run at the same time.
+
+    Returns:
+        `jobs` places, or as many as there are trials. A trial that runs alone may use all cores and GPUs.
+    """
+    count = min(jobs, len(trials))
+    if count <= 1:
+        return [Place()] * count
+    trial = trials[0]
+    if trial.device == "cpu":
+        return on_cores(physical_cores(), available_cores(), count)
+    gpus = [] if trial.device_index is not None else visible_gpus()
+    return on_gpus(gpus, trial.processes, count)
 
 
-POLL_INTERVAL = 0.1
-LAST_BYTES = 4096  # end of the log that is searched for the last line
+def on_cores(physical: Sequence[tuple[int, ...]], usable: int, count: int) -> list[Place]:
+    """Give each of `count` trials equally many physical cores; without numbers of cores if there are too few.
 
-# By default, glibc maps each allocation above 128 KiB (later up to 32 MiB) separately and unmaps it when it is freed.
-# Activations are larger, so every step would pay for new zeroed pages.
-MALLOC: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-
-
-def trial_command(folder: Path) -> list[str]:
-    """Return the command that runs a trial. `-P` excludes modules in the user's folder from imports."""
-    return [sys.executable, "-P", "-m", "suite.trials.trial", str(folder)]
+    Args:
+        physical: Logical CPUs of each physical core; empty where processes cannot be pinned.
+        usable: Number of cores that the container's quota allows.
+        count: Number of trials that run at the same time.
+    """
+    each = len(physical) // count if usable >= count else 0
+    parts = [physical[index * each : (index + 1) * each] for index in range(count)]
+    return [Place(cpus=tuple(sorted(cpu for core in part for cpu in core)), shared_with=count - 1) for part in parts]
 
 
-@dataclass
-class _Running:
-    trial: TrialSpec
-    folder: Path
-    process: subprocess.Popen[bytes]
-    epochs: EpochReader
-    place: Place
-    began: float = field(default_factory=time.monotonic)
+def on_gpus(gpus: Sequence[str], processes: int, count: int) -> list[Place]:
+    """Distribute `count` trials over GPUs, in groups with one GPU for each process of a trial.
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+    Args:
+        gpus: GPUs as in `CUDA_VISIBLE_DEVICES`; empty if the trials use a GPU that the user has named.
+        processes: Number of processes of a trial.
+        count: Number of trials that run at the same time.
+    """
+    groups = [tuple(gpus[i : i + processes]) for i in range(0, len(gpus) - processes + 1, processes)] or [()]
+    taken = [index % len(groups) for index in range(count)]
+    return [Place(gpus=groups[group], shared_with=taken.count(group) - 1) for group in taken]
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that torch finds, as in `CUDA_VISIBLE_DEVICES`."""
+    count = forked(_count_gpus)
+    listed = [name.strip() for name in os.environ.get(_GPUS, "").split(",") if name.strip()]
+    return listed[:count] if listed else [str(index) for index in range(count)]
+
+
+def _count_gpus() -> int:
+    import torch  # only a forked process, which ends soon, imports torch
+
+    return torch.cuda.device_count()
 
 
 @register("engine", "local")
-class LocalEngine:
+class LocalEngine(Engine):
     """Trials as processes of this machine.
+
+    The thread that calls `run` must outlive the trials: Linux kills a process when the thread that started it ends.
 
     Args:
         jobs: Number of trials that run at the same time, each on its own cores or GPUs.
@@ -147,147 +272,65 @@ class LocalEngine:
         self.place, self.variables = place, dict(variables or {})
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
-        """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
+        self._places = [self.place] * self.jobs if self.place else places_for([trial for trial, _ in trials], self.jobs)
+        super().run(trials, progress)
 
-        A file error does not stop the others either. A trial ends with an error if its folder is removed while it runs,
-        or if its record does not fit on the disk.
+    def slots(self, waiting: Sequence[tuple[TrialSpec, Path]]) -> int:
+        return self.jobs
 
-        The calling thread must outlive the trials, because Linux kills a process when the thread that started it ends.
-
-        Raises:
-            KeyboardInterrupt: The user typed Ctrl-C, and all processes were killed. The same command continues later.
-        """
-        waiting, running = deque(trials), list[_Running]()
-        places = [self.place] * self.jobs if self.place else places_for([trial for trial, _ in trials], self.jobs)
-        try:
-            while waiting or running:
-                while len(running) < self.jobs and (
-                    ready := next_ready(waiting, {item.folder.name for item in running})
-                ):
-                    waiting.remove(ready)
-                    if reason := why_skipped(*ready):
-                        end_unstarted(*ready, "skipped", reason, progress)
-                        continue
-                    try:
-                        running.append(self._start(*ready, places[0]))
-                    except (OSError, UsageError) as error:
-                        text = in_words(error) if isinstance(error, OSError) else str(error)
-                        end_unstarted(*ready, "error", f"cannot be started: {text}", progress)
-                        continue
-                    places.pop(0)
-                    progress.started(ready[0])
-                time.sleep(POLL_INTERVAL)
-                for item in list(running):
-                    timed_out = self.timeout is not None and item.seconds >= self.timeout
-                    ended = _has_ended(item.process)
-                    show(item.trial, item.folder, item.epochs, progress)
-                    if ended or timed_out:
-                        self._finish(item, timed_out and not ended, progress)
-                        running.remove(item)
-                        places.insert(0, item.place)
-        finally:
-            # No trial may keep running after Ctrl-C or an error in this process.
-            for item in running:
-                _kill(item)
-                if status_of(item.folder) == RUNNING:
-                    record_end(item.trial, item.folder, "error", "interrupted; the same command continues it")
-
-    def _start(self, trial: TrialSpec, folder: Path, place: Place) -> _Running:
+    def start(self, trial: TrialSpec, folder: Path, number: int) -> subprocess.Popen[bytes]:
         files.make_folder(folder)
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
-        reader = EpochReader(folder)
-        with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
-            log.write(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n".encode())
-            log.flush()
-            process = subprocess.Popen(
-                self.command(folder),
-                stdin=subprocess.PIPE,  # nothing writes to it: see suite.trials.engines.exit_with_parent
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment(self.jobs * trial.processes) | place.variables(available_cores()) | self.variables,
-            )
-        return _Running(trial, folder, process, reader, place)
+        files.append(folder / "log.txt", f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n")
+        variables = environment(self.jobs * trial.processes) | self._places[number].variables() | self.variables
+        return start_process(self.command(folder), folder, variables)
 
-    def _finish(self, item: _Running, timed_out: bool, progress: ProgressListener) -> None:
-        status = _kill(item)
+    def end(self, item: Running) -> dict[str, Any] | None:
+        timed_out = item.handle.poll() is None
+        if timed_out and (self.timeout is None or time.monotonic() - item.began < self.timeout):
+            return None
+        status = self.kill(item)
         record = read_record(item.folder)
-        ended = {} if record is None else record.to_json()
-        if record is None or record.status == RUNNING:
-            # The trial did not record how it ended.
-            is_removed = not (item.folder / "trial.json").exists()
-            if is_removed:
-                reason = "its folder or trial.json was removed while it ran"
-            elif timed_out:
-                reason = f"killed after {self.timeout:g} s (--timeout)"
-            elif status < 0:
-                reason = f"killed by signal {-status}"
-            else:
-                reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
-            timeout = timed_out and not is_removed
-            ended = record_end(item.trial, item.folder, "timeout" if timeout else "error", reason)
-        with contextlib.suppress(OSError):  # only the progress bar reads this file
-            (item.folder / ProgressFile.NAME).unlink(missing_ok=True)
-        progress.ended(item.trial, ended, item.seconds)
+        if record and record.status != RUNNING:
+            return record.to_json()
+        # The trial did not record how it ended.
+        if not (item.folder / "trial.json").exists():
+            timed_out, reason = False, "its folder or trial.json was removed while it ran"
+        elif timed_out:
+            reason = f"killed after {self.timeout:g} s (--timeout)"
+        elif status < 0:
+            reason = f"killed by signal {-status}"
+        else:
+            reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
+        return record_end(item.trial, item.folder, "timeout" if timed_out else "error", reason)
 
+    def kill(self, item: Running) -> int:
+        """Kill the rest of a trial's process group, and return the exit status of its first process.
 
-def environment(jobs: int) -> dict[str, str]:
-    """Return the environment of a trial's process if `jobs` such processes share the machine.
-
-    The user's variables take precedence.
-    """
-    threads = max(1, available_cores() // jobs)
-    defaults = {**MALLOC, "PYTHONUNBUFFERED": "1"}
-    # Without an installed package, trials import the package from the folder where this process found it.
-    root = str(Path(__file__).resolve().parents[3])
-    installed = root in {
-        str(Path(folder).resolve()) for folder in (*site.getsitepackages(), site.getusersitepackages())
-    }
-    paths = [] if installed else [root]
-    paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    ours = {PARENT: str(os.getpid()), "PDT_COMMAND_LINE": command_line()}
-    if paths:
-        ours["PYTHONPATH"] = os.pathsep.join(paths)
-    if not threads_of_environment():  # an empty variable, or one that is not a number, counts as not set
-        ours["OMP_NUM_THREADS"] = str(threads)
-    return {**defaults, **os.environ, **ours}
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    if hasattr(os, "waitid"):
-        # The process is not reaped yet, so that no other group gets its number before `_kill`.
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    return process.poll() is not None
-
-
-def _kill(item: _Running) -> int:
-    """Kill the rest of a trial's process group, and return the exit status of its first process.
-
-    This removes what the processes have half written, for example a checkpoint.
-    """
-    process = item.process
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        # The group is empty. macOS reports "not permitted" for a group of zombies.
-        process.kill()
-    status = process.wait()
-    if process.stdin is not None:
+        This removes what the processes have half written, for example a checkpoint.
+        """
+        process: subprocess.Popen[bytes] = item.handle
+        try:
+            # The guardian (`suite.trials.process`) keeps the number of the group from being given to another one.
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            # The group is empty. macOS reports "not permitted" for a group of zombies.
+            process.kill()
+        status = process.wait()
+        assert process.stdin
         process.stdin.close()
-    for folder in (item.folder, item.folder / "stages"):
-        for part in files.parts(folder):
-            with contextlib.suppress(OSError):  # other trials go on
-                part.unlink()
-    return status
+        for folder in (item.folder, item.folder / "stages"):
+            for part in files.parts(folder):
+                with contextlib.suppress(OSError):  # other trials go on
+                    part.unlink()
+        return status
 
 
 def _last_line(log: Path) -> str:
     """Return the last non-empty line of a log, shortened for tables."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - LAST_BYTES))
-            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+        lines = log.read_bytes()[-LAST_BYTES:].decode(errors="replace").splitlines()
     except OSError as error:
         return in_words(error)
-    return next((line[:300] for line in reversed(lines) if line and not line.startswith("--- ")), "")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip() and not line.startswith("--- ")), "")

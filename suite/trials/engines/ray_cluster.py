@@ -1,8 +1,8 @@
 """Trials as tasks of a Ray cluster. Only this module imports Ray, and only if a command uses this engine.
 
-A task runs one trial in its own process (`suite.trials.engines.ray_worker`), which ends with the task's worker. The
-tasks belong to the command, so Ray ends them if the command is killed. As with other engines, the records say which
-trials are done.
+A task runs one trial in its own process, in the output folder if its machine sees it, otherwise in a temporary folder.
+The process ends with the task's worker. The tasks belong to the command, so Ray ends them if the command is killed. As
+with other engines, the records say which trials are done.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +25,76 @@ from suite import files
 from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.trials.engines.exit_with_parent import die_with
-from suite.trials.engines.local import end_unstarted, environment, next_ready, record_end, show, status_of, why_skipped
-from suite.trials.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
-from suite.trials.folder.records import RUNNING
+from suite.trials.engines.local import Engine, LocalEngine, Place, Running, record_end
 from suite.trials.invocation import FLAG_PREFIXES, ROOT
 from suite.trials.listeners import ProgressListener
-from suite.trials.progress import EpochReader
+from suite.trials.process import die_with, environment
+from suite.trials.progress import ProgressFile
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL = 0.1
 NODES_INTERVAL = 5.0  # seconds between two lists of the cluster's machines
 OBJECT_STORE_BYTES = 256 * 2**20  # a cluster on this machine stores only what the command sends
 LONGEST_TEMPORARY = 21
 """Bytes of the path of temporary files and of the user's number: a socket's path has 103 on macOS, of which Ray and the
 rest of our folder's name take 82."""
 TOKEN = ".shared-"
+TEMPORARY = "pdt-ray-"
+"""Beginning of the names of temporary folders."""
+EARLIER_WORKER_S = 60.0
+"""Seconds to wait until an earlier process of the same trial, for example of a killed command, has ended."""
 _OURS = ("PDT_CHOICES", "PDT_COMMAND_LINE")
 _OF_THE_MACHINE = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
 
+Content = dict[str, bytes]
+"""Files of a folder by their path in it."""
 
-@dataclass
-class _Task:
-    trial: TrialSpec
+
+@dataclass(frozen=True)
+class Job:
+    """A trial for a worker.
+
+    Attributes:
+        folder: Its folder on the machine of the command.
+        token: File that the command has made. A worker sees it if the output folder is shared.
+        variables: Environment variables of the command that trials read.
+        timeout: Seconds after which the trial is killed; `None` for no limit.
+    """
+
+    spec: TrialSpec
     folder: Path
-    reference: Any
-    epochs: EpochReader
-    began: float = field(default_factory=time.monotonic)
+    token: Path
+    variables: Mapping[str, str]
+    timeout: float | None
+
+
+class Ended:
+    """What a worker sends back: a listener that keeps only how its trial ended.
+
+    The command reads the progress from the shared folder.
+
+    Attributes:
+        record: The trial's record, or its status and message.
+        seconds: How long the trial took.
+        content: Files of the trial's folder; `None` if the worker has written to the output folder itself.
+    """
+
+    record: dict[str, Any]
+    seconds: float
+    content: Content | None = None
+
+    def started(self, *told: Any) -> None:
+        pass
+
+    position = epoch = started
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        self.record, self.seconds = record, seconds
 
 
 @register("engine", "ray")
-class RayEngine:
+class RayEngine(Engine):
     """Trials as tasks of a Ray cluster (--ray-address).
 
     Args:
@@ -72,122 +108,81 @@ class RayEngine:
 
     def __init__(self, jobs: int = 1, timeout: float | None = None, address: str = "auto") -> None:
         self.jobs, self.timeout = jobs, timeout
+        self._slots, self._look = 0, 0.0
+        self._needs: dict[str, float] = {}
         self._closing = contextlib.ExitStack()
         self._ray = connect(address, self._closing)
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
-        """Run trials until each has ended and has its status in `trial.json`. A failed trial does not stop the others.
+        """Run trials as `Engine.run` does.
 
         Raises:
-            KeyboardInterrupt: The user typed Ctrl-C, and the tasks were cancelled. The same command continues later.
             UsageError: No machine of the cluster has what a trial needs.
         """
-        running: list[_Task] = []
-        token: Path | None = None
-        try:
+        self._total = len(trials)
+        with self._closing:
             if trials:
-                token = write_token(trials[0][1].parent)
-                self._run(deque(trials), running, token, progress)
-        finally:
-            for task in running:
-                with contextlib.suppress(Exception):  # the cluster may be gone
-                    self._ray.cancel(task.reference, force=True)
-                if status_of(task.folder) == RUNNING:
-                    record_end(task.trial, task.folder, "error", "interrupted; the same command continues it")
-            if token is not None:
-                token.unlink(missing_ok=True)
-            self._closing.close()
+                self._token = make_token(trials[0][1].parent)
+                self._closing.callback(self._token.unlink, missing_ok=True)
+            super().run(trials, progress)
 
-    def _run(
-        self, waiting: deque[tuple[TrialSpec, Path]], running: list[_Task], token: Path, progress: ProgressListener
-    ) -> None:
-        total, slots, look = len(waiting), 0, 0.0
-        needs: dict[str, float] = {}
-        while waiting or running:
-            if time.monotonic() >= look:
-                nodes, look = self._ray.nodes(), time.monotonic() + NODES_INTERVAL
-                if trial := next((trial for trial, _ in waiting), None):
-                    needs = self._needs(nodes, trial, needs)
-                before, slots = slots, sum(fits(node, needs) for node in nodes)
-                if before and not slots:
-                    log.warning("--engine ray: the machines of the cluster are down; trials wait until one is up again")
-            while len(running) < slots and (ready := next_ready(waiting, [item.folder.name for item in running])):
-                waiting.remove(ready)
-                if reason := why_skipped(*ready):
-                    end_unstarted(*ready, "skipped", reason, progress)
-                    continue
+    def slots(self, waiting: Sequence[tuple[TrialSpec, Path]]) -> int:
+        if time.monotonic() >= self._look:
+            nodes, self._look = self._ray.nodes(), time.monotonic() + NODES_INTERVAL
+            if waiting:
                 try:
-                    running.append(self._submit(*ready, token, needs, total))
-                except (OSError, UsageError) as error:
-                    text = in_words(error) if isinstance(error, OSError) else str(error)
-                    end_unstarted(*ready, "error", f"cannot be started: {text}", progress)
-                    continue
-                progress.started(ready[0])
-            if running:
-                self._ray.wait([item.reference for item in running], timeout=POLL_INTERVAL)
-            else:
-                time.sleep(POLL_INTERVAL)  # the cluster has no machine at present
-            for item in list(running):
-                show(item.trial, item.folder, item.epochs, progress)
-                if self._ray.wait([item.reference], timeout=0)[0]:
-                    self._finish(item, progress)
-                    running.remove(item)
+                    self._needs = task_needs(nodes, waiting[0][0], self.jobs)
+                except UsageError:
+                    if not self._needs:  # otherwise the machines that had what a trial needs are down
+                        raise
+            before, self._slots = self._slots, sum(fits(node, self._needs) for node in nodes)
+            if before and not self._slots:
+                log.warning("--engine ray: the machines of the cluster are down; trials wait until one is up again")
+        return self._slots
 
-    def _needs(
-        self, nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, earlier: dict[str, float]
-    ) -> dict[str, float]:
-        """Return the resources that a task declares. They stay the same while the machines that had them are down.
-
-        Raises:
-            UsageError: No machine has ever had the resources of a trial.
-        """
-        try:
-            return task_needs(nodes, trial, self.jobs)
-        except UsageError:
-            if not earlier:
-                raise
-            return earlier
-
-    def _submit(self, trial: TrialSpec, folder: Path, token: Path, needs: Mapping[str, float], total: int) -> _Task:
-        job = Job(trial, folder, token, token.read_text(encoding="ascii"), own_variables(), self.timeout)
+    def start(self, trial: TrialSpec, folder: Path, number: int) -> Any:
+        job = Job(trial, folder, self._token, own_variables(), self.timeout)
         names = (folder.name, *trial.depends_on.values())
         # A worker that sees the output folder ignores the content that is sent.
         sent = {name: read_content(folder.parent / name) for name in names if (folder.parent / name).is_dir()}
         files.make_folder(folder)
-        epochs = EpochReader(folder)
         remote = self._ray.remote(_run_on_node).options(
             name=trial.trial_id,
-            num_cpus=needs["CPU"],
-            num_gpus=needs.get("GPU", 0),
+            num_cpus=self._needs["CPU"],
+            num_gpus=self._needs.get("GPU", 0),
             max_retries=1,
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )
-        return _Task(trial, folder, remote.remote(job, needs, total, sent), epochs)
+        return remote.remote(job, self._needs, self._total, sent)
 
-    def _finish(self, item: _Task, progress: ProgressListener) -> None:
-        seconds = time.monotonic() - item.began
+    def end(self, item: Running) -> dict[str, Any] | None:
+        if not self._ray.wait([item.handle], timeout=0)[0]:
+            return None
         try:
-            ended: Ended = self._ray.get(item.reference)
-            record, seconds = ended.record, ended.seconds
+            ended: Ended = self._ray.get(item.handle)
+            item.began = time.monotonic() - ended.seconds
             if ended.content is not None:
                 write_content(item.folder, ended.content)
+            return ended.record
         except self._ray.exceptions.RayError as error:
-            record = record_end(item.trial, item.folder, "error", self._in_words(error))
+            return record_end(item.trial, item.folder, "error", self._in_words(error))
         except (OSError, UsageError) as error:
-            text = in_words(error) if isinstance(error, OSError) else str(error)
-            record = record_end(item.trial, item.folder, "error", f"what its worker sent is not written: {text}")
-        show(item.trial, item.folder, item.epochs, progress)  # epochs that came with the end, or just before it
-        progress.ended(item.trial, record, seconds)
+            reason = f"what its worker sent is not written: {in_words(error)}"
+            return record_end(item.trial, item.folder, "error", reason)
+
+    def kill(self, item: Running) -> None:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._ray.cancel(item.handle, force=True)
 
     def _in_words(self, error: Exception) -> str:
         """Return in one line why a task has no result."""
-        found = self._ray.exceptions
+        known = self._ray.exceptions
         cause = getattr(error, "cause", None)
         lines = str(cause or error).strip().splitlines() or [type(error).__name__]
-        if isinstance(error, found.RayTaskError):
+        if isinstance(error, known.RayTaskError):
             return f"its Ray task failed: {lines[0] if isinstance(cause, UsageError) else lines[-1]}"[:300]
-        died = (found.WorkerCrashedError, found.NodeDiedError, found.LocalRayletDiedError, found.OutOfMemoryError)
+        died = (known.WorkerCrashedError, known.NodeDiedError, known.LocalRayletDiedError, known.OutOfMemoryError)
         return f"{'its Ray worker died twice' if isinstance(error, died) else 'its Ray task failed'}: {lines[0]}"[:300]
 
 
@@ -206,10 +201,10 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # everyone could read the file that Ray makes
         # A cluster that never leaves the machine has the loopback address, and its servers listen on that address
         # alone. Ray does so by default on Windows and macOS only. It reads this variable at its import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    _keep_password_private(create=address == "local")
     import ray  # an optional package, which reads these variables at its import
 
     if ray.is_initialized():
@@ -248,33 +243,6 @@ def socket_folder() -> str:
     """Return the folder of temporary files, or /tmp if paths of Ray's sockets in that folder would be too long."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) + len(str(os.getuid())) <= LONGEST_TEMPORARY else "/tmp"
-
-
-def _keep_password_private(create: bool) -> None:
-    """Let only the user read the file with the password of Ray's clusters. Ray itself lets everyone read it.
-
-    Args:
-        create: Whether to make the file if there is none.
-
-    Raises:
-        UsageError: The file cannot be made.
-    """
-    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        return
-    path = Path.home() / ".ray" / "auth_token"
-    try:
-        if path.exists():
-            path.chmod(0o600)
-        elif create:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor, made = tempfile.mkstemp(dir=path.parent)  # with mode 0600
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32))
-            with contextlib.suppress(FileExistsError):  # another command was faster
-                os.link(made, path)
-            Path(made).unlink()
-    except OSError as error:
-        raise UsageError(f"--engine ray: the file of its password cannot be kept private: {in_words(error)}") from error
 
 
 def _check_reachable(address: str) -> None:
@@ -331,8 +299,8 @@ def own_variables() -> dict[str, str]:
     return {name: variables[name] for name in (*names, *_OURS) if name in variables}
 
 
-def write_token(folder: Path) -> Path:
-    """Write a file that shows workers whether they share a folder with this machine; remove files of killed commands.
+def make_token(folder: Path) -> Path:
+    """Make a file that shows workers whether they share a folder with this machine; remove files of killed commands.
 
     Args:
         folder: Folder of the trials.
@@ -341,16 +309,91 @@ def write_token(folder: Path) -> Path:
     for path in folder.glob(f"{TOKEN}*"):
         path.unlink(missing_ok=True)
     path = folder / f"{TOKEN}{secrets.token_hex(8)}"
-    files.write(path, secrets.token_hex(16))
+    path.touch()
     return path
 
 
-def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, dict[str, bytes]]) -> Ended:
+def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, Content]) -> Ended:
+    """Run a trial on the machine of this worker, next to as many others as the machine has room for."""
     import ray  # an optional package
 
     # Ray repeats the trial if a node is killed. The worker on that node would otherwise train on.
-    if sys.platform == "linux" and not die_with(os.getppid()):
+    if not die_with(os.getppid()):
         raise RuntimeError("the node of this worker has ended")
     node_id = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == node_id]
     return run_job(job, max(1, min(total, fits(node, needs))), sent)
+
+
+def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
+    """Run a trial on this machine.
+
+    Args:
+        at_a_time: Number of such trials that this machine runs at a time.
+        sent: Content of the folders of the trial and of those that it depends on, by trial.
+
+    Raises:
+        UsageError: An earlier process of the same trial does not end.
+    """
+    if job.token.is_file():  # the output folder is shared
+        with only_process_of(job.folder):
+            return _run(job, job.folder, at_a_time)
+    with files.temporary_folder(TEMPORARY) as parent:
+        for name, content in sent.items():
+            write_content(parent / name, content)
+        folder = parent / job.spec.trial_id
+        ended = _run(job, folder, at_a_time)
+        ended.content = read_content(folder)
+        return ended
+
+
+def _run(job: Job, folder: Path, at_a_time: int) -> Ended:
+    threads = max(1, available_cores() // (at_a_time * job.spec.processes))
+    place = Place(shared_with=at_a_time - 1 if job.spec.device == "cpu" else 0)  # Ray gives each task its own GPUs
+    variables = {"OMP_NUM_THREADS": str(threads), **job.variables}  # Ray's own value counts hardware threads
+    ended = Ended()
+    LocalEngine(1, job.timeout, place=place, variables=variables).run([(job.spec, folder)], ended)
+    return ended
+
+
+def only_process_of(folder: Path) -> FileIO:
+    """Lock a trial until the result is closed or this process ends. It locks the log, so that no file is added.
+
+    Processes of a killed command end soon, but on another machine they do not end at once.
+
+    Raises:
+        UsageError: Another process holds the lock after `EARLIER_WORKER_S`.
+    """
+    files.make_folder(folder)
+    try:
+        return files.lock(folder / "log.txt", EARLIER_WORKER_S)
+    except TimeoutError:
+        raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s") from None
+
+
+def read_content(folder: Path) -> Content:
+    """Return the files of a folder and its subfolders, without temporary files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink() and path.suffix != ".part" and path.name != ProgressFile.NAME
+    }
+
+
+def write_content(folder: Path, content: Content) -> None:
+    """Replace the files of a folder, each atomically and the record last. Other files are removed.
+
+    Raises:
+        UsageError: A path leads out of the folder, or through a symbolic link.
+        OSError: A file cannot be written.
+    """
+    files.make_folder(folder)
+    old = set(read_content(folder)) - set(content)
+    for name in sorted(content, key=lambda name: (name == "trial.json", name)):
+        path = folder / name
+        if ".." in path.parts or not path.is_relative_to(folder):
+            raise UsageError(f"a worker sent the file {name}, which is not in the folder of its trial")
+        files.make_folder(path.parent)
+        files.write(path, content[name])
+    for name in old:
+        (folder / name).unlink(missing_ok=True)

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from suite.errors import UsageError
-from suite.trials.ranks import failures
-from suite.trials.ranks.failures import Failure
-from suite.trials.ranks.processes import RENDEZVOUS, local_rank, rank_of_environment
+from suite.trials.process import LOCAL_RANK, RENDEZVOUS, rank_of_environment
+from suite.trials.ranks.processes import Failure
 from suite.trials.spec import TrialSpec
 
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # for a rank that is alive: one rank may autotune while the others wait
@@ -35,7 +34,7 @@ def cuda_device(index: int | None = None) -> torch.device:
     Raises:
         UsageError: There are fewer GPUs than ranks on this machine.
     """
-    own, count = local_rank(), torch.cuda.device_count()
+    own, count = int(os.environ.get(LOCAL_RANK, "0")), torch.cuda.device_count()
     if own == 0 or count == 1:  # a scheduler may give each process one GPU only
         return torch.device("cuda", index or 0)
     if own >= count:
@@ -53,14 +52,14 @@ def join_ranks(spec: TrialSpec) -> None:
     assert rank is not None
     if spec.device == "cuda":
         torch.cuda.set_device(cuda_device())
-    place = os.environ[RENDEZVOUS]
-    options: dict[str, Any] = {"init_method": place}
-    if place.startswith("file://"):
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if loopback := _loopback():
+    url = os.environ[RENDEZVOUS]
+    options: dict[str, Any] = {"init_method": url}
+    if url.startswith("file://"):
+        if loopback := _loopback():
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(variable, loopback)
         # torch would read the name of a folder such as `a#b` as a URL, so it gets a path.
-        options = {"store": dist.FileStore(place.removeprefix("file://"), spec.processes)}
+        options = {"store": dist.FileStore(url.removeprefix("file://"), spec.processes)}
         options["store"].set_timeout(WAIT_FOR_OTHERS)
     with _limited(rank):
         dist.init_process_group(
@@ -80,8 +79,7 @@ def _limited(rank: int) -> Iterator[None]:
     def end() -> None:
         message = f"rank {rank} was not connected with the other ranks after {CONNECT_SECONDS:g} s"
         print(message, file=sys.stderr, flush=True)
-        if failures.FOLDER in os.environ:
-            failures.report(Failure(rank, "error", message))
+        Failure(rank, "error", message).report()
         os._exit(1)  # the thread that connects cannot be interrupted
 
     timer = threading.Timer(CONNECT_SECONDS, end)

@@ -1,23 +1,72 @@
-"""The ranks of a trial as processes: how one is started, numbered and waited for."""
+"""The ranks of a trial as processes: how they are started, waited for, and ended together.
+
+The process that an engine starts for a trial starts the ranks. If a rank fails or is killed, it kills the others, which
+may wait for that rank, and records which rank failed. Under `torchrun` it starts only rank 0
+(`suite.trials.ranks.allocation`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Literal, Protocol
 
-from suite.trials.ranks import failures
-from suite.trials.ranks.failures import Failure
+from annotated_types import MaxLen
 
-RANK, LOCAL_RANK, RENDEZVOUS = "PDT_RANK", "PDT_LOCAL_RANK", "PDT_RENDEZVOUS"
-"""Environment variables of a rank: its number, its number on its machine, and the URL at which the ranks meet."""
+from suite import files
+from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
+from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS, start_process, trial_command
+from suite.trials.spec import TrialSpec
 
+log = logging.getLogger("pdt.trial")
+
+REPORTS = "PDT_RANK_FAILURES"
+"""Environment variable of a rank: the folder for the report of its failure."""
 POLL_INTERVAL = 0.1
 GRACE_SECONDS = 10.0  # after the first failure: the other ranks find it, and rank 0 writes its measurements
+CALLBACK_SECONDS = 60.0  # for the callbacks of rank 0 at the end of a failed trial
+
+FailedStatus = Literal["diverged", "oom", "error"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended without finishing.
+
+    Attributes:
+        rank: Its number.
+        status, message: As in `trial.json`.
+        lost_others: Whether its connection to another rank ended. The cause is then elsewhere.
+    """
+
+    rank: int
+    status: FailedStatus
+    message: Annotated[str, MaxLen(10_000)]
+    lost_others: bool = False
+
+    def in_words(self) -> str:
+        """Return the message, with the number of the rank if it is above 0."""
+        named = self.rank == 0 or self.message.startswith("rank ")
+        return self.message if named else f"rank {self.rank}: {self.message}"
+
+    def report(self) -> None:
+        """Tell the process that started this rank, if it is a rank of a trial, how it failed."""
+        if (folder := os.environ.get(REPORTS)) is None:
+            return
+        with contextlib.suppress(OSError):  # the disk may be full; the exit status too tells that the rank failed
+            # The file is complete as soon as it exists, because another process reads it while the ranks run.
+            files.write(Path(folder, f"{self.rank}.json"), json.dumps(asdict(self)), durable=False)
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that caused the others: that of the lowest rank which has not only lost a connection."""
+    return min(failures, key=lambda failure: (failure.lost_others, failure.rank))
 
 
 class RankProcess(Protocol):
@@ -41,39 +90,33 @@ class LocalRank:
         folder: Folder of the trial.
         rendezvous: URL at which the ranks meet.
         reports: Folder for the rank's reports.
-        more: Further options of `subprocess.Popen`.
+        variables: Environment variables of the trial.
     """
 
-    def __init__(self, rank: int, local_rank: int, folder: Path, rendezvous: str, reports: Path, **more: Any) -> None:
-        self.rank, self.reports = rank, reports
-        own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, failures.FOLDER: str(reports)}
-        variables = {**more.get("env", os.environ), **own}
-        variables.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the ranks of a trial have their own store
-        options = {"stdin": subprocess.DEVNULL, **more, "env": variables}
-        command = [sys.executable, "-P", "-m", "suite.trials.trial", str(folder)]
-        self.process: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+    def __init__(
+        self,
+        rank: int,
+        local_rank: int,
+        folder: Path,
+        rendezvous: str,
+        reports: Path,
+        variables: Mapping[str, str],
+    ) -> None:
+        self.report = reports / f"{rank}.json"
+        own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, REPORTS: str(reports)}
+        # The ranks of a trial have their own store.
+        kept = {name: value for name, value in variables.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
+        self.process = start_process(trial_command(folder), folder, kept | own)
 
     def poll(self) -> int | None:
         return self.process.poll()
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
     def failure(self) -> Failure | None:
-        return failures.reported(self.reports, self.rank)
-
-
-def rank_of_environment() -> int | None:
-    """Return the number of this process among the ranks of its trial; `None` if the trial has one process."""
-    text = os.environ.get(RANK)
-    return None if text is None else int(text)
-
-
-def local_rank() -> int:
-    """Return the number of this process among its trial's ranks on this machine; 0 if the trial has one process."""
-    return int(os.environ.get(LOCAL_RANK, "0"))
+        return Failure(**json.loads(self.report.read_bytes())) if self.report.is_file() else None
 
 
 def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
@@ -85,23 +128,82 @@ def wait_for(ranks: Mapping[int, RankProcess]) -> Sequence[Failure]:
     Returns:
         The failures of the ranks; empty if no rank that has ended has failed.
     """
-    began: float | None = None
+    deadline = float("inf")
     while True:
-        failed = [_failure(rank, process) for rank, process in ranks.items() if process.poll() or process.failure()]
-        if all(process.poll() is not None or process.failure() for process in ranks.values()):
+        ended = sum(process.poll() is not None or process.failure() is not None for process in ranks.values())
+        failed = [failure for rank, process in ranks.items() if (failure := _failure(rank, process))]
+        if ended == len(ranks) or time.monotonic() >= deadline:
             return failed
-        if began is None and (failed or ranks[0].poll() == 0):
-            began = time.monotonic()
-        if began is not None and time.monotonic() - began >= GRACE_SECONDS:
-            return failed
+        if failed or ranks[0].poll() == 0:
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(POLL_INTERVAL)
 
 
-def _failure(rank: int, process: RankProcess) -> Failure:
+def _failure(rank: int, process: RankProcess) -> Failure | None:
     # The report counts more than the exit status, because a rank that has failed may also crash while it ends.
-    if reported := process.failure():
+    status, reported = process.poll(), process.failure()
+    if reported or not status:
         return reported
-    status = process.poll() or 0
-    if status < 0:
-        return Failure(rank, "error", f"rank {rank} was killed by signal {-status}")
-    return Failure(rank, "error", f"rank {rank} ended with exit status {status}")
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    return Failure(rank, "error", f"rank {rank} {how}")
+
+
+def run_ranks(spec: TrialSpec, folder: Path, rendezvous: str, others: Mapping[int, RankProcess]) -> int:
+    """Run a trial in `spec.processes` processes, and wait for them.
+
+    Args:
+        rendezvous: URL at which the ranks meet; empty for a file in a private temporary folder.
+        others: The ranks above 0 that other commands start; empty to start all here.
+
+    Returns:
+        0 if the trial is done; otherwise 1, and `trial.json` has the reason.
+    """
+    with files.temporary_folder("pdt-ranks-") as reports:
+        url, count = rendezvous or f"file://{reports / 'store'}", spec.processes - len(others)
+        ranks = {**{rank: LocalRank(rank, rank, folder, url, reports, os.environ) for rank in range(count)}, **others}
+        try:
+            failed = wait_for(ranks)
+            return _end(spec, folder, ranks, cause(failed)) if failed else 0
+        finally:
+            for process in ranks.values():
+                process.kill()
+
+
+def _end(spec: TrialSpec, folder: Path, ranks: Mapping[int, RankProcess], cause: Failure) -> int:
+    """Write into the trial's record why it failed and what rank 0 measured, and return the exit status."""
+    for rank, process in ranks.items():
+        if rank or not process.failure():
+            process.kill()  # otherwise it would write into the record
+    record = read_record(folder)
+    if record and record.done and not lacking(folder, record):
+        log.warning("%s, after the trial was done; its result is kept", cause.in_words())
+        return 0
+    known = (record.result, record.provenance) if record else ({}, {})
+    write_record(folder, spec, cause.status, cause.in_words(), *known)
+    deadline = time.monotonic() + CALLBACK_SECONDS
+    while ranks[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL)
+    return 1
+
+
+def settle(folder: Path, failure: Failure, write: Callable[[str, str], None]) -> tuple[str, str]:
+    """Report, in rank 0, how it failed, and wait until the process that waits for the ranks has recorded the cause.
+
+    Args:
+        folder: Folder of the trial.
+        failure: How rank 0 failed.
+        write: Writes a status, a message and what rank 0 measured into the trial's record.
+
+    Returns:
+        Status and message of the record. The waiting process ends this one if it cannot write them.
+
+    Raises:
+        OSError: `write` failed. The failure has been reported nevertheless.
+    """
+    try:
+        write(RUNNING, "")
+    finally:
+        failure.report()
+    while (record := read_record(folder)) is None or record.status == RUNNING:
+        time.sleep(POLL_INTERVAL)
+    return record.status, record.message
