@@ -21,8 +21,7 @@ from suite.trials.controls import dense_spec
 from suite.trials.engines.local import environment
 from suite.trials.engines.subprocess_call import call_in_subprocess
 from suite.trials.folder.store import RUNNING, Store
-from suite.trials.listeners import Measurements
-from suite.trials.progress import duration
+from suite.trials.progress import Measurements, duration
 from suite.trials.spec import TrialSpec
 
 FUNCTION = "suite.measure.probe:probe"

@@ -25,8 +25,7 @@ from suite.trials.engines.exit_with_parent import PARENT
 from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
 from suite.trials.folder.table import REMOVED_NOTHING
 from suite.trials.invocation import command_line
-from suite.trials.listeners import ProgressListener
-from suite.trials.progress import EpochReader, ProgressFile
+from suite.trials.progress import EpochReader, ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec
 
 

@@ -31,8 +31,7 @@ from suite.trials.engines.local import end_unstarted, environment, next_ready, r
 from suite.trials.engines.ray_worker import TEMPORARY, Ended, Job, read_content, run_job, write_content
 from suite.trials.folder.records import RUNNING
 from suite.trials.invocation import FLAG_PREFIXES, ROOT
-from suite.trials.listeners import ProgressListener
-from suite.trials.progress import EpochReader
+from suite.trials.progress import EpochReader, ProgressListener
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)
