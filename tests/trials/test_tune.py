@@ -169,7 +169,10 @@ def without_rehearsal(monkeypatch):
 
 @pytest.fixture
 def invented(folder, monkeypatch):
-    """End each trial at once with an accuracy that depends on its learning rate; return the trials."""
+    """End each trial at once with an accuracy that depends on its learning rate; return the trials.
+
+    PruneTrain is best with a smaller rate than the others.
+    """
     trials = []
 
     def run(self, chosen, progress):
@@ -178,7 +181,8 @@ def invented(folder, monkeypatch):
             files.make_folder(place)
             for name in FILES:
                 (place / name).touch()
-            accuracy = 0.9 - abs(trial.recipe["learning_rate"] - 0.2) - 0.01 * trial.seed
+            best = 0.02 if trial.method == "prunetrain" else 0.2
+            accuracy = 0.9 - abs(trial.recipe["learning_rate"] - best) - 0.01 * trial.seed
             result = {"val_accuracy": accuracy, "train_flops_effective": 4.0, "inference_flops_effective": 2.0}
             status = "diverged" if trial.recipe["learning_rate"] > 0.3 else "done"
             write_record(place, trial, status, result=result if status == "done" else {})
@@ -299,8 +303,18 @@ def test_the_final_comparison_is_one_group_with_the_chosen_values(folder, invent
         for name, value in values.items():
             if "." not in name:
                 assert found.parameters[name] == value
+    assert ["learning_rate" in method.label for method in tuned.methods] == [False, True]
     shared = {json.dumps({**trial.recipe, **trial.replaced}, sort_keys=True) for trial in trials}
     assert len(shared) == 1
+
+
+def test_a_setting_has_its_trial_even_if_one_of_another_method_depends_on_that(folder, invented):
+    methods = "prunetrain[selection=random],prunetrain"
+    words = ["tune", methods, "--budget", "2", "--search", "recipe.learning_rate", *SMALL, "--out", "out"]
+    assert cli.main(words) == 0
+    ids = [setting.trial_ids for method in read_tuned(folder / "out").methods for setting in method.settings]
+    assert {len(trial_ids) for trial_ids in ids} == {1}
+    assert len(set(ids)) == len(invented) == 6
 
 
 def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it():
