@@ -17,8 +17,8 @@ from suite.files import clean, without_home
 from suite.trials.folder.reader import Records
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import is_needless
-from suite.trials.folder.tuning import Tuned, TunedMethod
 from suite.trials.groups import is_without_pruning, label
+from suite.trials.search import Tuned, TunedMethod
 
 
 def problem_section(records: Records) -> Problems | None:
@@ -272,7 +272,7 @@ def _tuned_table(tuned: Tuned, trials: Sequence[TrialRecord]) -> Table:
     for method in tuned.methods:
         chosen = None if method.chosen is None else method.settings[method.chosen]
         accuracy = None if chosen is None else chosen.val_accuracy
-        names = ", ".join(str(dimension.get("name", "")) for dimension in method.space)
+        names = ", ".join(dimension.name for dimension in method.space)
         rows.append(
             (
                 Cell(clean(method.label or method.method), code=True),
@@ -292,6 +292,6 @@ def _uses(trial: TrialRecord, tuned: TunedMethod) -> bool:
     """Return whether a trial has the chosen setting of a method, learning rate included."""
     if tuned.chosen is None or label(trial) != tuned.label:
         return False
-    default = next((one["default"] for one in tuned.space if one.get("name") == "recipe.learning_rate"), None)
+    default = next((dimension.default for dimension in tuned.space if dimension.name == "recipe.learning_rate"), None)
     rate = tuned.settings[tuned.chosen].values.get("recipe.learning_rate", default)
     return rate is None or (trial.spec.recipe).get("learning_rate") == rate

@@ -22,7 +22,7 @@ from suite.trials.engines.calls import SubprocessResult, call_in_subprocess
 from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of
-from suite.trials.listeners import Measurements
+from suite.trials.progress import Measurements
 
 BUSY = 0.5  # cores; if other programs keep more busy, times are unreliable
 

@@ -31,16 +31,17 @@ from suite.trials.spec import PAPER_SEEDS, Prepared, SuiteSpec, TrialSpec, suite
 log = logging.getLogger(__name__)
 
 
-def prepare(options: RunOptions) -> Prepared:
+def prepare(options: RunOptions, suite: SuiteSpec | None = None) -> Prepared:
     """Plan and rehearse a command.
 
     Args:
         options: Options of the command.
+        suite: What it trains, if another verb than `run` decides that.
 
     Raises:
         UsageError: The user can correct the command, a file or a plugin. Nothing has been written.
     """
-    suite, trials, folder = planned(options)
+    suite, trials, folder = planned(options, suite)
     if unfit := rehearse_new(trials, folder, options.skip_unfit):
         suite, trials = without(unfit, suite, trials)
     if may_measure_format(options, suite):
@@ -84,9 +85,9 @@ def without(
     return dataclasses.replace(suite, left_out=tuple(entries)), left
 
 
-def planned(options: RunOptions) -> tuple[SuiteSpec, list[TrialSpec], Path]:
+def planned(options: RunOptions, suite: SuiteSpec | None = None) -> tuple[SuiteSpec, list[TrialSpec], Path]:
     """Return the suite, the trials and the output folder of a command, as `prepare` does, without a rehearsal."""
-    suite = resolve(options)
+    suite = suite or resolve(options)
     trials = plan(suite)
     if options.data_root_typed and all(trial.data_copy["kind"] == "generated" for trial in trials):
         raise UsageError(

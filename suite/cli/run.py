@@ -38,8 +38,7 @@ from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import is_needless
 from suite.trials.invocation import command_line
-from suite.trials.listeners import listener_for
-from suite.trials.progress import duration
+from suite.trials.progress import TrialProgress, duration
 from suite.trials.ranks.allocation import Allocation, follow, lead
 from suite.trials.spec import Prepared, TrialSpec
 
@@ -210,7 +209,7 @@ def train(
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     trials = command.folder / "trials"
     try:
-        with listener_for(_console(), [trial for trial, _ in chosen]) as progress:
+        with TrialProgress([trial for trial, _ in chosen], _console()) as progress:
             engine.run(chosen, CallingListener(progress, trials, functions) if functions else progress)
     except KeyboardInterrupt:
         records = (read_record(trials / trial.trial_id) for trial in command.trials)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from suite import files
-from suite.choices import RECIPE
+from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import RunOptions, add_run_options, resolve_run_options
 from suite.cli.parser import Parser, program_name, whole
 from suite.cli.run import run_prepared
-from suite.errors import UsageError
+from suite.errors import UsageError, nearest
 from suite.parameters import show
+from suite.trials import search
 from suite.trials.engines.calls import forked
 from suite.trials.folder.records import read_record
-from suite.trials.folder.store import Store
-from suite.trials.folder.tuning import COSTS, Setting, Tuned, TunedMethod, choose, write_tuned
-from suite.trials.search import MethodSearch, shown
-from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
+from suite.trials.planning import plan, read_choices
+from suite.trials.search import COSTS, Setting, Tuned, TunedMethod
+from suite.trials.spec import Prepared
 
 log = logging.getLogger(__name__)
 
@@ -64,24 +65,89 @@ def tune(arguments: Sequence[str]) -> int:
         if name in options.overrides:
             raise UsageError(f"--set recipe.{name}: tune does not use test images; give it to the final comparison")
 
-    suite, searches, folder, provenance = forked(lambda: _prepared(options, only, budget, seed))
-    trials = list({trial.hash: trial for one in searches for trial in one.in_order}.values())
-    log.info("tune: %d settings of each of %s", budget, ", ".join(one.method for one in searches))
-    written: list[Tuned] = []
+    command, planned = forked(lambda: _prepared(options, only, budget, seed))
+    log.info("tune: %d settings of each of %s", budget, ", ".join(method.method for method in planned.methods))
 
     def write() -> list[Path]:
-        written.append(_result(suite, searches, folder, budget, seed, _final_options(options, suite, folder)))
-        return [write_tuned(folder, written[0])]
+        return [search.write_tuned(command.folder, _result(options, command, planned))]
 
-    status = run_prepared(options, Prepared(suite, trials, folder, provenance), write)
-    print(_as_text(written[0]))
-    return status if all(one.chosen is not None for one in written[0].methods) else 1
+    status = run_prepared(options, command, write)
+    tuned = search.read_tuned(command.folder)
+    assert tuned is not None
+    print(_as_text(tuned))
+    return status if tuned.command else 1
 
 
-def _prepared(*given: Any) -> tuple[SuiteSpec, list[MethodSearch], Path, dict[str, Any]]:
-    from suite.cli.tune_preparation import prepare  # imports torch, in a process of its own
+def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) -> tuple[Prepared, Tuned]:
+    """Hold out validation images, draw the settings of each method, and prepare their trials as `run` does.
 
-    return prepare(*given)
+    Returns:
+        The trials, and the content of `tune.json` without results.
+
+    Raises:
+        UsageError: The user can correct the command. Nothing has been written.
+    """
+    # These import torch. The process that waits for the trials does not need it.
+    import torch
+
+    from suite.cli.preparation import prepare, resolve
+    from suite.task import DataCopy
+    from suite.trials.building import task_of
+
+    base = resolve(replace(options, seeds=options.seeds or (0,)))
+    for kind, text in ((TaskChoice, base.tasks), (ModelChoice, base.models)):
+        option = f"--{kind.kind}"
+        if text and len(read_choices(text, kind, option)) > 1:
+            raise UsageError(f"{option} '{text}': tune searches on one {kind.kind}; name one")
+    choices = [MethodChoice.read("dense"), *read_choices(base.methods, MethodChoice, "tune")]
+    choices = list({str(choice): choice for choice in choices}.values())
+    known = {name for choice in choices for name in search.searchable(choice)}
+    for name in only:
+        if name not in known:
+            raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, known)}")
+
+    (dense,) = plan(replace(base, methods="dense", seeds=base.seeds[:1]))
+    held_out = dense.recipe["validation_images"]
+    if not held_out:
+        splits = task_of(dense).load(DataCopy(**dense.data_copy), dense.make_recipe(), 0, torch.device("cpu"))
+        held_out = max(1, splits.train.num_samples // 10)
+    overrides = {**base.overrides, "validation_images": held_out, "evaluate_test": False}
+    searches = []
+    for choice in choices:
+        space = search.space(choice, dense, only, [*base.overrides])
+        searches.append((choice, space, search.draw(choice, space, budget, seed)))
+    methods = ",".join(str(choice.with_typed(values)) for choice, _, drawn in searches for values in drawn)
+    command = prepare(options, replace(base, methods=methods, models=dense.model, overrides=overrides))
+    trial = command.trials[0]
+    alone, copies = replace(command.suite, dtype=trial.dtype), {trial.task: DataCopy(**trial.data_copy)}
+
+    def setting(choice: MethodChoice, values: dict[str, Any]) -> Setting:
+        # It is planned alone, because its trial may also be one that another method depends on, under another name.
+        text = str(choice.with_typed(values))
+        trials = [trial for trial in plan(replace(alone, methods=text), copies) if trial.label == text]
+        parameters = {name: value for name, value in values.items() if not name.startswith(RECIPE)}
+        rate = {LEARNING_RATE: trials[0].recipe["learning_rate"]}
+        return Setting(
+            values=values,
+            trial_ids=tuple(trial.trial_id for trial in trials),
+            label=str(choice.with_typed(parameters)),
+            label_with_rate=str(choice.with_typed(parameters | rate)),
+        )
+
+    return command, Tuned(
+        budget=budget,
+        search_seed=seed,
+        seeds=base.seeds,
+        task=trial.task,
+        model=trial.model,
+        preset=trial.preset,
+        validation_images=held_out,
+        split_seed=trial.recipe["split_seed"],
+        methods=tuple(
+            TunedMethod(method=str(choice), space=space, settings=tuple(setting(choice, values) for values in drawn))
+            for choice, space, drawn in searches
+        ),
+    )
 
 
 def _parser() -> Parser:
@@ -104,84 +170,49 @@ def _parser() -> Parser:
     return parser
 
 
-def _result(
-    suite: SuiteSpec, searches: Sequence[MethodSearch], folder: Path, budget: int, seed: int, final: Sequence[str]
-) -> Tuned:
-    """Return the content of `tune.json` from the records of the trials."""
+def _result(options: RunOptions, command: Prepared, planned: Tuned) -> Tuned:
+    """Return the content of `tune.json` with the results of the trials, the choice and the final comparison."""
+    rates = {trial.trial_id: trial.recipe["learning_rate"] for trial in command.trials}
     methods: list[TunedMethod] = []
-    shared = 0.0  # learning rate of dense training, which comes first, and of the final comparison
-    for search in searches:
-        tried, chosen = choose(
-            [_setting(values, trials, folder) for values, trials in zip(search.settings, search.trials, strict=True)]
-        )
-        label, rate = "", search.trials[chosen or 0][0].recipe["learning_rate"]
-        if not methods:
-            shared = rate
-        if chosen is not None:
-            label = search.labels[chosen]
-            if rate != shared and f"{LEARNING_RATE}=" not in label:
-                rate_text = f"{LEARNING_RATE}={show(rate)}"
-                label = f"{label.removesuffix(']')},{rate_text}]" if label.endswith("]") else f"{label}[{rate_text}]"
-        methods.append(
-            TunedMethod(
-                method=search.method,
-                space=tuple(dict(shown(dimension)) for dimension in search.dimensions),
-                settings=tried,
-                chosen=chosen,
-                label=label,
-            )
-        )
-    complete = all(search.chosen is not None for search in methods)
-    labels = ",".join(search.label for search in methods)
-    command = [*program_name().split(), "--methods", labels, "--set", f"{LEARNING_RATE}={show(shared)}", *final]
-    trial = searches[0].trials[0][0]
-    return Tuned(
-        budget=budget,
-        search_seed=seed,
-        seeds=suite.seeds,
-        task=trial.task,
-        model=trial.model,
-        preset=trial.preset,
-        validation_images=trial.recipe["validation_images"],
-        split_seed=trial.recipe["split_seed"],
-        methods=tuple(methods),
-        command=shlex.join(command) if complete else "",
-    )
+    shared = None
+    for method in planned.methods:
+        settings, chosen = search.choose([_with_results(setting, command.folder) for setting in method.settings])
+        setting = settings[chosen or 0]
+        rate = rates[setting.trial_ids[0]]
+        shared = rate if shared is None else shared  # that of dense training, which comes first
+        label = setting.label if rate == shared else setting.label_with_rate
+        changed = {"settings": settings, "chosen": chosen, "label": "" if chosen is None else label}
+        methods.append(method.model_copy(update=changed))
+    words = [*program_name().split(), "--methods", ",".join(method.label for method in methods)]
+    words += ["--set", f"{LEARNING_RATE}={show(shared)}", *_final_options(options, command)]
+    is_complete = all(method.label for method in methods)
+    return planned.model_copy(update={"methods": tuple(methods), "command": shlex.join(words) if is_complete else ""})
 
 
-def _setting(values: Mapping[str, Any], trials: Sequence[TrialSpec], folder: Path) -> Setting:
-    records = [read_record(Store(folder).trial_folder(trial.trial_id)) for trial in trials]
-    done = [record for record in records if record and record.done]
-
-    def mean(column: str) -> float | None:
-        numbers = [record.result.get(column) for record in done] if len(done) == len(records) else []
-        known = [float(number) for number in numbers if number is not None]
-        return sum(known) / len(known) if numbers and len(known) == len(numbers) else None
-
-    training, inference = map(mean, COSTS)
-    return Setting(
-        values=dict(values),
-        trial_ids=tuple(trial.trial_id for trial in trials),
-        val_accuracy=mean("val_accuracy"),
-        train_flops_effective=training,
-        inference_flops_effective=inference,
-    )
+def _with_results(setting: Setting, folder: Path) -> Setting:
+    """Return a setting with the means over its trials."""
+    records = [read_record(folder / "trials" / trial_id) for trial_id in setting.trial_ids]
+    means: dict[str, float | None] = {}
+    for column in ("val_accuracy", *COSTS):
+        numbers = [record.number(column) for record in records if record and record.done]
+        known = [number for number in numbers if number is not None]
+        means[column] = sum(known) / len(known) if len(known) == len(records) else None
+    return setting.model_copy(update=means)
 
 
-def _final_options(options: RunOptions, suite: SuiteSpec, folder: Path) -> list[str]:
+def _final_options(options: RunOptions, command: Prepared) -> list[str]:
     """Return the options of the final comparison: those of the command, with seeds that had no part in the choice."""
-    first = max(suite.seeds) + 1
-    device = suite.device if suite.device_index is None else f"{suite.device}:{suite.device_index}"
+    suite, trial, first = command.suite, command.trials[0], max(command.suite.seeds) + 1
     typed = {
         "task": suite.tasks,
-        "model": suite.models,
+        "model": trial.model,
         "preset": suite.preset,
         "recipe": suite.recipe,
         "seeds": f"{first},{first + 1},{first + 2}",
-        "device": device,
-        "dtype": suite.dtype,
+        "device": suite.device if suite.device_index is None else f"{suite.device}:{suite.device_index}",
+        "dtype": trial.dtype,
         "data-root": files.without_home(suite.data_root),
-        "out": files.without_home(str(folder)),
+        "out": files.without_home(str(command.folder)),
     }
     words = [word for name, value in typed.items() if value for word in (f"--{name}", value)]
     kept = {name: value for name, value in options.overrides.items() if name != "validation_images"}

@@ -14,7 +14,7 @@ from suite.trials.building import with_data_here
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
-from suite.trials.listeners import listener_for
+from suite.trials.progress import TrialProgress
 from suite.trials.spec import TrialSpec
 
 
@@ -57,7 +57,7 @@ def train_again(
         done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
         store.choose(done, "all")
         chosen = store.choose(list((others | own).values()), "missing")
-        with listener_for(Console(), [trial for trial, _ in chosen]) as progress:
+        with TrialProgress([trial for trial, _ in chosen], Console()) as progress:
             LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
         for trial, place in chosen:
             record = read_record(place)

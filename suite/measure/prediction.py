@@ -20,9 +20,8 @@ from suite.engine.cost.hardware import busy_advice, competition
 from suite.trials.controls import dense_spec
 from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.folder.store import RUNNING, Store
-from suite.trials.listeners import Measurements
 from suite.trials.process import environment
-from suite.trials.progress import duration
+from suite.trials.progress import Measurements, duration
 from suite.trials.spec import TrialSpec
 
 FUNCTION = "suite.measure.probe:probe"

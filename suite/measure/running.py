@@ -15,8 +15,8 @@ from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
-from suite.trials.listeners import Measurements
 from suite.trials.plugin_files import load_recorded
+from suite.trials.progress import Measurements
 from suite.trials.spec import TrialSpec
 
 METHOD_S = 120.0

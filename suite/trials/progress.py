@@ -1,4 +1,4 @@
-"""Progress of trials: how a trial reports it, its wording, and the time that remains.
+"""Progress of trials: the files that report it, the time that remains, and the bars or lines that show both.
 
 A trial writes two files in its folder: `progress.json`, replaced at most twice a second, and `epochs.jsonl`, with one
 line per epoch. Errors in reading or writing progress do not affect a run.
@@ -8,125 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import fmean
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from suite import files
 from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
 
-
-def work(recipe: Recipe, epochs: float) -> float:
-    """Return the epochs of a schedule so far, each times the pixels of its images; `epochs` if all sizes are equal.
-
-    The time of a step is assumed to grow with the pixels of its images.
-
-    Args:
-        epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
-    """
-    if len(recipe.growing.train_sizes) < 2:
-        return epochs
-    whole = int(epochs)
-    sides = [phase.image_size or 0 for phase in recipe.phases()]
-    sides += sides[-1:] * (whole + 1 - len(sides))
-    return float(sum(side**2 for side in sides[:whole]) + (epochs - whole) * sides[whole] ** 2)
-
-
-def share_of_work(recipe: Recipe, fraction: float) -> float:
-    """Return the share of a training's work that is done after a fraction of its epochs."""
-    return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as `3.2 s`, `2 min 10 s` or `1 h 5 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def epoch_line(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    """Return one line for an epoch, with the values that the record has.
-
-    Args:
-        record: Record of the epoch.
-        before: Record of an earlier epoch. The epochs since then give the remaining time.
-    """
-    left = record.get("epochs_left")
-    total = record.get("epoch", 0) + left if isinstance(left, int) else trial.recipe.get("epochs", "?")
-    parts = [trial.trial_id, f"epoch {record.get('epoch', '?')}/{total}"]
-    name = "accuracy" if "test_accuracy" in record else "validation accuracy"
-    accuracy = record.get("test_accuracy", record.get("val_accuracy"))
-    loss, seconds = record.get("train_loss"), record.get("train_time_s")
-    if isinstance(loss, (int, float)):
-        parts.append(f"loss {loss:.3f}")
-    if isinstance(accuracy, (int, float)):
-        parts.append(f"{name} {100 * accuracy:.2f} %")
-    if isinstance(seconds, (int, float)):
-        parts.append(duration(seconds))
-    remaining = remaining_seconds(record, before, trial.make_recipe())
-    if remaining is not None:
-        parts.append(f"about {duration(remaining)} left")
-    return "  ".join(parts)
-
-
-def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None, recipe: Recipe) -> float | None:
-    """Estimate the seconds that the remaining epochs will take; `None` if the record does not allow it.
-
-    Training and evaluation count, compilation does not. An epoch is assumed to train as long as the epochs since
-    `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
-    The time of epochs with images of another size is assumed to grow with their pixels (`work`). The remaining
-    evaluations (`recipe.evaluation.count`) are assumed to take as long as the mean of those so far. Before the first
-    evaluation their time is unknown and left out.
-    """
-    left, epoch, seconds = record.get("epochs_left"), record.get("epoch"), record.get("train_time_s")
-    evaluating = record.get("eval_time_s")
-    if not isinstance(left, int) or not isinstance(epoch, int) or left <= 0:
-        return None
-    if not isinstance(seconds, (int, float)) or not isinstance(evaluating, (int, float)):
-        return None
-    earlier = before or {}
-    first, already = earlier.get("epoch", 0), earlier.get("train_time_s", 0.0)
-    if not isinstance(first, int) or not 0 <= first < epoch:
-        return None
-    if not isinstance(already, (int, float)) or seconds < already:
-        return None
-    evaluated = epoch // recipe.evaluation.eval_every
-    to_evaluate = recipe.evaluation.count(epoch + left) - evaluated
-    evaluation = evaluating / evaluated if evaluated else 0.0
-    # A method may have restarted the schedule. Epochs before that belong to an earlier schedule.
-    began = max(0, epoch + left - recipe.whole_epochs)
-    done = work(recipe, epoch - began)
-    since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
-    return (seconds - already) / since * (work(recipe, epoch - began + left) - done) + evaluation * to_evaluate
-
-
-def ended_line(trial: TrialSpec, record: dict[str, Any], seconds: float) -> str:
-    """Return one line on how a trial ended, from its `trial.json` and the seconds that its process took."""
-    line = f"{trial.trial_id}  {record['status']} after {duration(seconds)}"
-    if failed := (record.get("provenance") or {}).get("callbacks_failed"):
-        line = f"{line}; {'; '.join(failed)}"
-    if record.get("message"):
-        return f"{line}: {record['message']}"
-    result = record.get("result", {})
-    training, evaluation, compilation = (result.get(f"{name}_time_s") for name in ("train", "eval", "compile"))
-    rest = seconds - (training or 0.0) - (evaluation or 0.0) - (compilation or 0.0)
-    if training is None or evaluation is None or rest < 0:
-        return line  # an earlier process did a part of this resumed trial
-    compiled = f"compilation {duration(compilation)}, " if compilation else ""
-    parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
-    return f"{line}: {parts}start, files and inference speed {duration(rest)}"
-
-
 SMALLEST_INTERVAL = 0.5
+"""Seconds between two versions of `progress.json`."""
 
 
 @dataclass(frozen=True)
@@ -165,17 +64,15 @@ class ProgressFile:
         if now < self._next and fraction < 1:
             return
         self._next = now + SMALLEST_INTERVAL
+        content = json.dumps(asdict(Position(epoch, epochs, fraction, self.resumed_after)))
         with contextlib.suppress(OSError):
-            files.write(
-                self._path, json.dumps(asdict(Position(epoch, epochs, fraction, self.resumed_after))), durable=False
-            )
+            files.write(self._path, content, durable=False)
 
     def read(self) -> Position | None:
         """Return the progress; `None` if the trial has not written any."""
         try:
-            position = Position(**json.loads(self._path.read_bytes()))
-            return position if 0 <= position.fraction <= 1 else None
-        except (OSError, ValueError, TypeError, RecursionError):
+            return Position(**json.loads(self._path.read_bytes()))
+        except (OSError, ValueError):
             return None
 
 
@@ -200,13 +97,55 @@ class EpochReader:
         self._offset += len(complete) + len(newline)
         records = []
         for line in complete.splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # the report names damaged lines
-            if isinstance(record, dict):
-                records.append(record)
+            with contextlib.suppress(ValueError):  # the report names damaged lines
+                records.append(json.loads(line))
         return records
+
+
+def work(recipe: Recipe, epochs: float) -> float:
+    """Return the epochs of a schedule so far, each times the pixels of its images; `epochs` if all sizes are equal.
+
+    The time of a step is assumed to grow with the pixels of its images.
+
+    Args:
+        epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
+    """
+    if len(recipe.growing.train_sizes) < 2:
+        return epochs
+    whole = int(epochs)
+    sides = [phase.image_size or 0 for phase in recipe.phases()]
+    sides += sides[-1:] * (whole + 1 - len(sides))
+    return float(sum(side**2 for side in sides[:whole]) + (epochs - whole) * sides[whole] ** 2)
+
+
+def share_of_work(recipe: Recipe, fraction: float) -> float:
+    """Return the share of a training's work that is done after a fraction of its epochs."""
+    return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
+
+
+def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None, recipe: Recipe) -> float | None:
+    """Estimate the seconds that the remaining epochs will take; `None` if there are none.
+
+    Training and evaluation count, compilation does not. An epoch is assumed to train as long as the epochs since
+    `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
+    The time of epochs with images of another size is assumed to grow with their pixels (`work`). The remaining
+    evaluations (`recipe.evaluation.count`) are assumed to take as long as the mean of those so far. Before the first
+    evaluation their time is unknown and left out.
+    """
+    if not (left := record.get("epochs_left")):
+        return None
+    epoch, first, already = record["epoch"], 0, 0.0
+    if before and before["epoch"] < epoch:  # otherwise the trial was repeated
+        first, already = before["epoch"], before["train_time_s"]
+    evaluated = epoch // recipe.evaluation.eval_every
+    to_evaluate = recipe.evaluation.count(epoch + left) - evaluated
+    evaluation = record["eval_time_s"] / evaluated if evaluated else 0.0
+    # A method may have restarted the schedule. Epochs before that belong to an earlier schedule.
+    began = max(0, epoch + left - recipe.whole_epochs)
+    done = work(recipe, epoch - began)
+    since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
+    ahead = work(recipe, epoch - began + left) - done
+    return float((record["train_time_s"] - already) / since * ahead + evaluation * to_evaluate)
 
 
 SMALLEST_SHARE = 0.02
@@ -215,27 +154,14 @@ SMALLEST_SHARE = 0.02
 
 @dataclass
 class _Running:
+    trial: TrialSpec
     began: float
     stepping: float  # when its first step began, as far as is known
-    fraction: float = 0.0
     work: float = 0.0  # finished share of the trial's work
     resumed: float = 0.0  # share of the work that an earlier attempt finished
 
-    @property
-    def share(self) -> float:
-        """Share of the work that this attempt finished."""
-        return self.work - self.resumed
 
-    def whole(self, now: float) -> float:
-        """Return the extrapolated seconds of all of its work; the start of its process counts once."""
-        return self.stepping - self.began + (now - self.stepping) / self.share
-
-    def left(self, now: float) -> float:
-        """Return the extrapolated seconds until it ends."""
-        return (now - self.stepping) / self.share * (1 - self.work)
-
-
-class Sweep:
+class TimeLeft:
     """The remaining time of the trials of a command, or of measurements, each given as the trial that it measures.
 
     A waiting trial is expected to take as long as the mean of known trials with its method, task, model and epochs. If
@@ -245,101 +171,283 @@ class Sweep:
 
     Args:
         trials: The trials that will run.
-        now: Function that returns seconds.
 
     Attributes:
         total: Number of trials.
         num_ended: Number of trials that have ended.
     """
 
-    def __init__(self, trials: Sequence[TrialSpec], now: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.num_ended, self._now = len(trials), 0, now
+    def __init__(self, trials: Sequence[TrialSpec]) -> None:
+        self.total, self.num_ended = len(trials), 0
         self._waiting = list(trials)
-        self._running: dict[str, tuple[TrialSpec, _Running]] = {}
+        self._running: dict[str, _Running] = {}
         self._done: list[tuple[TrialSpec, float]] = []  # with the seconds of the whole trial
         self._most_at_once = 1
+
+    @property
+    def num_started(self) -> int:
+        """Number of trials that run or have ended."""
+        return self.num_ended + len(self._running)
+
+    @property
+    def done(self) -> float:
+        """Number of trials that have ended, plus the finished shares of running trials."""
+        return self.num_ended + sum(running.work for running in self._running.values())
 
     def started(self, trial: TrialSpec) -> None:
         """Note that a trial has started."""
         # The measurement of a trial may turn out to be of another seed, so any waiting trial with this setting will do.
-        if same := [other for other in self._waiting if _setting(other) == _setting(trial)]:
+        if same := [waiting for waiting in self._waiting if _likeness(waiting)[0] == _likeness(trial)[0]]:
             self._waiting.remove(same[0])
-        self._running[trial.trial_id] = trial, _Running(self._now(), self._now())
+        self._running[trial.trial_id] = _Running(trial, time.monotonic(), time.monotonic())
         self._most_at_once = max(self._most_at_once, len(self._running))
 
     def position(self, trial: TrialSpec, position: Position) -> None:
         """Note how far a running trial is."""
-        running, recipe = self._running[trial.trial_id][1], trial.make_recipe()
-        running.fraction = position.fraction
+        running, recipe = self._running[trial.trial_id], trial.make_recipe()
         running.work = share_of_work(recipe, position.fraction)
-        running.resumed = share_of_work(recipe, position.resumed_after / position.epochs) if position.epochs else 0.0
-        if running.share <= 0:
-            running.stepping = self._now()
+        running.resumed = share_of_work(recipe, position.resumed_after / position.epochs)
+        if running.work <= running.resumed:
+            running.stepping = time.monotonic()
 
     def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
         """Note that a trial has ended. A trial that is not `done` tells nothing about the others."""
-        if trial.trial_id not in self._running:
-            self.started(trial)
-        _, running = self._running.pop(trial.trial_id)
+        running = self._running.pop(trial.trial_id)
         self.num_ended += 1
         if status == "done" and running.resumed < 1:
             self._done.append((trial, seconds / (1 - running.resumed)))
 
-    @property
-    def done(self) -> float:
-        """Number of trials that have ended, plus the finished fractions of running trials."""
-        return self.num_ended + sum(running.fraction for _, running in self._running.values())
-
     def expected(self, trial: TrialSpec) -> float | None:
         """Return the estimated seconds of a trial that waits; `None` if no trial is done yet."""
-        return _Expected(self._done).of(trial) if self._done else None
+        return _expectation(self._done)(trial) if self._done else None
 
     def remaining(self) -> float | None:
         """Return the estimated seconds until all trials have ended; `None` if nothing is known yet."""
-        now = self._now()
-        known = list(self._done)
-        for trial, running in self._running.values():
-            if running.share >= SMALLEST_SHARE:
-                known.append((trial, running.whole(now)))
-        if not self._running and not self._waiting:
-            return 0.0
+        now, known, begun = time.monotonic(), list(self._done), []
+        left: list[float] = []
+        for running in self._running.values():
+            share = running.work - running.resumed
+            if share < SMALLEST_SHARE:
+                begun.append(running)
+                continue
+            stepping = (now - running.stepping) / share  # of all work; the start of the process counts once
+            known.append((running.trial, running.stepping - running.began + stepping))
+            left.append(stepping * (1 - running.work))
         if not known:
-            return None
-        expected = _Expected(known)
-        left = [expected.of(trial) for trial in self._waiting]
-        for trial, running in self._running.values():
-            if running.share >= SMALLEST_SHARE:
-                left.append(running.left(now))
-            else:
-                left.append(max(0.0, expected.of(trial) * (1 - running.resumed) - (now - running.began)))
+            return None if self._waiting or begun else 0.0
+        expected = _expectation(known)
+        left += [expected(trial) for trial in self._waiting]
+        left += [max(0.0, expected(running.trial) * (1 - running.resumed) - (now - running.began)) for running in begun]
         return max([sum(left) / self._most_at_once, *left])
 
 
-class _Expected:
-    """The expected seconds of trials, from those of known trials.
-
-    Args:
-        known: Trials with their seconds; at least one.
-    """
-
-    def __init__(self, known: Sequence[tuple[TrialSpec, float]]) -> None:
-        self._whole: dict[tuple[object, ...], list[float]] = {}
-        self._epoch: dict[tuple[object, ...], list[float]] = {}  # seconds per epoch; `()` for all trials
-        for trial, seconds in known:
-            self._whole.setdefault(_setting(trial), []).append(seconds)
-            for key in ((), (trial.task, trial.model)):
-                self._epoch.setdefault(key, []).append(seconds / _epochs(trial))
-
-    def of(self, trial: TrialSpec) -> float:
-        """Return the seconds of a trial."""
-        if same := self._whole.get(_setting(trial)):
-            return mean(same)
-        return mean(self._epoch.get((trial.task, trial.model)) or self._epoch[()]) * _epochs(trial)
+def _expectation(known: Sequence[tuple[TrialSpec, float]]) -> Callable[[TrialSpec], float]:
+    """Return a function that gives the expected seconds of a trial, from known trials with theirs; at least one."""
+    per_epoch: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for trial, seconds in known:
+        for key in _likeness(trial):
+            per_epoch[key].append(seconds / _epochs(trial))
+    means = {key: fmean(values) for key, values in per_epoch.items()}
+    return lambda trial: next(means[key] for key in _likeness(trial) if key in means) * _epochs(trial)
 
 
-def _setting(trial: TrialSpec) -> tuple[object, ...]:
-    return (trial.label, trial.task, trial.model, _epochs(trial), trial.processes)
+def _likeness(trial: TrialSpec) -> tuple[tuple[object, ...], ...]:
+    """Return what trials share whose epochs take as long as those of this one, the closest likeness first."""
+    network = (trial.task, trial.model)
+    return ((*network, trial.label, _epochs(trial), trial.processes), network, ())
 
 
 def _epochs(trial: TrialSpec) -> float:
     return max(1.0, float(trial.recipe.get("epochs", 1)))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `3.2 s`, `2 min 10 s` or `1 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def epoch_text(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
+    """Return a text about an epoch, with the values that the record has.
+
+    Args:
+        record: Record of the epoch.
+        before: Record of an earlier epoch. The epochs since then give the remaining time.
+    """
+    total = record["epoch"] + record["epochs_left"] if "epochs_left" in record else trial.recipe["epochs"]
+    parts = [f"epoch {record['epoch']}/{total}"]
+    name = "accuracy" if "test_accuracy" in record else "validation accuracy"
+    accuracy = record.get("test_accuracy", record.get("val_accuracy"))
+    if (loss := record.get("train_loss")) is not None:
+        parts.append(f"loss {loss:.3f}")
+    if accuracy is not None:
+        parts.append(f"{name} {100 * accuracy:.2f} %")
+    if (seconds := record.get("train_time_s")) is not None:
+        parts.append(duration(seconds))
+    if (remaining := remaining_seconds(record, before, trial.make_recipe())) is not None:
+        parts.append(f"about {duration(remaining)} left")
+    return "  ".join(parts)
+
+
+def ended_text(record: Mapping[str, Any], seconds: float) -> str:
+    """Return a text on how a trial ended, from its `trial.json` and the seconds that its process took."""
+    text = f"{record['status']} after {duration(seconds)}"
+    if failed := record.get("provenance", {}).get("callbacks_failed"):
+        text = f"{text}; {'; '.join(failed)}"
+    if record.get("message"):
+        return f"{text}: {record['message']}"
+    names = ("train_time_s", "eval_time_s", "compile_time_s")
+    training, evaluation, compilation = (record["result"].get(name) or 0.0 for name in names)
+    rest = seconds - training - evaluation - compilation
+    if rest < 0:
+        return text  # an earlier process did a part of this resumed trial
+    compiled = f"compilation {duration(compilation)}, " if compilation else ""
+    parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
+    return f"{text}: {parts}start, files and inference speed {duration(rest)}"
+
+
+class ProgressListener(Protocol):
+    """Receives what happens while an engine runs trials."""
+
+    def started(self, trial: TrialSpec) -> None: ...
+
+    def position(self, trial: TrialSpec, position: Position) -> None: ...
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None: ...
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None: ...
+
+
+LINE_INTERVAL = 60.0
+"""Seconds between two lines about all trials while no trial ends."""
+
+
+class _Display(Progress):
+    """Bars on a terminal, each with a note; elsewhere only lines."""
+
+    def __init__(self, console: Console, **options: Any) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}", markup=False))
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        super().__init__(*columns, *times, console=console, disable=not console.is_terminal, **options)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars as it is; rich would wrap it, and read its brackets as markup."""
+        if self.disable:
+            print(line, file=self.console.file, flush=True)
+        else:
+            self.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class TrialProgress:
+    """A listener that shows trials and their remaining time, with bars on a terminal and lines elsewhere.
+
+    Args:
+        trials: The trials that will run.
+        console: Where they are shown.
+    """
+
+    def __init__(self, trials: Sequence[TrialSpec], console: Console) -> None:
+        self._left, self._display = TimeLeft(trials), _Display(console)
+        self._all = self._display.add_task("all trials", total=len(trials), visible=len(trials) > 1, note="")
+        self._bars: dict[str, TaskID] = {}
+        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
+        self._resumed: set[str] = set()
+        self._next_line = time.monotonic() + LINE_INTERVAL
+
+    def started(self, trial: TrialSpec) -> None:
+        """Add a bar, or print a line."""
+        self._left.started(trial)
+        count = f"{self._left.num_started}/{self._left.total}"
+        self._bars[trial.trial_id] = self._display.add_task(f"{count} {trial.trial_id}", total=1.0, note="")
+        self._line(f"{trial.trial_id}  trial {count}: {trial.label}")
+
+    def position(self, trial: TrialSpec, position: Position) -> None:
+        """Show how far a trial is, and once where a resumed trial continues."""
+        self._left.position(trial, position)
+        self._display.update(self._bars[trial.trial_id], completed=position.fraction)
+        if position.resumed_after and trial.trial_id not in self._resumed:
+            self._resumed.add(trial.trial_id)
+            self._note(trial, f"resumed after epoch {position.resumed_after}/{position.epochs}")
+        if not self._display.disable or time.monotonic() >= self._next_line:  # an epoch may take minutes
+            self._show_all()
+
+    def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
+        """Show an epoch."""
+        self._note(trial, epoch_text(trial, record, self._before.get(trial.trial_id)))
+        self._before[trial.trial_id] = record
+
+    def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
+        """Print a line, and show the remaining time of the others."""
+        self._left.ended(trial, record["status"], seconds)
+        self._display.remove_task(self._bars.pop(trial.trial_id))
+        self._display.say(f"{trial.trial_id}  {ended_text(record, seconds)}")
+        self._show_all()
+
+    def __enter__(self) -> Self:
+        self._display.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._display.stop()
+
+    def _show_all(self) -> None:
+        """Show how many trials have ended, and the remaining time of the others as soon as it can be estimated."""
+        left, seconds = self._left, self._left.remaining()
+        note = "" if seconds is None else f"about {duration(seconds)} left"
+        self._display.update(self._all, completed=left.done, note=note)
+        if note and left.num_ended < left.total > 1:
+            self._next_line = time.monotonic() + LINE_INTERVAL
+            self._line(f"{left.num_ended} of {left.total} trials have ended, {note} for all of them")
+
+    def _note(self, trial: TrialSpec, text: str) -> None:
+        self._display.update(self._bars[trial.trial_id], note=text)
+        self._line(f"{trial.trial_id}  {text}")
+
+    def _line(self, line: str) -> None:
+        """Print what bars show on a terminal."""
+        if self._display.disable:
+            self._display.say(line)
+
+
+class Measurements:
+    """Prints before each measurement what comes, how long it and all others may take, and shows a bar on a terminal.
+
+    Args:
+        trials: The trial of each measurement that comes.
+        console: Where they are shown; by default the standard output.
+    """
+
+    def __init__(self, trials: Sequence[TrialSpec], console: Console | None = None) -> None:
+        # A bar that is drawn more often takes time from what is measured.
+        self._display = _Display(console or Console(), transient=True, refresh_per_second=1)
+        self._bar = self._display.add_task("all measurements", total=len(trials), note="")
+        self._left, self._lock = TimeLeft(trials), threading.Lock()
+
+    @contextlib.contextmanager
+    def measuring(self, trial: TrialSpec, what: str) -> Iterator[None]:
+        """Announce a measurement, and note its end. Several threads may measure at the same time."""
+        left = self._left
+        with self._lock:
+            expected = left.expected(trial)
+            left.started(trial)
+            line = f"measurement {left.num_started}/{left.total}: {what}"
+            if expected is not None:
+                line += f"; about {duration(expected)}"
+            if (seconds := left.remaining()) is not None and left.num_started < left.total:
+                line += f", about {duration(seconds)} left for all of them"
+            self._display.say(line)
+            self._display.start()
+        began, status = time.monotonic(), "error"
+        try:
+            yield
+            status = "done"
+        finally:
+            with self._lock:
+                left.ended(trial, status, time.monotonic() - began)
+                self._display.update(self._bar, completed=left.num_ended)
+                if left.num_ended == left.num_started:  # what is printed in between needs no care for a bar
+                    self._display.stop()

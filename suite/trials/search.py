@@ -1,4 +1,4 @@
-"""The search of `tune`: the search space of a method, and the settings that a budget allows.
+"""The search of `tune`: its space, the settings that a budget allows, the choice of one, and the file `tune.json`.
 
 The space of a method has the recipe's learning rate and each parameter whose annotation has a
 `suite.parameters.Search`. The first setting of every budget is the default. The others are points of a Halton sequence
@@ -9,151 +9,233 @@ learning rate is the first dimension of every space, so that all methods try the
 
 from __future__ import annotations
 
+import contextlib
+import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, Field
+
+from suite import files
 from suite.choices import RECIPE, MethodChoice
-from suite.errors import UsageError, nearest
+from suite.errors import UsageError, validate
 from suite.files import canonical_json
-from suite.parameters import Parameter, Search, normal, search_of
-from suite.recipe import Recipe
+from suite.parameters import Parameter, search_of
 from suite.trials.spec import TrialSpec
 
+NAME = "tune.json"
 MOST_POINTS = 200
 """Points of the sequence that are tried for each setting of the budget before a space counts as too small."""
+TOLERANCE = 1.02
+"""A setting may cost this many times the default's FLOPs. The verdict takes costs up to 2 % apart for equal."""
+COSTS = ("train_flops_effective", "inference_flops_effective")
+"""Columns with the cost of a setting."""
+RULE = (
+    "The setting with the highest validation accuracy, among those that cost at most 1.02 times the effective training "
+    "and inference FLOPs of the default setting; the first of equal ones. Without the limit, a method would be tuned "
+    "by pruning less."
+)
+Share = Annotated[float, Ge(0)]
 
 
-@dataclass(frozen=True)
-class Dimension:
+class _Content(BaseModel):
+    """A part of `tune.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Dimension(_Content):
     """A parameter that is searched.
 
     Attributes:
         name: Name of the parameter, or `recipe.FIELD`.
         default: Value of the default setting.
         values: All values if there are only a few; otherwise empty.
-        low, high: Bounds of a number.
+        low, high: Bounds of a number; `None` if there are values.
         log: Whether numbers are spread evenly on a logarithmic scale.
-        is_integer: Whether numbers are rounded to integers.
+        is_integer: Whether numbers are rounded to integers; not in the file.
     """
 
     name: str
     default: Any
     values: tuple[Any, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
+    low: float | None = None
+    high: float | None = None
     log: bool = False
-    is_integer: bool = False
+    is_integer: bool = Field(default=False, exclude=True)
 
     def value(self, share: float) -> Any:
         """Return the value at a position in [0, 1); numbers are rounded to three digits."""
-        if self.values:
-            return self.values[int(share * len(self.values))]
         low, high = self.low, self.high
+        if low is None or high is None:
+            return self.values[int(share * len(self.values))]
         number = low * (high / low) ** share if self.log else low + (high - low) * share
         return round(number) if self.is_integer else float(f"{number:.3g}")
 
 
-@dataclass(frozen=True)
-class MethodSearch:
-    """The settings that `tune` tries for one method.
+class Setting(_Content):
+    """One setting of a method, as a mean over the seeds.
+
+    Attributes:
+        values: Values of the searched dimensions; empty for the default setting.
+        trial_ids: Its trials, one for each seed.
+        val_accuracy: Accuracy on the validation images; `None` unless all trials are done.
+        train_flops_effective, inference_flops_effective: Cost of the setting.
+        reason: Why it could not be chosen; empty if it could.
+        label, label_with_rate: The method with these values, without those of the recipe, or with its learning rate;
+            not in the file.
+    """
+
+    values: dict[str, Any]
+    trial_ids: tuple[str, ...]
+    val_accuracy: Share | None = None
+    train_flops_effective: Share | None = None
+    inference_flops_effective: Share | None = None
+    reason: str = ""
+    label: str = Field(default="", exclude=True)
+    label_with_rate: str = Field(default="", exclude=True)
+
+
+class TunedMethod(_Content):
+    """One method.
 
     Attributes:
         method: The method as typed.
-        settings: Values of the searched dimensions, by setting.
-        labels: The method with the values of each setting, without those of the recipe.
-        trials: Trials of each setting, by seed.
-        needed: Other trials that these depend on.
+        space: What was searched.
+        settings: The settings that were tried; as many as the budget.
+        chosen: Index of the chosen setting; `None` if no setting could be chosen.
+        label: The method with the chosen values, as the final comparison names it; empty if no setting was chosen.
     """
 
     method: str
-    dimensions: list[Dimension]
-    settings: list[dict[str, Any]]
-    labels: list[str]
-    trials: list[list[TrialSpec]]
-    needed: list[TrialSpec]
+    space: tuple[Dimension, ...]
+    settings: tuple[Setting, ...]
+    chosen: Annotated[int, Ge(0)] | None = None
+    label: str = ""
 
-    @property
-    def in_order(self) -> list[TrialSpec]:
-        """All trials. Those that others depend on come first."""
-        return [*self.needed, *(trial for trials in self.trials for trial in trials)]
+
+class Tuned(_Content):
+    """The content of `tune.json`.
+
+    Attributes:
+        budget: Number of settings of each method.
+        search_seed: Seed of the settings.
+        seeds: Seeds of the trials of each setting.
+        task, model, preset: The trials' task, model and preset.
+        validation_images, split_seed: The validation split: this many training images, stratified by class.
+        rule: How a setting is chosen.
+        command: The command of the final comparison; empty if a method has no chosen setting.
+    """
+
+    version: Literal[1] = 1
+    budget: Annotated[int, Ge(1)]
+    search_seed: Annotated[int, Ge(0)]
+    seeds: tuple[int, ...]
+    task: str
+    model: str
+    preset: str
+    validation_images: Annotated[int, Ge(1)]
+    split_seed: Annotated[int, Ge(0)]
+    rule: str = RULE
+    methods: tuple[TunedMethod, ...]
+    command: str = ""
+
+
+def write_tuned(folder: Path, content: Tuned) -> Path:
+    """Write `tune.json` atomically, and return its path."""
+    text = json.dumps(content.model_dump(mode="json"), indent=2, allow_nan=False, ensure_ascii=False)
+    files.write(folder / NAME, text + "\n")
+    return folder / NAME
+
+
+def read_tuned(folder: Path) -> Tuned | None:
+    """Return the content of `tune.json`; `None` if it does not exist.
+
+    Raises:
+        UsageError: The file is damaged; one line.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        tuned: Tuned = validate(Tuned, files.read_json(path.read_bytes()), f"{path} is damaged")
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    for method in tuned.methods:
+        if method.chosen is not None and method.chosen >= len(method.settings):
+            raise UsageError(f"{path} is damaged: {method.method} has no setting {method.chosen}")
+    return tuned
+
+
+def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None]:
+    """Return the settings with the reasons why some cannot be chosen, and the index of the chosen one (`RULE`).
+
+    The first setting is the default. If it is not done, the cost has no limit.
+    """
+    default, judged = settings[0], []
+    limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
+    for setting in settings:
+        reason = "" if setting.val_accuracy is not None else "not all of its trials are done"
+        for column, limit in limits.items():
+            cost = getattr(setting, column)
+            if not (reason or cost is None or limit is None or cost <= TOLERANCE * limit):
+                reason = f"its {column} are {cost / limit:.3g} times those of the default setting"
+        judged.append(setting.model_copy(update={"reason": reason}))
+    free = [index for index, setting in enumerate(judged) if not setting.reason]
+    return tuple(judged), max(free, key=lambda index: (judged[index].val_accuracy or 0.0, -index), default=None)
+
+
+def searchable(choice: MethodChoice) -> Mapping[str, Parameter]:
+    """Return what declares a search: fields of the recipe as `recipe.FIELD`, and parameters of the method."""
+    typed = {**choice.also_typed(), **choice.declared}
+    return {name: parameter for name, parameter in typed.items() if search_of(parameter.annotation)}
 
 
 def space(
-    choice: MethodChoice,
-    recipe: Recipe,
-    task: str,
-    preset: str,
-    only: Sequence[str] = (),
-    set_for_all: Sequence[str] = (),
-) -> list[Dimension]:
-    """Return the search space of a method on a task.
+    choice: MethodChoice, dense: TrialSpec, only: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> tuple[Dimension, ...]:
+    """Return the search space of a method.
 
     Args:
         choice: The method. Its typed parameters are fixed.
-        recipe: The recipe with the fields that were typed for all methods.
-        task, preset: Names that decide default values.
+        dense: A trial of dense training, with the recipe, the task and the preset, which decide default values.
         only: Names to search; empty for all that the method declares.
-        set_for_all: Fields of the recipe that were typed for all methods.
+        overrides: Fields of the recipe that were typed for all methods.
 
     Raises:
         UsageError: A value is both typed and searched, or nothing is left to search.
     """
-    annotations = {name: item.annotation for name, item in _searched(choice).items()}
-    defaults = {**{RECIPE + name: value for name, value in recipe.fields().items()}, **choice.parameters(task, preset)}
-    typed = {*choice.typed, *(RECIPE + name for name in set_for_all)}
-    dimensions = []
-    for name, annotation in annotations.items():
-        if only and name not in only:
-            continue
-        if name in typed:
+    known, dimensions = searchable(choice), []
+    defaults = {RECIPE + name: value for name, value in dense.recipe.items()}
+    defaults |= choice.parameters(dense.task_name, dense.preset)
+    for name in [name for name in known if name in only or not only]:
+        if name in choice.typed or name in (RECIPE + field for field in overrides):
             raise UsageError(
                 f"{choice}: {name} is typed and searched at once; leave it out, or list what is searched with --search"
             )
-        dimensions.append(_dimension(choice.name, name, annotation, defaults[name]))
+        dimensions.append(_dimension(choice.name, name, known[name].annotation, defaults[name]))
     if not dimensions:
-        raise UsageError(
-            f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(annotations)}"
-        )
-    return dimensions
-
-
-def check_names(choices: Sequence[MethodChoice], names: Sequence[str]) -> None:
-    """Check that one of the methods declares a search of each name.
-
-    Raises:
-        UsageError: No method declares a search of a name.
-    """
-    known = {name for choice in choices for name in _searched(choice)}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, sorted(known))}")
-
-
-def _searched(choice: MethodChoice) -> dict[str, Parameter]:
-    """Return what declares a search: fields of the recipe as `recipe.FIELD`, and parameters of the method."""
-    typed = {**choice.also_typed(), **choice.declared}
-    return {name: item for name, item in typed.items() if search_of(item.annotation)}
+        raise UsageError(f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(known)}")
+    return tuple(dimensions)
 
 
 def _dimension(method: str, name: str, annotation: Any, default: Any) -> Dimension:
     search, plain = search_of(annotation), typing.get_args(annotation)[0]
-    assert isinstance(search, Search)
+    assert search is not None
     if search.low is None or search.high is None:
-        values = (False, True) if plain is bool else typing.get_args(plain)
         if plain is not bool and typing.get_origin(plain) is not Literal:
             raise UsageError(f"{method}: the search of {name} has no bounds, and its type has no list of values")
-        return Dimension(name, default, values=tuple(values))
-    if search.relative and (isinstance(default, bool) or not isinstance(default, (int, float)) or default <= 0):
+        return Dimension(name=name, default=default, values=(False, True) if plain is bool else typing.get_args(plain))
+    if search.relative and (type(default) not in (int, float) or default <= 0):
         raise UsageError(f"{method}: the search of {name} is relative to its default, which is {default}")
-    scale = float(default) if search.relative else 1.0
-    return Dimension(
-        name, default, low=search.low * scale, high=search.high * scale, log=search.log, is_integer=plain is int
-    )
+    low, high = (bound * (default if search.relative else 1.0) for bound in (search.low, search.high))
+    return Dimension(name=name, default=default, low=low, high=high, log=search.log, is_integer=plain is int)
 
 
-def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int, seed: int) -> list[dict[str, Any]]:
+def draw(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int, seed: int) -> list[dict[str, Any]]:
     """Return the different settings that a budget allows: the default one, which is empty, and then the sequence's.
 
     Settings that the method refuses are left out.
@@ -166,46 +248,23 @@ def settings(choice: MethodChoice, dimensions: Sequence[Dimension], budget: int,
     Raises:
         UsageError: The space has fewer settings.
     """
-    settings_by_text: dict[str, dict[str, Any]] = {canonical_json({axis.name: axis.default for axis in dimensions}): {}}
-    for point in _points(len(dimensions), budget * MOST_POINTS, seed):
-        if len(settings_by_text) == budget:
-            break
-        values = {
-            axis.name: normal(axis.value(share), _annotation(choice, axis.name))
-            for axis, share in zip(dimensions, point, strict=True)
-        }
-        try:
-            choice.with_typed(values).build()
-        except UsageError:
-            continue
-        settings_by_text.setdefault(canonical_json(values), values)
-    if len(settings_by_text) < budget:
-        names = ", ".join(axis.name for axis in dimensions)
-        raise UsageError(f"--budget {budget}: {choice} has only {len(settings_by_text)} different settings of {names}")
-    return list(settings_by_text.values())
-
-
-def _annotation(choice: MethodChoice, name: str) -> Any:
-    return (choice.also_typed()[name] if name.startswith(RECIPE) else choice.declared[name]).annotation
-
-
-def _points(dimensions: int, count: int, seed: int) -> Iterator[Sequence[float]]:
-    """Yield `count` points in [0, 1): a Halton sequence without its first point, shifted modulo 1."""
     # The process that waits for the trials uses neither these libraries nor their memory.
     import numpy as np
     from scipy.stats import qmc
 
     # The stream of RandomState never changes, that of default_rng may. The first dimension has one shift in every
-    # space.
-    shift = np.random.RandomState(seed).random_sample(dimensions)
-    sequence = qmc.Halton(dimensions, scramble=False)
-    sequence.fast_forward(1)
-    for _ in range(count):
-        yield ((sequence.random(1)[0] + shift) % 1.0).tolist()
-
-
-def shown(dimension: Dimension) -> Mapping[str, Any]:
-    """Return a dimension as plain data, for `tune.json`."""
-    bounds = {"low": dimension.low, "high": dimension.high, "log": dimension.log}
-    described = {"values": list(dimension.values)} if dimension.values else bounds
-    return {"name": dimension.name, "default": dimension.default, **described}
+    # space. The first point of the sequence, zero, is left out.
+    shift = np.random.RandomState(seed).random_sample(len(dimensions))
+    points = qmc.Halton(len(dimensions), scramble=False).random(1 + budget * MOST_POINTS)[1:]
+    drawn: dict[str, dict[str, Any]] = {canonical_json({axis.name: axis.default for axis in dimensions}): {}}
+    for point in ((points + shift) % 1.0).tolist():
+        if len(drawn) == budget:
+            break
+        values = {axis.name: axis.value(share) for axis, share in zip(dimensions, point, strict=True)}
+        with contextlib.suppress(UsageError):  # the method refuses them
+            choice.with_typed(values).build()
+            drawn.setdefault(canonical_json(values), values)
+    if len(drawn) < budget:
+        names = ", ".join(axis.name for axis in dimensions)
+        raise UsageError(f"--budget {budget}: {choice} has only {len(drawn)} different settings of {names}")
+    return list(drawn.values())

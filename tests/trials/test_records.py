@@ -13,7 +13,7 @@ from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.records import damage, model_damage, read_record, write_record
 from suite.trials.folder.store import Store
-from suite.trials.folder.tuning import read_tuned
+from suite.trials.search import read_tuned
 from suite.trials.spec import TrialSpec
 
 RESULT = {"test_accuracy": 0.75, "test_loss": 0.5, "train_time_s": 2.0, "params": 10}

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 from annotated_types import Ge, Interval
-from small_trials import spec
+from small_trials import recorded, spec
 from trials_here import run_here
 
 from suite import files
@@ -16,21 +17,21 @@ from suite.cli import main as cli
 from suite.cli import preparation
 from suite.cli.options import read_run_options
 from suite.cli.preparation import resolve
-from suite.cli.tune import _setting
+from suite.cli.tune import _with_results
 from suite.errors import UsageError
 from suite.method import Method
 from suite.parameters import Search
 from suite.task import Splits
 from suite.trials.building import load_splits
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.folder.records import FILES, read_record, write_record
-from suite.trials.folder.tuning import TOLERANCE, Setting, choose, read_tuned
 from suite.trials.groups import group_trials
 from suite.trials.planning import plan
-from suite.trials.search import settings, space
+from suite.trials.search import TOLERANCE, Setting, choose, draw, read_tuned, space
 from tasks.digits import RECIPES, Digits
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = RECIPES["smoke"]
 SMALL = ["--task", "digits", "--preset", "smoke", "--device", "cpu", "--dtype", "float32", "--epochs", "1"]
 SMALL += ["--set", "recipe.train_images=64", "--set", "recipe.batch_size=32"]
@@ -60,11 +61,11 @@ def tunable(**typed):
 
 
 def dimensions(choice, **keywords):
-    return space(choice, RECIPE, "digits", "smoke", **keywords)
+    return space(choice, spec("dense"), **keywords)
 
 
 def test_a_setting_is_within_the_space_and_allowed():
-    found = settings(tunable(kept=0.25), dimensions(tunable(kept=0.25)), 200, 3)
+    found = draw(tunable(kept=0.25), dimensions(tunable(kept=0.25)), 200, 3)
     assert found[0] == {}
     for values in found[1:]:
         assert 0.025 <= values["recipe.learning_rate"] <= 0.4
@@ -85,21 +86,22 @@ def test_a_setting_is_within_the_space_and_allowed():
 
 def test_a_larger_budget_adds_settings_and_the_seed_changes_them():
     space_of = dimensions(tunable())
-    many = settings(tunable(), space_of, 20, 0)
-    assert settings(tunable(), space_of, 7, 0) == many[:7]
-    other = settings(tunable(), space_of, 20, 1)
+    many = draw(tunable(), space_of, 20, 0)
+    assert draw(tunable(), space_of, 7, 0) == many[:7]
+    other = draw(tunable(), space_of, 20, 1)
     assert other[0] == {}
     assert all(one not in many for one in other[1:])
     assert len({json.dumps(one) for one in many}) == 20
 
 
-def test_all_methods_try_the_same_learning_rates():
-    rates = []
-    for text in ("dense", "prunetrain", "sdgp", "clicktrain"):
-        choice = MethodChoice.read(text)
-        found = settings(choice, dimensions(choice), 6, 5)
-        rates.append([one["recipe.learning_rate"] for one in found[1:]])
-    assert rates[0] == rates[1] == rates[2] == rates[3]
+def test_a_committed_search_is_read_drawn_and_judged_again_with_equal_results():
+    tuned = read_tuned(ROOT / "results/cpu-zen4-2cores/airbench-tuning")
+    for method in tuned.methods:
+        drawn = draw(MethodChoice.read(method.method), method.space, tuned.budget, tuned.search_seed)
+        assert drawn == [setting.values for setting in method.settings]
+        assert choose(method.settings) == (method.settings, method.chosen)
+    rates = [[setting.values.get("recipe.learning_rate") for setting in method.settings] for method in tuned.methods]
+    assert rates == [rates[0]] * 4  # all methods try the same learning rates
 
 
 def test_dense_has_the_learning_rate_alone():
@@ -111,8 +113,8 @@ def test_dense_has_the_learning_rate_alone():
 
 def test_a_space_that_is_too_small_is_refused():
     with pytest.raises(UsageError, match=r"--budget 3: tunable has only 2 different settings of flag"):
-        settings(tunable(), dimensions(tunable(), only=["flag"]), 3, 0)
-    assert settings(tunable(), dimensions(tunable(), only=["flag"]), 2, 0) == [{}, {"flag": True}]
+        draw(tunable(), dimensions(tunable(), only=["flag"]), 3, 0)
+    assert draw(tunable(), dimensions(tunable(), only=["flag"]), 2, 0) == [{}, {"flag": True}]
 
 
 @pytest.mark.parametrize("bounds", [(0.5, 0.1), (0.0, 1.0, True), (1.0, None)])
@@ -149,12 +151,15 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
     (None, None),
 ])  # fmt: skip
 def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
+    trials = [spec("dense", seed=seed) for seed in (0, 1)]
     first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
-    records = iter((first, second))
-    monkeypatch.setattr("suite.cli.tune.read_record", lambda folder: next(records))
-    found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
-    assert found.val_accuracy == (None if expected is None else pytest.approx(expected))
-    assert found.train_flops_effective is None  # only one of the seeds has it
+    for trial, ended in zip(trials, (first, second), strict=True):
+        if ended:
+            (tmp_path / "trials" / trial.trial_id).mkdir(parents=True)
+            write_record(tmp_path / "trials" / trial.trial_id, trial, **ended)
+    setting = _with_results(Setting(values={}, trial_ids=[trial.trial_id for trial in trials]), tmp_path)
+    assert setting.val_accuracy == (None if expected is None else pytest.approx(expected))
+    assert setting.train_flops_effective is None  # only one of the seeds has it
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +169,10 @@ def without_rehearsal(monkeypatch):
 
 @pytest.fixture
 def invented(folder, monkeypatch):
-    """End each trial at once with an accuracy that depends on its learning rate; return the trials."""
+    """End each trial at once with an accuracy that depends on its learning rate; return the trials.
+
+    PruneTrain is best with a smaller rate than the others.
+    """
     trials = []
 
     def run(self, chosen, progress):
@@ -173,7 +181,8 @@ def invented(folder, monkeypatch):
             files.make_folder(place)
             for name in FILES:
                 (place / name).touch()
-            accuracy = 0.9 - abs(trial.recipe["learning_rate"] - 0.2) - 0.01 * trial.seed
+            best = 0.02 if trial.method == "prunetrain" else 0.2
+            accuracy = 0.9 - abs(trial.recipe["learning_rate"] - best) - 0.01 * trial.seed
             result = {"val_accuracy": accuracy, "train_flops_effective": 4.0, "inference_flops_effective": 2.0}
             status = "diverged" if trial.recipe["learning_rate"] > 0.3 else "done"
             write_record(place, trial, status, result=result if status == "done" else {})
@@ -209,9 +218,9 @@ def test_tuning_never_sees_a_test_image(folder, monkeypatch, capsys):
         assert splits.validation.num_samples == 6
     for place in places:
         record = read_record(place)
-        assert record["status"] == "done"
-        assert "val_accuracy" in record["result"]
-        assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record["result"].keys()
+        assert record.status == "done"
+        assert "val_accuracy" in record.result
+        assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record.result.keys()
     texts = {path: content for path, content in contents(folder / "out").items() if path.suffix in (".json", ".jsonl")}
     assert len(texts) == 8  # of the suite, of tune, and three of each trial
     assert not [path for path, content in texts.items() if b"test_acc" in content or b"test_loss" in content]
@@ -294,8 +303,18 @@ def test_the_final_comparison_is_one_group_with_the_chosen_values(folder, invent
         for name, value in values.items():
             if "." not in name:
                 assert found.parameters[name] == value
+    assert ["learning_rate" in method.label for method in tuned.methods] == [False, True]
     shared = {json.dumps({**trial.recipe, **trial.replaced}, sort_keys=True) for trial in trials}
     assert len(shared) == 1
+
+
+def test_a_setting_has_its_trial_even_if_one_of_another_method_depends_on_that(folder, invented):
+    methods = "prunetrain[selection=random],prunetrain"
+    words = ["tune", methods, "--budget", "2", "--search", "recipe.learning_rate", *SMALL, "--out", "out"]
+    assert cli.main(words) == 0
+    ids = [setting.trial_ids for method in read_tuned(folder / "out").methods for setting in method.settings]
+    assert {len(trial_ids) for trial_ids in ids} == {1}
+    assert len(set(ids)) == len(invented) == 6
 
 
 def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it():
@@ -340,8 +359,8 @@ def test_wrong_input_is_one_line_and_writes_nothing(folder, invented, capsys, ar
 
 def test_a_method_with_its_own_learning_rate_is_compared_with_the_others():
     def trial(method, variant="", **fields):
-        texts = {"trial_id": method + variant, "method": method, "variant": variant, "status": "done"}
-        return Trial(texts, {}, spec={"recipe": {"epochs": 4, **fields.pop("recipe")}, **fields})
+        recipe = {"epochs": 4, **fields.pop("recipe")}
+        return recorded(method=method, variant=variant, recipe=recipe, **fields)
 
     dense = trial("dense", recipe={"learning_rate": 0.1})
     own = trial("sdgp", "recipe.learning_rate=0.3", recipe={"learning_rate": 0.3}, replaced={"learning_rate": 0.1})

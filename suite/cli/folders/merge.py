@@ -21,7 +21,7 @@ from suite.trials.folder.profiles import PROFILES
 from suite.trials.folder.reader import NotTestedError, update_table
 from suite.trials.folder.store import Store
 from suite.trials.folder.times import TIMES
-from suite.trials.folder.tuning import Tuned, read_tuned, write_tuned
+from suite.trials.search import Tuned, read_tuned, write_tuned
 
 LINKED = (".pt",)  # suffixes of files that are linked
 

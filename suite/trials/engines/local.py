@@ -23,9 +23,8 @@ from suite.registry import register
 from suite.trials.engines.calls import forked
 from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
 from suite.trials.folder.table import REMOVED_NOTHING
-from suite.trials.listeners import ProgressListener
 from suite.trials.process import PLACE, environment, start_process, trial_command
-from suite.trials.progress import EpochReader, ProgressFile
+from suite.trials.progress import EpochReader, ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec
 
 POLL_INTERVAL = 0.1

@@ -27,9 +27,8 @@ from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.trials.engines.local import Engine, LocalEngine, Place, Running, record_end
 from suite.trials.invocation import FLAG_PREFIXES, ROOT
-from suite.trials.listeners import ProgressListener
 from suite.trials.process import die_with, environment
-from suite.trials.progress import ProgressFile
+from suite.trials.progress import ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)

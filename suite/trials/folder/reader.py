@@ -28,7 +28,7 @@ from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.table import write_table
 from suite.trials.folder.targets import declared_targets
 from suite.trials.folder.times import TIMES, GroupTimes
-from suite.trials.folder.tuning import Tuned, read_tuned
+from suite.trials.search import Tuned, read_tuned
 
 FILES = ("epochs.jsonl", "layers.csv")  # the files of a trial, besides its record, that a report reads
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures show

@@ -4,7 +4,7 @@
     OUT/suite.json                  spec, command line and provenance of the latest command; `commands` lists all
     OUT/trials/<trial-id>/...       one folder per trial
     OUT/results.csv                 one row per trial (`suite.trials.folder.table`)
-    OUT/tune.json                   what `tune` tried and chose (`suite.trials.folder.tuning`)
+    OUT/tune.json                   what `tune` tried and chose (`suite.trials.search`)
     OUT/time.json                   training times relative to dense (`suite.trials.folder.times`)
 
 A folder collects trials. Another command with the same `--out` adds its trials and keeps the others, so seeds and
