@@ -10,13 +10,12 @@ from typing import Any
 from torch import nn
 
 from suite.choices import ModelChoice, TaskChoice
-from suite.cli.docstrings import first_line, parameter_texts
+from suite.cli.describe import describe_parameters, first_line
 from suite.engine.cost.flops import PRODUCTS, LayerCost, count, count_model
 from suite.engine.cost.paper_conventions import CONVENTIONS
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.trial_cut import counted_reasons
 from suite.engine.network.layers import plannable
-from suite.parameters import allowed
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 
@@ -44,7 +43,6 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
     choice.check_size(shape, classes)
     model = choice.build(shape, classes)
     counts = count(model, shape)
-    values, texts = choice.parameters(), parameter_texts(thing)
     return {
         "name": str(choice.canonical()),
         "kind": "model",
@@ -56,15 +54,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
         "input_shape": list(shape),
         "classes": classes,
         "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
-        "parameters": [
-            {
-                "name": name,
-                "allowed": allowed(parameter.annotation),
-                "value": values[name],
-                "text": texts.get(name, ""),
-            }
-            for name, parameter in choice.declared.items()
-        ],
+        "parameters": describe_parameters(choice, {"here": choice.parameters()}),
     }
 
 

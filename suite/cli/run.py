@@ -17,8 +17,7 @@ from rich.table import Table
 import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
-from suite.cli.options import RunOptions, read_run_options
-from suite.cli.parser import LINE_WIDTH, program_name
+from suite.cli.options import LINE_WIDTH, RunOptions, program_name, read_run_options
 from suite.engine.cost.hardware import (
     available_cores,
     busy_advice,

@@ -10,8 +10,7 @@ from typing import Any
 
 from suite import files
 from suite.choices import RECIPE
-from suite.cli.options import RunOptions, add_run_options, resolve_run_options
-from suite.cli.parser import Parser, program_name, whole
+from suite.cli.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options, whole
 from suite.cli.run import run_prepared
 from suite.errors import UsageError
 from suite.parameters import show
@@ -25,7 +24,14 @@ from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-HIDDEN = ("methods", "controls", "skip_unfit", "margin", "target", "config")  # options of `run` that are not for `tune`
+HIDDEN = (
+    "methods",
+    "controls",
+    "skip_unfit",
+    "margin",
+    "targets",
+    "config",
+)  # options of `run` that are not for `tune`
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
@@ -86,7 +92,7 @@ def _prepared(*given: Any) -> tuple[SuiteSpec, list[MethodSearch], Path, dict[st
 
 def _parser() -> Parser:
     parser = Parser(
-        prog=f"{program_name()} tune",
+        "tune",
         usage="%(prog)s LIST --budget N [OPTION ...]",
         description="Choose parameters on validation images, with the same number of trials for each method.",
         epilog=EPILOG.format(program=program_name()),

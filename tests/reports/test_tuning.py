@@ -4,7 +4,7 @@ import pytest
 
 from reports.content.provenance import provenance_section
 from suite import registry
-from suite.cli.folders.merge import _tuned
+from suite.cli.folders import copy_tuned
 from suite.trials.folder.reader import Records, Trial, read
 from suite.trials.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 from suite.trials.provenance import tuning
@@ -68,8 +68,10 @@ def test_a_merged_folder_keeps_the_first_tuning_and_says_so(tmp_path):
         path.mkdir()
         if content is not None:
             write_tuned(path, content)
-    assert _tuned(paths) == (one, [f"tune.json: kept from {paths[1]}, and not from {paths[3]}"])
-    assert _tuned(paths[:1]) == (None, [])
+    assert copy_tuned(paths[:1], tmp_path) == []
+    assert read_tuned(tmp_path) is None
+    assert copy_tuned(paths, tmp_path) == [f"tune.json: kept from {paths[1]}, and not from {paths[3]}"]
+    assert read_tuned(tmp_path) == one
 
 
 def test_trials_without_test_images_are_not_compared(tmp_path):
