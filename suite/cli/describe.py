@@ -237,8 +237,9 @@ def _describe_preset(name: str, task: str) -> dict[str, Any]:
         task: Name of the task to describe; empty for all tasks, with the parameters for `cifar10`.
     """
     recipes = {}
-    tasks = [task] if task else registry.names("task")
-    for choice in [TaskChoice.read(text) for text in tasks]:
+    names = registry.names("task")
+    every = [TaskChoice(own, definition=registry.get("task", own)) for own in names]
+    for choice in [TaskChoice.read(task)] if task else every:
         parameters = choice.parameters(name)
         if parameters.keys() == choice.declared.keys():  # a task may need a parameter that only a user can type
             thing = choice.build(parameters)

@@ -24,14 +24,7 @@ from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-HIDDEN = (
-    "methods",
-    "controls",
-    "skip_unfit",
-    "margin",
-    "targets",
-    "config",
-)  # options of `run` that are not for `tune`
+HIDDEN = ("methods", "controls", "skip_unfit", "margin", "target", "config")  # options of `run` that are not for `tune`
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\

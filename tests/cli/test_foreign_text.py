@@ -84,7 +84,7 @@ def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_go_on(
     driver = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import signal, pathlib, time\n"
     driver += f"signal.signal({number:d}, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
     driver += "from suite.cli import main as cli\n"
-    driver += "cli._function = lambda verb: lambda words: (pathlib.Path('begun').touch(), time.sleep(1), 7)[2]\n"
+    driver += "cli._run = lambda verb, words: (pathlib.Path('begun').touch(), time.sleep(1), 7)[2]\n"
     driver += "sys.exit(cli.main(['report']))"
     running = subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "begun").exists():
