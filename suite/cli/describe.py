@@ -14,7 +14,7 @@ from docstring_parser import DocstringStyle, parse
 
 from suite import registry
 from suite.brackets import read_list
-from suite.choices import Choice, MethodChoice, TaskChoice
+from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import Parser, program_name, read_data_root
 from suite.errors import UsageError, nearest
 from suite.parameters import REQUIRED, allowed, search_of, show
@@ -69,27 +69,21 @@ def list_all(arguments: Sequence[str]) -> int:
         if namespace.kind in (None, title, kind)
     }
     if namespace.json:
-        names = ("name", "summary", "origin")
-        plain = {
-            title: [{name: getattr(entry, name) for name in names} for entry in entries]
-            for title, entries in listed.items()
-        }
-        print(json.dumps(plain, indent=2))
+        shown = ("name", "summary", "origin")
+        print(json.dumps({title: [{fact: getattr(entry, fact) for fact in shown} for entry in entries]
+                          for title, entries in listed.items()}, indent=2))  # fmt: skip
         return 0
-    lines = {
+    alone = {
         title: [entry for entry in entries if not entry.family] + registry.collections(plural[title])
         for title, entries in listed.items()
     }
-    width = max((len(entry.typed) for entries in lines.values() for entry in entries), default=0)
+    width = max((len(entry.typed) for entries in alone.values() for entry in entries), default=0)
     for title, entries in listed.items():
-        print(title)
-        for entry in lines[title]:
-            print(f"  {entry.typed:{width}}  {entry.summary}")
+        print(title, *(f"  {entry.typed:{width}}  {entry.summary}" for entry in alone[title]), sep="\n")
         # The names of a family follow its summary.
         for summary in dict.fromkeys(entry.summary for entry in entries if entry.family):
             members = ", ".join(entry.name for entry in entries if entry.family and entry.summary == summary)
-            print(f"  {summary}")
-            print(textwrap.fill(members, 116, initial_indent="    ", subsequent_indent="    "))
+            print(f"  {summary}", textwrap.indent(textwrap.fill(members, 112), "    "), sep="\n")
     return 0
 
 
@@ -128,7 +122,14 @@ def describe(arguments: Sequence[str]) -> int:
             raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
         from suite.cli.describe_models import describe_model  # imports torch
 
-        description = describe_model(namespace.name, namespace.task, namespace.data_root)
+        choice = ModelChoice.read(namespace.name)
+        description = {
+            "name": str(choice.canonical()),
+            "kind": kind,
+            "summary": first_line(choice.definition),
+            **describe_model(namespace.name, namespace.task, namespace.data_root),
+            "parameters": describe_parameters(choice, {"this model": choice.parameters()}),
+        }
         if not namespace.layers:
             del description["layers"]
     else:

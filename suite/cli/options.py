@@ -33,6 +33,8 @@ from suite.trials.spec import DTYPES, PRESETS, read_device, read_seeds
 LINE_WIDTH = 140  # characters, where the output is not a terminal
 LISTS = ("methods", "task", "model", "seeds", "target", "log")
 """Options that a TOML file may give as arrays."""
+REPEATED = ("plugin", "set")
+"""Options that may be repeated, and the destinations of those that are short for them."""
 
 
 def program_name() -> str:
@@ -40,26 +42,8 @@ def program_name() -> str:
     return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
 
 
-class _StoreOnce(argparse.Action):
-    """Store an option's value and refuse a second one. Argparse alone would keep the last."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        assert isinstance(parser, Parser)
-        if option is not None and self.dest in parser.given:
-            hint = "; lists are separated by commas, without spaces" if option[2:] in LISTS else ""
-            parser.error(f"{option} is given twice{hint}")
-        parser.given.add(self.dest)
-        setattr(namespace, self.dest, values)
-
-
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `UsageError` and suggests the nearest option.
-
-    Attributes:
-        given: Destinations of the options that were read so far.
-    """
+    """An `ArgumentParser` that raises `UsageError` and suggests the nearest option."""
 
     def __init__(self, verb: str = "", **keywords: Any) -> None:
         super().__init__(
@@ -68,8 +52,6 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **keywords,
         )
-        self.given: set[str] = set()
-        self.register("action", None, _StoreOnce)
 
     def add_plugins(self, text: str = "Python file that registers it") -> None:
         """Add `--plugin`, which may be repeated."""
@@ -90,17 +72,22 @@ class Parser(argparse.ArgumentParser):
         """
         if empty := [text for text in arguments if text.startswith("--") and text.endswith("=--")]:
             raise UsageError(f"{empty[0]}: expected a value")  # argparse would store an empty list
-        self.given.clear()
+        names = [text.partition("=")[0] for text in arguments]
+        for action in self._actions:  # argparse alone would keep the last value
+            typed = [name for name in names if name in action.option_strings]
+            if len(typed) > 1 and action.dest not in REPEATED:
+                hint = "; lists are separated by commas, without spaces" if action.dest in LISTS else ""
+                raise UsageError(f"{typed[-1]} is given twice{hint}")
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             # Names are compared without dashes, which would make any two options similar.
             options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
-            typed = unknown[0].partition("=")[0]
-            if typed.startswith("-"):
-                raise UsageError(f"no option is called '{typed}'{nearest(typed.lstrip('-'), options, '--')}")
-            is_field = typed.startswith("recipe.")
+            name = unknown[0].partition("=")[0]
+            if name.startswith("-"):
+                raise UsageError(f"no option is called '{name}'{nearest(name.lstrip('-'), options, '--')}")
+            is_field = name.startswith("recipe.")
             hint = "repeat --set for each field" if is_field else "lists are separated by commas, without spaces"
-            raise UsageError(f"unexpected argument '{typed}'; {hint}")
+            raise UsageError(f"unexpected argument '{name}'; {hint}")
         return namespace
 
 

@@ -157,7 +157,7 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
 
 def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
     """Return the spec for `suite.json`, with the methods, tasks, models, recipes and seeds of all parts."""
-    lists = {
+    lists: dict[str, Any] = {
         name: ",".join(dict.fromkeys(item for suite in suites for item in split(getattr(suite, name)) if item))
         for name in ("methods", "tasks", "models", "recipe")
     }
