@@ -25,7 +25,6 @@ from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
 from suite.parameters import allowed, convert, show
 from suite.trials.callbacks.calls import read_callbacks
-from suite.trials.folder.store import ONLY, Store
 from suite.trials.folder.targets import read_targets
 from suite.trials.planning import read_choices, read_names, read_override
 from suite.trials.spec import DTYPES, PRESETS, read_device, read_seeds
@@ -123,6 +122,8 @@ def read_data_root(text: str) -> Path:
 
 
 def _out(text: str) -> Path:
+    from suite.trials.folder.store import Store  # not needed to list
+
     path = read_path(text, "--out")
     Store(path).check()
     return path
@@ -201,7 +202,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, str, Callable[[str], Any] | tuple[str, 
         "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: {dtype})", DTYPES),
         "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DATA_ROOT})", read_data_root),
         "out": ("DIR", "output folder (default: runs/TASK-HASH)", _out),
-        "only": ("WHICH", "run missing, failed or all trials (default: {only})", ONLY),
+        "only": ("WHICH", "run missing, failed or all trials (default: {only})", ("missing", "failed", "all")),
         "jobs": ("N", "trials at the same time (default: {jobs})", whole(1, 1000)),
         "nproc-per-trial": ("N", "processes that train a model together (default: {processes})", whole(1, 1000)),
         "engine": ("NAME", f"{' or '.join(_ENGINES)} (default: {{engine}})", _ENGINES),
