@@ -354,8 +354,10 @@ def _words(key: str, value: Any) -> list[str]:
     if name in LISTS and isinstance(value, list):
         # The comma makes an array with one seed a list of seeds; a number alone is a count.
         value = ",".join(map(show, value)) + ("," if name == "seeds" else "")
-    if name == "config" or not isinstance(value, (str, int, float)):
-        raise UsageError(f"{key} is {value!r}; allowed: text or a number, and --config on the command line alone")
+    if name == "config":
+        raise UsageError("a file names no other --config")
+    if not isinstance(value, (str, int, float)):
+        raise UsageError(f"{key} is {value!r}; allowed: text or a number")
     return [f"--{name}={show(value)}"]
 
 

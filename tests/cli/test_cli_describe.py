@@ -121,6 +121,7 @@ def test_the_data_gradient_of_resnet18_at_224_px(capsys):
     text = capsys.readouterr().out
     assert re.search("^share of the data gradient in training FLOPs: 0.3", text, re.MULTILINE)
     assert re.search(r"^  down\.conv +1\.64 +1\.64 +1\.64 +33\.33 % +5\.85 %$", text, re.MULTILINE)
+    assert "  width: a number = 1.0 (this model 0.0625)\n" in text
     assert cli.main(["describe", "sdgp", "--layers"]) == 2
     assert "--layers is for models, and 'sdgp' is a method" in capsys.readouterr().err
 
