@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from docstring_parser import DocstringStyle, parse
 
 from suite import registry
-from suite.choices import MethodChoice, TaskChoice
-from suite.cli.describe_runs import describe_preset, describe_reproduction, plain_name
-from suite.cli.docstrings import first_line, parameter_texts
-from suite.cli.parser import Parser, program_name
+from suite.brackets import read_list
+from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
+from suite.cli.options import Parser, program_name, read_data_root
 from suite.errors import UsageError, nearest
-from suite.files import read_path
 from suite.parameters import REQUIRED, allowed, search_of, show
 from suite.recipe import Tuning
 from suite.registry import KINDS
 from suite.trials.planning import read_names
-from suite.trials.spec import PRESETS
+from suite.trials.spec import PAPER_SEEDS, PRESETS
+
+if TYPE_CHECKING:
+    from reports.papers.paper import Part
 
 TEXT_WIDTH = 100
 WORDS = {
@@ -40,144 +44,123 @@ WORDS = {
 }
 """Facts of a description whose name is an abbreviation, in words."""
 DESCRIBED = ("method", "task", "model", "reproduction")
+PRESET_TEXTS = {
+    "smoke": "Seconds to a few minutes: shows that everything runs. Its accuracies do not compare methods.",
+    "quick": "Minutes per trial: small networks and few epochs, for a CPU; the default on a CPU.",
+    "paper": "As published in a paper: full networks and all epochs; the default on CUDA.",
+}
 
 
 def list_all(arguments: Sequence[str]) -> int:
     """Print what is registered with the first line of its docstring, without importing it."""
-    parser = Parser(prog=f"{program_name()} list", description="List everything that can be named on the command line.")
-    plural = [f"{kind}s" for kind in KINDS]
+    parser = Parser("list", description="List everything that can be named on the command line.")
+    plural = {f"{kind}s": kind for kind in KINDS}
     parser.add_argument("kind", metavar="KIND", nargs="?", help=f"{', '.join(plural)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON: {kind: [{name, summary, origin}]}")
-    parser.add_argument(
-        "--plugin", metavar="FILE", action="append", default=[], help="also list what this Python file registers"
-    )
+    parser.add_plugins("also list what this Python file registers")
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
-    if namespace.kind and namespace.kind.rstrip("s") not in KINDS:
+    if namespace.kind and namespace.kind not in (*plural, *KINDS):
         raise UsageError(f"list: there is no kind '{namespace.kind}'{nearest(namespace.kind, plural)}")
-    kinds = [namespace.kind.rstrip("s")] if namespace.kind else KINDS
-    found = {kind: [entry for _, entry in sorted(registry.entries(kind).items())] for kind in kinds}
+    listed = {
+        title: [entry for _, entry in sorted(registry.entries(kind).items())]
+        for title, kind in plural.items()
+        if namespace.kind in (None, title, kind)
+    }
     if namespace.json:
-        plain = {
-            f"{kind}s": [{"name": entry.name, "summary": entry.summary, "origin": entry.origin} for entry in entries]
-            for kind, entries in found.items()
-        }
-        print(json.dumps(plain, indent=2))
+        shown = ("name", "summary", "origin")
+        print(json.dumps({title: [{fact: getattr(entry, fact) for fact in shown} for entry in entries]
+                          for title, entries in listed.items()}, indent=2))  # fmt: skip
         return 0
-    lines = {kind: [entry for entry in found[kind] if not entry.family] + registry.collections(kind) for kind in kinds}
-    width = max((len(entry.typed) for entries in lines.values() for entry in entries), default=0)
-    for kind, entries in found.items():
-        print(f"{kind}s")
-        for entry in lines[kind]:
-            print(f"  {entry.typed:{width}}  {entry.summary}")
+    alone = {
+        title: [entry for entry in entries if not entry.family] + registry.collections(plural[title])
+        for title, entries in listed.items()
+    }
+    width = max((len(entry.typed) for entries in alone.values() for entry in entries), default=0)
+    for title, entries in listed.items():
+        print(title, *(f"  {entry.typed:{width}}  {entry.summary}" for entry in alone[title]), sep="\n")
         # The names of a family follow its summary.
-        families: dict[str, list[str]] = {}
-        for entry in (one for one in entries if one.family):
-            families.setdefault(entry.summary, []).append(entry.name)
-        for summary, members in families.items():
-            print(f"  {summary}")
-            print(textwrap.fill(", ".join(members), 116, initial_indent="    ", subsequent_indent="    "))
+        for summary in dict.fromkeys(entry.summary for entry in entries if entry.family):
+            members = ", ".join(entry.name for entry in entries if entry.family and entry.summary == summary)
+            print(f"  {summary}", textwrap.indent(textwrap.fill(members, 112), "    "), sep="\n")
     return 0
 
 
 def describe(arguments: Sequence[str]) -> int:
     """Print the description of a method, task, model, reproduction or preset."""
-    parser = Parser(
-        prog=f"{program_name()} describe", description="Describe a method, a task, a model, a reproduction or a preset."
-    )
+    parser = Parser("describe", description="Describe a method, a task, a model, a reproduction or a preset.")
+    parser.add_argument("name", metavar="NAME", help="name, with parameters in brackets; or smoke, quick, paper")
+    parser.add_argument("--task", metavar="TASK", default="", help="task that decides image size and defaults")
+    parser.add_argument("--layers", action="store_true", help="for a model: FLOPs of each layer's products")
     parser.add_argument(
-        "name", metavar="NAME", help="name from the list, with parameters in brackets; or smoke, quick, paper"
-    )
-    parser.add_argument(
-        "--task", metavar="TASK", default="", help="task that decides a model's image size, and a method's defaults"
-    )
-    parser.add_argument(
-        "--layers",
-        action="store_true",
-        help="for a model: FLOPs of each layer's products, and the data gradient's share",
-    )
-    parser.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="for a model on a task of your own images: the folder of the images",
+        "--data-root", metavar="DIR", type=read_data_root, help="for a model on a task of your own images: their folder"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plugin", metavar="FILE", action="append", default=[], help="Python file that registers it")
+    parser.add_plugins()
     namespace = parser.read(arguments)
     for path in namespace.plugin:
         registry.load_plugin(path)
     if namespace.task:
         read_names(namespace.task, "task", "--task")
-    name = namespace.name.partition("[")[0]
+    name, bracket, _ = namespace.name.partition("[")
     kinds = [kind for kind in DESCRIBED if registry.find(kind, name)] + ["preset"] * (name in PRESETS)
     if not kinds:
         if "/" in name or registry.find("model", f"{name}/"):
             raise UsageError(f"describe {name}: {registry.unknown('model', name)}")
         hint = nearest(name, [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))])
         raise UsageError(f"nothing is called '{name}'{hint if 'did you mean' in hint else '; list shows all names'}")
+    kind = kinds[0]
     for option, is_typed in (("--layers", namespace.layers), ("--data-root", namespace.data_root is not None)):
-        if is_typed and kinds[0] != "model":
-            raise UsageError(f"describe {name}: {option} is for models, and '{name}' is a {kinds[0]}")
-    if kinds[0] in ("reproduction", "preset"):
-        whole = describe_preset if kinds[0] == "preset" else describe_reproduction
-        description = whole(plain_name(namespace.name, kinds[0]), namespace.task)
-    elif kinds[0] == "model":
-        data_root = _data_root(namespace.data_root, namespace.task)
+        if is_typed and kind != "model":
+            raise UsageError(f"describe {name}: {option} is for models, and '{name}' is a {kind}")
+    if bracket and kind in ("reproduction", "preset"):
+        raise UsageError(f"describe '{namespace.name}': a {kind} takes no parameters; name '{name}'")
+    if kind == "model":
+        task = TaskChoice.read(namespace.task).build() if namespace.task else None
+        if namespace.data_root and not (task and task.needs_data_root("quick")):
+            raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
         from suite.cli.describe_models import describe_model  # imports torch
 
-        description = describe_model(namespace.name, namespace.task, data_root)
+        choice = ModelChoice.read(namespace.name)
+        description = {
+            "name": str(choice.canonical()),
+            "kind": kind,
+            "summary": first_line(choice.definition),
+            **describe_model(namespace.name, namespace.task, namespace.data_root),
+            "parameters": describe_parameters(choice, {"this model": choice.parameters()}),
+        }
+        if not namespace.layers:
+            del description["layers"]
     else:
-        description = (describe_method if kinds[0] == "method" else describe_task)(namespace.name, namespace.task)
-    if kinds[0] == "model" and not namespace.layers:
-        del description["layers"]
+        description = _DESCRIBE[kind](namespace.name, namespace.task)
     if len(kinds) > 1:
-        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kinds[0]}"
+        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kind}"
     print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
 
-def _data_root(typed: str | None, task: str) -> Path | None:
-    """Return the folder of the user's images that a model is described for.
+def first_line(thing: Any) -> str:
+    """Return the first line of a docstring."""
+    return (thing.__doc__ or "").strip().partition("\n")[0]
 
-    Raises:
-        UsageError: The folder does not exist, or the task has no images of the user's own.
+
+def parameter_texts(definition: Any) -> dict[str, str]:
+    """Return the description of each parameter of a class or function, in one line, from a docstring in Google style.
+
+    The descriptions are in the sections `Attributes:` and `Args:`. An entry `n, m: ...` describes both parameters. A
+    class that does not describe an inherited parameter takes its parent's text.
     """
-    if typed is None:
-        return None
-    root = read_path(typed, "--data-root")
-    if not root.is_dir():
-        raise UsageError(f"describe: --data-root {typed}: there is no such folder")
-    if not task or not TaskChoice.read(task).build().needs_data_root("quick"):
-        raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
-    return root
+    texts: dict[str, str] = {}
+    for thing in reversed(inspect.getmro(definition)) if inspect.isclass(definition) else (definition,):
+        for entry in parse(thing.__doc__ or "", style=DocstringStyle.GOOGLE).params:
+            text = " ".join((entry.description or "").split())
+            texts |= dict.fromkeys(entry.arg_name.split(", "), text)
+    return texts
 
 
-def describe_method(text: str, task: str) -> dict[str, Any]:
-    """Return the parameters of a method, with the defaults that each preset of a task sets."""
-
-    choice = MethodChoice.read(text)
-    thing = choice.definition
-    choice.build()  # refuses the values that `run` would refuse
-    task = TaskChoice.read(task or "cifar10").name
-    presets = {preset: choice.parameters(task, preset) for preset in PRESETS}
-    return {
-        "name": str(choice),
-        "kind": "method",
-        "summary": first_line(thing),
-        "source": thing.source,
-        "version": thing.version,
-        "prunes": thing.prunes,
-        "shrinks_network": thing.shrinks_network,
-        "random_twin": dict(thing.random_twin),
-        "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
-        "parameters": _parameters(choice, presets),
-        "presets_of_task": task,
-    }
-
-
-def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a description of each parameter, with its values by preset."""
+def describe_parameters(choice: Choice, presets: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each parameter allows, its default, its values by preset, and its text."""
     texts = parameter_texts(choice.definition)
     return [
         {
@@ -192,7 +175,28 @@ def _parameters(choice: MethodChoice | TaskChoice, presets: Mapping[str, Mapping
     ]
 
 
-def describe_task(text: str, task: str) -> dict[str, Any]:
+def _describe_method(text: str, task: str) -> dict[str, Any]:
+    """Return the parameters of a method, with the defaults that each preset of a task sets."""
+    choice = MethodChoice.read(text)
+    thing = choice.definition
+    choice.build()  # refuses the values that `run` would refuse
+    task = TaskChoice.read(task or "cifar10").name
+    return {
+        "name": str(choice),
+        "kind": "method",
+        "summary": first_line(thing),
+        "source": thing.source,
+        "version": thing.version,
+        "prunes": thing.prunes,
+        "shrinks_network": thing.shrinks_network,
+        "random_twin": dict(thing.random_twin),
+        "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
+        "parameters": describe_parameters(choice, {preset: choice.parameters(task, preset) for preset in PRESETS}),
+        "presets_of_task": task,
+    }
+
+
+def _describe_task(text: str, task: str) -> dict[str, Any]:
     """Return the data, parameters, default models and recipes of a task."""
     choice = TaskChoice.read(text)
     presets = {preset: choice.parameters(preset) for preset in PRESETS}
@@ -203,30 +207,126 @@ def describe_task(text: str, task: str) -> dict[str, Any]:
         "kind": "task",
         "title": thing.title,
         "summary": first_line(type(thing)),
-        "input_shapes": {preset: list(one.inputs(one.recipe(preset)).shape) for preset, one in of_preset.items()},
+        "input_shapes": {preset: list(built.inputs(built.recipe(preset)).shape) for preset, built in of_preset.items()},
         "classes": thing.num_classes,
         **({"detected_in_the_data": thing.detected} if thing.detected else {}),
         "source": thing.source,
-        **({"parameters": _parameters(choice, presets)} if choice.declared else {}),
+        **({"parameters": describe_parameters(choice, presets)} if choice.declared else {}),
         "paper_recipe": thing.paper_recipe,
-        "tuning": [dataclasses.asdict(one) for one in thing.tuning],
+        "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
         **({"default_models_on_cuda": dict(thing.cuda_models)} if thing.cuda_models else {}),
         "recipes": {preset: thing.recipe(preset).fields() for preset in PRESETS},
         "paper_recipes": {
             name: {
-                "source": one.source or "this suite",
-                "preset": one.preset,
-                "model": one.model or thing.default_model(one.preset),
-                **thing.defaults(one.preset, name),
-                **one.recipe.fields(),
+                "source": published.source or "this suite",
+                "preset": published.preset,
+                "model": published.model or thing.default_model(published.preset),
+                **thing.defaults(published.preset, name),
+                **published.recipe.fields(),
             }
-            for name, one in thing.paper_recipes.items()
+            for name, published in thing.paper_recipes.items()
         },
     }
 
 
-def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _describe_preset(name: str, task: str) -> dict[str, Any]:
+    """Return the seeds, models and recipes of a preset, and the parameters of methods whose defaults it changes.
+
+    Args:
+        name: Name of the preset.
+        task: Name of the task to describe; empty for all tasks, with the parameters for `cifar10`.
+    """
+    recipes = {}
+    names = registry.names("task")
+    every = [TaskChoice(own, definition=registry.get("task", own)) for own in names]
+    for choice in [TaskChoice.read(task)] if task else every:
+        parameters = choice.parameters(name)
+        if parameters.keys() == choice.declared.keys():  # a task may need a parameter that only a user can type
+            thing = choice.build(parameters)
+            values = {"model": thing.default_model(name), **parameters}
+            recipes[str(choice)] = {**values, **thing.recipe(name).fields()}
+    of_task = TaskChoice.read(task or "cifar10").name
+    changed = {method: registry.get("method", method).defaults(of_task, name) for method in registry.names("method")}
+    return {
+        "name": name,
+        "kind": "preset",
+        "summary": PRESET_TEXTS[name],
+        "seeds": PAPER_SEEDS if name == "paper" else 1,
+        "recipes": recipes,
+        f"methods on {of_task}": {method: values for method, values in changed.items() if values},
+    }
+
+
+def _describe_reproduction(name: str, task: str) -> dict[str, Any]:
+    """Return the trials of each part of a reproduction, and the published numbers that they are compared with."""
+    declared = registry.get("reproduction", name)().declared
+    groups = dict.fromkeys(filter(None, [declared.reference, *declared.also, *declared.compared_with]))
+    return {
+        "name": name,
+        "kind": "reproduction",
+        "title": declared.title,
+        "summary": declared.summary,
+        "published": ", ".join(groups) or "no number",
+        "command": f"{program_name()} reproduce {name}",
+        "parts": {part.name: _describe_part(part) for part in declared.parts},
+        "remarks": list(declared.remarks),
+    }
+
+
+def _describe_part(part: Part) -> dict[str, Any]:
+    """Return what a part declares, and how many trials it has."""
+    methods = read_list(part.methods, "--methods")
+    count = sum(math.prod(map(len, item.alternatives.values())) for item in methods)  # of methods, with their grids
+    compared = [
+        " ".join(filter(None, (one.column, one.over and f"/ {one.over}", one.against))) for one in part.compared
+    ]
+    declared = part.model_dump(exclude={"name"}) | {
+        "methods": ", ".join(item.text for item in methods),
+        "presets": ", ".join(part.presets),
+        "trials": {preset: count * seeds for preset, seeds in part.seeds.items()},
+        "quantities": len(compared),
+        "compared": list(dict.fromkeys(compared)),
+    }
+    return {name: value for name, value in declared.items() if value}
+
+
+_DESCRIBE = {
+    "method": _describe_method,
+    "task": _describe_task,
+    "reproduction": _describe_reproduction,
+    "preset": _describe_preset,
+}
+
+
+def as_text(description: Mapping[str, Any]) -> str:
+    """Return a description as text: a line or paragraph for each fact, and indented ones for nested facts."""
+    lines = []
+    for key, value in description.items():
+        name = WORDS.get(key, key.replace("_", " "))
+        if key == "parameters":
+            lines.append("parameters:" if value else "parameters: none")
+            lines += [line for parameter in value for line in _parameter(parameter)]
+        elif key == "layers":
+            lines += _layers(value)
+        elif key == "tuning":
+            lines += _fact(name, [Tuning(**item).in_words() for item in value])
+        else:
+            lines += _fact(name, value)
+    return "\n".join(lines)
+
+
+def _parameter(item: Mapping[str, Any]) -> list[str]:
+    """Return `interval: an integer of at least 1 = 10 (smoke 1, quick 1)`, with the presets that change the default."""
+    changed = ", ".join(
+        f"{preset} {show(value)}" for preset, value in item["presets"].items() if value != item["default"]
+    )
+    lines = [f"  {item['name']}: {item['allowed']} = {show(item['default'])}" + (f" ({changed})" if changed else "")]
+    lines += _wrapped(item["text"], "      ", hanging="")
+    return lines + ([f"      Searched by tune: {item['search']}"] if item["search"] else [])
+
+
+def _layers(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return a line per layer: FLOPs of its products, and the data gradient's share of the layer and of all layers."""
     everything = sum(sum(flops.values()) for flops in layers.values())
     width = max(map(len, layers), default=0)
@@ -242,27 +342,6 @@ def _layers_as_text(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
     return lines
 
 
-def as_text(found: Mapping[str, Any]) -> str:
-    """Return a description as text: a line or paragraph for each fact, and indented ones for nested facts."""
-    lines = []
-    for key, value in found.items():
-        name = WORDS.get(key, key.replace("_", " "))
-        if key == "parameters":
-            lines.append("parameters:" if value else "parameters: none")
-            for item in value:
-                lines.append(f"  {_parameter(item)}")
-                lines += _wrapped(item["text"], "      ", hanging="")
-                if item.get("search"):
-                    lines.append(f"      Searched by tune: {item['search']}")
-        elif key == "layers":
-            lines += _layers_as_text(value)
-        elif key == "tuning":
-            lines += _fact(name, [Tuning(**item).in_words() for item in value])
-        else:
-            lines += _fact(name, value)
-    return "\n".join(lines)
-
-
 def _fact(name: str, value: Any, indent: str = "") -> list[str]:
     """Return the lines of a fact. A recipe similar to the one before it shows only the differences."""
     inner = f"{indent}  "
@@ -272,12 +351,12 @@ def _fact(name: str, value: Any, indent: str = "") -> list[str]:
         return _wrapped(f"{name}: {_text(value)}", indent)
     lines, before = [f"{indent}{name}:"], ""
     for key, item in value.items():
-        held: Any = item
+        shown: Any = item
         if before and isinstance(item, dict) and item.keys() == value[before].keys():
-            differing = {field: one for field, one in item.items() if one != value[before][field]}
-            if len(differing) < len(item) / 4:
-                held = f"as {before}" + (f", except {_text(differing)}" if differing else "")
-        lines += _fact(key, held, inner)
+            changed = {field: new for field, new in item.items() if new != value[before][field]}
+            if len(changed) < len(item) / 4:
+                shown = f"as {before}" + (f", except {_text(changed)}" if changed else "")
+        lines += _fact(key, shown, inner)
         before = key if isinstance(item, dict) else ""
     return lines
 
@@ -287,13 +366,6 @@ def _wrapped(text: str, indent: str, hanging: str = "    ") -> list[str]:
         text, TEXT_WIDTH, initial_indent=indent, subsequent_indent=indent + hanging, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _parameter(item: Mapping[str, Any]) -> str:
-    """Return `interval: an integer of at least 1 = 10 (smoke 1, quick 1)`, with the presets that change the default."""
-    value = item["value"] if "value" in item else item["default"]
-    other = ", ".join(f"{preset} {show(held)}" for preset, held in item.get("presets", {}).items() if held != value)
-    return f"{item['name']}: {item['allowed']} = {show(value)}" + (f" ({other})" if other else "")
 
 
 def _text(value: Any) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 from torch import nn
 
 from suite.choices import ModelChoice, TaskChoice
-from suite.cli.docstrings import first_line, parameter_texts
 from suite.engine.cost.flops import PRODUCTS, LayerCost, count, count_model
 from suite.engine.cost.paper_conventions import CONVENTIONS
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.trial_cut import counted_reasons
 from suite.engine.network.layers import plannable
-from suite.parameters import allowed
+from suite.parameters import REQUIRED
 
 DEFAULT_SHAPE, DEFAULT_CLASSES = (3, 32, 32), 10  # for models that do not declare them
 
@@ -30,10 +29,8 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
         data_root: Folder of the user's images, for a task that reads them; `None` without one.
     """
     choice = ModelChoice.read(text)
-    thing = choice.definition
-    defaults = {
-        name: one.default for name, one in inspect.signature(thing).parameters.items() if one.default is not one.empty
-    }
+    parameters = inspect.signature(choice.definition).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.default is not REQUIRED}
     shape, classes = defaults.get("input_shape", DEFAULT_SHAPE), defaults.get("num_classes", DEFAULT_CLASSES)
     if task:
         chosen = TaskChoice.read(task)
@@ -44,11 +41,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
     choice.check_size(shape, classes)
     model = choice.build(shape, classes)
     counts = count(model, shape)
-    values, texts = choice.parameters(), parameter_texts(thing)
     return {
-        "name": str(choice.canonical()),
-        "kind": "model",
-        "summary": first_line(thing),
         **count_model(model, shape),
         **_training_flops(counts.layers.values()),
         "not_counted": list(counts.not_counted),
@@ -56,15 +49,6 @@ def describe_model(text: str, task: str, data_root: Path | None = None) -> dict[
         "input_shape": list(shape),
         "classes": classes,
         "conventions": {name: convention(counts.layers.values()) for name, convention in CONVENTIONS.items()},
-        "parameters": [
-            {
-                "name": name,
-                "allowed": allowed(parameter.annotation),
-                "value": values[name],
-                "text": texts.get(name, ""),
-            }
-            for name, parameter in choice.declared.items()
-        ],
     }
 
 

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from suite import registry
 from suite.errors import UsageError, nearest
@@ -27,14 +26,14 @@ VERBS = {
     "plan": "suite.cli.plan:plan",
     "list": "suite.cli.describe:list_all",
     "describe": "suite.cli.describe:describe",
-    "check": "suite.cli.verbs:check",
-    "report": "suite.cli.verbs:report",
-    "time": "suite.cli.verbs:time",
-    "profile": "suite.cli.verbs:profile",
+    "check": "suite.cli.check:check",
+    "report": "suite.cli.folders:report",
+    "time": "suite.cli.folders:time",
+    "profile": "suite.cli.folders:profile",
     "tune": "suite.cli.tune:tune",
-    "export": "suite.cli.export:export",
-    "merge": "suite.cli.folders.merge:merge",
-    "compare": "suite.cli.folders.compare:compare",
+    "export": "suite.cli.folders:export",
+    "merge": "suite.cli.folders:merge",
+    "compare": "suite.cli.folders:compare",
     "reproduce": "suite.cli.reproduce:reproduce",
 }
 """The function of each verb, `MODULE:NAME`, which alone is imported: `list` does not wait for the imports of `run`."""
@@ -57,14 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, _interrupt)
+                signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words.pop(0) if words and not words[0].startswith("-") else "run"
     try:
-        return _dispatch(_checked(words))
+        return _run(verb, words)
     except UsageError as error:
         return _say(str(error))
     except KeyboardInterrupt:
-        print(f"pdt: interrupted{_kept(_verb(words))}", file=sys.stderr)
+        print(f"pdt: interrupted{_kept(verb)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # `pdt list | head` closed the pipe. Python would flush it once more when it exits.
@@ -90,25 +90,6 @@ def _say(message: str) -> int:
     return 2
 
 
-def _checked(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments after checking that UTF-8 records can hold them.
-
-    Raises:
-        UsageError: An argument is not UTF-8.
-    """
-    for text in arguments:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            shown = text.encode(errors="backslashreplace").decode()
-            raise UsageError(f"the argument '{shown}' is not UTF-8") from None
-    return list(arguments)
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def _kept(verb: str) -> str:
     """Return the end of the message of an interruption: what remains of the command's work."""
     if verb in CONTINUED:
@@ -116,17 +97,19 @@ def _kept(verb: str) -> str:
     return "; no probe is kept, and the same command starts again" if verb == "plan" else ""
 
 
-def _verb(arguments: Sequence[str]) -> str:
-    return arguments[0] if arguments and not arguments[0].startswith("-") else "run"
-
-
-def _dispatch(arguments: list[str]) -> int:
+def _run(verb: str, words: Sequence[str]) -> int:
     check_own_packages()
-    if (verb := _verb(arguments)) not in VERBS:
+    for text in (verb, *words):
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # records are UTF-8
+            shown = text.encode(errors="backslashreplace").decode()
+            raise UsageError(f"the argument '{shown}' is not UTF-8") from None
+    if verb not in VERBS:
         raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
-    if verb in TRAINING and not {"-h", "--help"} & {*arguments}:
+    if verb in TRAINING and not {"-h", "--help"} & {*words}:
         check_system()
-    return _function(verb)(arguments[1:] if arguments[:1] == [verb] else arguments)
+    return _function(verb)(words)
 
 
 def check_system() -> None:
@@ -140,8 +123,8 @@ def check_system() -> None:
             pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         raise UsageError(
-            f"{sys.platform}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, report, "
-            "compare, merge, export, load_results and your own loop work here too"
+            f"{sys.platform} has no {name}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, "
+            "report, compare, merge, export, load_results and your own loop work here too"
         ) from None
 
 

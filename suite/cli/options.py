@@ -1,4 +1,4 @@
-"""Options of the verbs: the parser, the arguments with their help texts, the file of `--config`, and their checks.
+"""The parser of all verbs, and the options of `run`, which other verbs share: declared once, typed or in a TOML file.
 
 Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. This module imports no
 torch.
@@ -7,125 +7,213 @@ torch.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from annotated_types import Ge, Gt, Le
 
 from suite import registry
 from suite.choices import TaskChoice
-from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
-from suite.parameters import convert
+from suite.parameters import allowed, convert, show
 from suite.trials.callbacks.calls import read_callbacks
-from suite.trials.folder.store import ONLY, Store
 from suite.trials.folder.targets import read_targets
 from suite.trials.planning import read_choices, read_names, read_override
-from suite.trials.spec import read_device, read_dtype, read_preset, read_seeds
+from suite.trials.spec import DTYPES, PRESETS, read_device, read_seeds
 
-Count = Annotated[int, Ge(1), Le(1000)]
-Positive = Annotated[float, Gt(0)]
-_TYPES: dict[str, Any] = {
-    "jobs": Count,
-    "nproc-per-trial": Count,
-    "timeout": Positive,
-    "margin": Positive,
-    "controls": bool,
-    "skip-unfit": bool,
-}
+LINE_WIDTH = 140  # characters, where the output is not a terminal
+LISTS = ("methods", "task", "model", "seeds", "target", "log")
+"""Options that a TOML file may give as arrays."""
+REPEATED = ("plugin", "set")
+"""Options that may be repeated, and the destinations of those that are short for them."""
 
 
-def read_config(path: Path, names: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:
-    """Return the options in a TOML file in the form of the command line: text, or lists of text for `plugin` and `set`.
+def program_name() -> str:
+    """Return the command that started this program: `pdt` or `python run_suite.py`."""
+    return "python run_suite.py" if Path(sys.argv[0]).name == "run_suite.py" else "pdt"
 
-    Keys may be written with `-` or `_`. Relative paths start at the working folder, as on the command line.
 
-    Args:
-        path: Path of the file.
-        names: Options with one value.
-        lists: Those of `names` that may be arrays.
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `UsageError` and suggests the nearest option."""
+
+    def __init__(self, verb: str = "", **keywords: Any) -> None:
+        super().__init__(
+            prog=f"{program_name()} {verb}".strip(),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **keywords,
+        )
+
+    def add_plugins(self, text: str = "Python file that registers it") -> None:
+        """Add `--plugin`, which may be repeated."""
+        self.add_argument("--plugin", metavar="FILE", action="append", default=[], help=text)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"'{value}'{nearest(value, action.choices)}")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all arguments.
+
+        Raises:
+            UsageError: An argument is unknown, or an option is given more than once.
+        """
+        if empty := [text for text in arguments if text.startswith("--") and text.endswith("=--")]:
+            raise UsageError(f"{empty[0]}: expected a value")  # argparse would store an empty list
+        names = [text.partition("=")[0] for text in arguments]
+        for action in self._actions:  # argparse alone would keep the last value
+            typed = [name for name in names if name in action.option_strings]
+            if len(typed) > 1 and action.dest not in REPEATED:
+                hint = "; lists are separated by commas, without spaces" if action.dest in LISTS else ""
+                raise UsageError(f"{typed[-1]} is given twice{hint}")
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            # Names are compared without dashes, which would make any two options similar.
+            options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
+            name = unknown[0].partition("=")[0]
+            if name.startswith("-"):
+                raise UsageError(f"no option is called '{name}'{nearest(name.lstrip('-'), options, '--')}")
+            is_field = name.startswith("recipe.")
+            hint = "repeat --set for each field" if is_field else "lists are separated by commas, without spaces"
+            raise UsageError(f"unexpected argument '{name}'; {hint}")
+        return namespace
+
+
+def of_type(annotation: Any) -> Callable[[str], Any]:
+    """Return the `type` of an option whose values have a type with bounds, as parameters have."""
+
+    def read(text: str) -> Any:
+        try:
+            return convert(text, annotation, "")
+        except UsageError:
+            raise argparse.ArgumentTypeError(f"'{text}'; allowed: {allowed(annotation)}") from None
+
+    return read
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return the `type` of an option whose value is an integer in this range."""
+    return of_type(Annotated[int, Ge(least), Le(most)])
+
+
+def read_data_root(text: str) -> Path:
+    """Return the folder of the data sets, which exists unless it is the default.
 
     Raises:
-        UsageError: The file cannot be read, a key is not an option, or a value has the wrong type.
+        UsageError: It does not exist, or is a file.
     """
-    try:
-        content = tomllib.loads(read_bytes(path, "--config").decode())
-    except ValueError as error:
-        raise UsageError(f"--config {path}: {error}") from error
-    known = (*names, "plugin", "set")
-    options: dict[str, Any] = {}
-    for key, value in content.items():
-        name, where = key.replace("_", "-"), f"--config {path}: {key}"
-        if name not in known:
-            raise UsageError(f"--config {path}: no option is called '{key}'{nearest(name, known)}")
-        if name == "set":
-            options[name] = _assignments(value, where)
-        elif name == "plugin":
-            options[name] = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
-        elif name in lists and isinstance(value, list):
-            # The comma makes an array with one seed a list of seeds; a number alone is a count.
-            options[name] = ",".join(_text(item, where) for item in value) + ("," if name == "seeds" else "")
-        else:
-            options[name] = _text(value, where)
-    return options
+    path = read_path(text, "--data-root")
+    if next(folder for folder in (path, *path.parents) if folder.exists()).is_file():
+        raise UsageError(f"--data-root {text}: is a file, not a folder")
+    if text != default_data_root() and not path.exists():  # a download creates the default
+        raise UsageError(f"--data-root {text}: there is no such folder; create it to download into it")
+    return path
 
 
-def _assignments(value: Any, where: str) -> list[str]:
-    """Return `{recipe = {epochs = 3}}` as `["recipe.epochs=3"]`."""
-    fields = value.get("recipe") if isinstance(value, dict) and value.keys() == {"recipe"} else None
-    if not isinstance(fields, dict):
-        raise UsageError(f"{where} must be a table [set.recipe] with fields of the recipe")
-    return [
-        f"recipe.{key}=({','.join(_text(part, where) for part in item)})"
-        if isinstance(item, list)
-        else f"recipe.{key}={_text(item, where)}"
-        for key, item in fields.items()
-    ]
+def _out(text: str) -> Path:
+    from suite.trials.folder.store import Store  # not needed to list
+
+    path = read_path(text, "--out")
+    Store(path).check()
+    return path
 
 
-def _text(value: Any, where: str) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise UsageError(f"{where} is {value!r}; allowed: text or a number")
+def _ray_address(text: str) -> str:
+    if not re.fullmatch(r"auto|local|[^\s:/]+:[0-9]{1,5}", text):
+        raise UsageError(f"--ray-address '{text}': expected auto, local or HOST:PORT")
+    return text
 
 
-DEFAULTS = {
-    "methods": "dense,sdgp,prunetrain",
-    "task": "cifar10",
-    "device": "auto",
-    "dtype": "auto",
-    "data-root": DATA_ROOT,
-    "only": "missing",
-    "jobs": "1",
-    "nproc-per-trial": "1",
-    "engine": "local",
-    "controls": "false",
-    "margin": "0.5",
-    "skip-unfit": "false",
+def _field(key: str, option: str) -> Callable[[str], tuple[str, Any]]:
+    """Return the `type` of an option that is short for `--set recipe.KEY=VALUE`."""
+    return lambda text: read_override(f"recipe.{key}={text}", option)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `run` with their defaults, checked without torch. Empty values were not typed.
+
+    Attributes:
+        overrides: Fields of the recipe with values of their types.
+        data_root_typed: Whether the data root is neither the default nor that of the environment.
+    """
+
+    data_root: Path
+    data_root_typed: bool
+    overrides: Mapping[str, Any]
+    methods: str = "dense,sdgp,prunetrain"
+    task: str = "cifar10"
+    model: str = ""
+    preset: str = ""
+    seeds: tuple[int, ...] = ()
+    controls: bool = False
+    margin: float = 0.005
+    targets: tuple[float, ...] = ()
+    skip_unfit: bool = False
+    plugins: tuple[Path, ...] = ()
+    recipe: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    out: Path | None = None
+    only: str = "missing"
+    jobs: int = 1
+    processes: int = 1
+    engine: str = "local"
+    ray_address: str = "auto"
+    callbacks: tuple[str, ...] = ()
+    timeout: float | None = None
+
+
+_POSITIVE = of_type(Annotated[float, Gt(0)])
+_ENGINES, _CALLBACKS = tuple(registry.names("engine")), registry.names("callback")
+# Metavariable, help, and type or choices of each option; the help fits on a line of 80 characters, and docs/ says more.
+_OPTIONS: dict[str, dict[str, tuple[str, str, Callable[[str], Any] | tuple[str, ...]]]] = {
+    "trials": {
+        "methods": ("LIST", "methods (default: {methods})", str),
+        "task": ("LIST", "tasks (default: {task})", str),
+        "model": ("LIST", "models (default: the task's own)", str),
+        "preset": ("NAME", "smoke, quick or paper (default: quick, CUDA: paper)", PRESETS),
+        "seeds": ("N|LIST", "count, or list: 0,1 or 7, (default: 1, for paper 3)", read_seeds),
+        "controls": ("true|false", "add the dense and random trials that a verdict needs", of_type(bool)),
+        "margin": ("POINTS", "difference in accuracy that matters (default: 0.5)", lambda text: _POSITIVE(text) / 100),
+        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense - margin)", read_targets),
+        "skip-unfit": ("true|false", "leave out methods that a network does not fit", of_type(bool)),
+        "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated", str),
+    },
+    "recipe": {
+        "recipe": ("NAME", "another recipe of the preset (see describe TASK)", str),
+        "epochs": ("N", "short for --set recipe.epochs=N", _field("epochs", "--epochs")),
+        "batch-size": ("N", "short for --set recipe.batch_size=N", _field("batch_size", "--batch-size")),
+        "set": ("recipe.KEY=VALUE", "set a field (see describe TASK); may be repeated", read_override),
+    },
+    "execution": {
+        "device": ("DEVICE", "auto, cpu, cuda or cuda:N (default: {device})", read_device),
+        "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: {dtype})", DTYPES),
+        "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DATA_ROOT})", read_data_root),
+        "out": ("DIR", "output folder (default: runs/TASK-HASH)", _out),
+        "only": ("WHICH", "run missing, failed or all trials (default: {only})", ("missing", "failed", "all")),
+        "jobs": ("N", "trials at the same time (default: {jobs})", whole(1, 1000)),
+        "nproc-per-trial": ("N", "processes that train a model together (default: {processes})", whole(1, 1000)),
+        "engine": ("NAME", f"{' or '.join(_ENGINES)} (default: {{engine}})", _ENGINES),
+        "ray-address": ("ADDRESS", "auto, local or HOST:PORT (default: {ray_address})", _ray_address),
+        "log": ("LIST", f"callbacks: {', '.join(_CALLBACKS)}, or a plugin's (default: none)", str),
+        "timeout": ("SECONDS", "kill a trial that takes longer (default: no limit)", _POSITIVE),
+        "config": ("FILE", "TOML file with these options; typed ones come first", str),
+    },
 }
-SHORTHANDS = {"epochs": "epochs", "batch-size": "batch_size"}  # option: field of the recipe
-LISTS = ("methods", "task", "model", "seeds", "target", "log")  # options that a TOML file may give as arrays
-RECIPE = ("preset", "recipe", *SHORTHANDS)
-TEXTS = (
-    *LISTS,
-    *RECIPE,
-    "device",
-    "dtype",
-    "data-root",
-    "out",
-    "only",
-    "jobs",
-    *("engine", "ray-address", "timeout", "nproc-per-trial"),
-    *("controls", "margin", "skip-unfit"),
-)
+_FIELDS = {"target": "targets", "nproc_per_trial": "processes", "log": "callbacks"}
+"""Fields of `RunOptions` that are not called as their options."""
 
 EXAMPLES = """\
 example:
@@ -136,9 +224,8 @@ exit status: 0 all trials are done; 1 a trial failed (the report is still writte
 
 
 def run_parser() -> Parser:
-    """Return the parser of `run`; values are text, or `None` where nothing was typed."""
+    """Return the parser of `run`; what was not typed is `None`."""
     parser = Parser(
-        prog=program_name(),
         usage="%(prog)s [run] [OPTION ...]",
         description="Train with several pruning methods and compare accuracy, FLOPs and time.\n\n"
         f"other verbs ({program_name()} VERB --help):\n"
@@ -162,84 +249,17 @@ def run_parser() -> Parser:
 
 def add_run_options(parser: Parser, shown: bool = True) -> None:
     """Add the options of `run` to the parser of a verb that plans trials, and to its help if `shown`."""
-    parser.lists = LISTS
+    defaults = {item.name: item.default for item in dataclasses.fields(RunOptions)}
     for title, options in _OPTIONS.items():
         group = parser.add_argument_group(title)
-        for name, (metavar, text) in options.items():
-            more: dict[str, Any] = {"action": "append"} if name in ("plugin", "set") else {}
-            if name in ("controls", "skip-unfit"):
-                more = {"nargs": "?", "const": "true"}
-            group.add_argument(f"--{name}", metavar=metavar, help=text if shown else argparse.SUPPRESS, **more)
-
-
-# Each fits on a line of 80 characters; pages of docs/ say more.
-_OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "trials": {
-        "methods": ("LIST", f"methods (default: {DEFAULTS['methods']})"),
-        "task": ("LIST", f"tasks (default: {DEFAULTS['task']})"),
-        "model": ("LIST", "models (default: the task's own)"),
-        "preset": ("NAME", "smoke, quick or paper (default: quick, CUDA: paper)"),
-        "seeds": ("N|LIST", "count, or list: 0,1 or 7, (default: 1, for paper 3)"),
-        "controls": ("true|false", "add the dense and random trials that a verdict needs"),
-        "margin": ("POINTS", f"difference in accuracy that matters (default: {DEFAULTS['margin']})"),
-        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense - margin)"),
-        "skip-unfit": ("true|false", "leave out methods that a network does not fit"),
-        "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated"),
-    },
-    "recipe": {
-        "recipe": ("NAME", "another recipe of the preset (see describe TASK)"),
-        "epochs": ("N", "short for --set recipe.epochs=N"),
-        "batch-size": ("N", "short for --set recipe.batch_size=N"),
-        "set": ("recipe.KEY=VALUE", "set a field (see describe TASK); may be repeated"),
-    },
-    "execution": {
-        "device": ("DEVICE", f"auto, cpu, cuda or cuda:N (default: {DEFAULTS['device']})"),
-        "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: auto)"),
-        "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DEFAULTS['data-root']})"),
-        "out": ("DIR", "output folder (default: runs/TASK-HASH)"),
-        "only": ("WHICH", f"run missing, failed or all trials (default: {DEFAULTS['only']})"),
-        "jobs": ("N", f"trials at the same time (default: {DEFAULTS['jobs']})"),
-        "nproc-per-trial": ("N", f"processes that train a model together (default: {DEFAULTS['nproc-per-trial']})"),
-        "engine": ("NAME", f"{' or '.join(registry.names('engine'))} (default: {DEFAULTS['engine']})"),
-        "ray-address": ("ADDRESS", "auto, local or HOST:PORT (default: auto)"),
-        "log": ("LIST", f"callbacks: {', '.join(registry.names('callback'))}, or a plugin's (default: none)"),
-        "timeout": ("SECONDS", "kill a trial that takes longer (default: no limit)"),
-        "config": ("FILE", "TOML file with these options; typed ones come first"),
-    },
-}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of `run`, checked without torch. Empty values were not typed and have no default.
-
-    `data_root_typed` is true if the data root is neither the default nor that of the environment.
-    """
-
-    methods: str
-    task: str
-    model: str
-    preset: str
-    recipe: str
-    seeds: tuple[int, ...]
-    overrides: dict[str, Any]
-    device: str
-    dtype: str
-    data_root: Path
-    data_root_typed: bool
-    out: Path | None
-    only: str
-    jobs: int
-    processes: int
-    engine: str
-    ray_address: str
-    timeout: float | None
-    plugins: tuple[Path, ...]
-    callbacks: tuple[str, ...]
-    controls: bool
-    skip_unfit: bool
-    margin: float
-    targets: tuple[float, ...]
+        for name, (metavar, text, values) in options.items():
+            more: dict[str, Any] = {"choices": values} if isinstance(values, tuple) else {"type": values}
+            if metavar == "true|false":
+                more |= {"nargs": "?", "const": "true"}
+            if name in ("plugin", "epochs", "batch-size", "set"):
+                more |= {"action": "append", "dest": "plugin" if name == "plugin" else "set"}
+            shown_text = text.format(**defaults) if shown else argparse.SUPPRESS
+            group.add_argument(f"--{name}", metavar=metavar, help=shown_text, **more)
 
 
 def read_run_options(arguments: Sequence[str]) -> RunOptions:
@@ -259,61 +279,86 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     Raises:
         UsageError: An option is not valid.
     """
-    typed = {name: getattr(namespace, name.replace("-", "_")) for name in (*TEXTS, "plugin", "set")}
-    typed = {name: value for name, value in typed.items() if value is not None}
-    config = {}
-    if namespace.config is not None:
-        read_path(namespace.config, "--config")
-        config = read_config(Path(namespace.config).expanduser(), TEXTS, LISTS)
-    values = {**DEFAULTS, "data-root": default_data_root()}
-    values |= {name: value for name, value in (config | typed).items() if name in TEXTS}
+    typed = _given(namespace)
+    config = read_config(typed["config"]) if "config" in typed else {}
+    values = config | typed
     overrides = _overrides(config) | _overrides(typed)
-
-    data_root = read_path(values["data-root"], "--data-root")
-    if next(path for path in (data_root, *data_root.parents) if path.exists()).is_file():
-        raise UsageError(f"--data-root {values['data-root']}: is a file, not a folder")
-    is_default = values["data-root"] == default_data_root()  # which a download makes
-    if not is_default and not data_root.exists():
-        raise UsageError(f"--data-root {values['data-root']}: there is no such folder; create it to download into it")
-    out = read_path(values["out"], "--out") if "out" in values else None
-    if out is not None:
-        Store(out).check()
-    plugins = tuple(read_path(path, "--plugin") for path in typed.get("plugin", config.get("plugin", ())))
+    plugins = tuple(read_path(path, "--plugin") for path in values.get("plugin", ()))
     for path in plugins:
         registry.load_plugin(path)
     for name, kind in (("methods", "method"), ("task", "task"), ("model", "model")):
         if name in values:
             read_names(values[name], kind, f"--{name}")
-    for name, known in (("only", ONLY), ("engine", registry.names("engine"))):
-        if values[name] not in known:
-            raise UsageError(f"--{name} '{values[name]}'{nearest(values[name], known)}")
-    plain = {name: convert(values[name], kind, f"--{name}") for name, kind in _TYPES.items() if name in values}
-    return RunOptions(
-        methods=values["methods"],
-        task=values["task"],
-        model=values.get("model", ""),
-        preset=read_preset(values["preset"]) if "preset" in values else "",
-        recipe=values.get("recipe", ""),
-        seeds=read_seeds(values["seeds"]) if "seeds" in values else (),
-        overrides=overrides,
-        device=read_device(values["device"]),
-        dtype=read_dtype(values["dtype"]),
-        data_root=data_root,
-        data_root_typed="data-root" in config | typed,
-        out=out,
-        only=values["only"],
-        jobs=plain["jobs"],
-        processes=plain["nproc-per-trial"],
-        engine=values["engine"],
-        ray_address=_ray_address(values),
-        timeout=plain.get("timeout"),
-        plugins=plugins,
-        callbacks=read_callbacks(values["log"]) if "log" in values else (),
-        controls=plain["controls"],
-        skip_unfit=plain["skip-unfit"],
-        margin=plain["margin"] / 100,
-        targets=read_targets(values["target"]) if "target" in values else (),
-    )
+    if "log" in values:
+        values["log"] = read_callbacks(values["log"])
+    values |= {"overrides": overrides, "plugins": plugins, "data_root_typed": "data_root" in values}
+    values.setdefault("data_root", read_data_root(default_data_root()))
+    known = {item.name for item in dataclasses.fields(RunOptions)}
+    fields = {_FIELDS.get(name, name): value for name, value in values.items()}
+    options = RunOptions(**{name: value for name, value in fields.items() if name in known})
+    if options.engine == "ray" and options.device.startswith("cuda:"):
+        raise UsageError(f"--device {options.device}: Ray chooses the GPU of each trial; type --device cuda")
+    if options.engine != "ray" and "ray_address" in values:
+        raise UsageError(f"--ray-address {options.ray_address}: is used with --engine ray only")
+    return options
+
+
+def _given(namespace: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(namespace).items() if value is not None}
+
+
+def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the recipe that one source sets.
+
+    Raises:
+        UsageError: A field is set twice.
+    """
+    overrides: dict[str, Any] = {}
+    for key, value in given.get("set", ()):
+        if key in overrides:
+            raise UsageError(f"recipe.{key} is given twice")
+        overrides[key] = value
+    return overrides
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """Read the options in a TOML file as if they were typed.
+
+    Keys may be written with `-` or `_`. Relative paths start at the working folder, as on the command line.
+
+    Args:
+        text: Path of the file.
+
+    Raises:
+        UsageError: The file cannot be read, a key is not an option, or a value is wrong.
+    """
+    read_path(text, "--config")
+    content = read_bytes(Path(text).expanduser(), "--config")
+    try:
+        words = [word for key, value in tomllib.loads(content.decode()).items() for word in _words(key, value)]
+        return _given(run_parser().read(words))
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"--config {text}: {error}") from error
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Return what would be typed for a key of a file of options: `["--seeds=3,"]` for `seeds = [3]`."""
+    name = key.replace("_", "-")
+    if name == "set":
+        fields = value.get("recipe") if isinstance(value, dict) and value.keys() == {"recipe"} else None
+        if not isinstance(fields, dict):
+            raise UsageError("set must be a table [set.recipe] with fields of the recipe")
+        return [f"--set=recipe.{field}={show(item)}" for field, item in fields.items()]
+    if name == "plugin" and isinstance(value, list):
+        return [f"--plugin={path}" for path in value]
+    if name in LISTS and isinstance(value, list):
+        # The comma makes an array with one seed a list of seeds; a number alone is a count.
+        value = ",".join(map(show, value)) + ("," if name == "seeds" else "")
+    if name == "config":
+        raise UsageError("a file names no other --config")
+    if not isinstance(value, (str, int, float)):
+        raise UsageError(f"{key} is {value!r}; allowed: text or a number")
+    return [f"--{name}={show(value)}"]
 
 
 def check_data_root(options: RunOptions, preset: str) -> None:
@@ -332,39 +377,3 @@ def check_data_root(options: RunOptions, preset: str) -> None:
         name, task = choice.name, choice.build(choice.parameters(preset, options.recipe))
         if task.needs_data_root(preset) and not (options.data_root / name).is_dir():
             raise UsageError(f"task {name} needs --data-root DIR, your folder of data; --preset smoke needs no data")
-
-
-def _ray_address(values: Mapping[str, str]) -> str:
-    """Return the address of the Ray cluster; empty with another engine.
-
-    Raises:
-        UsageError: The text is not an address, or the address or the device does not fit the engine.
-    """
-    address = values.get("ray-address", "")
-    if values["engine"] != "ray":
-        if address:
-            raise UsageError(f"--ray-address {address}: is used with --engine ray only")
-        return ""
-    if values["device"].startswith("cuda:"):
-        raise UsageError(f"--device {values['device']}: Ray chooses the GPU of each trial; type --device cuda")
-    if address not in ("", "auto", "local") and not re.fullmatch(r"[^\s:/]+:[0-9]{1,5}", address):
-        raise UsageError(f"--ray-address '{address}': expected auto, local or HOST:PORT")
-    return address or "auto"
-
-
-def _overrides(source: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the recipe that one source sets, by `--set` or by a short option.
-
-    Raises:
-        UsageError: A field is unknown, set twice, or set to a value that it cannot have.
-    """
-    typed = [
-        (f"--{option}", f"recipe.{key}={source[option]}") for option, key in SHORTHANDS.items() if option in source
-    ]
-    overrides: dict[str, Any] = {}
-    for option, assignment in [*typed, *(("--set", text) for text in source.get("set", ()))]:
-        key, value = read_override(assignment, option)
-        if key in overrides:
-            raise UsageError(f"{option} {assignment}: recipe.{key} is given twice")
-        overrides[key] = value
-    return overrides

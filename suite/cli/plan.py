@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from suite.cli.options import add_run_options, resolve_run_options
-from suite.cli.parser import LINE_WIDTH, Parser, program_name
+from suite.cli.options import LINE_WIDTH, Parser, add_run_options, program_name, resolve_run_options
 from suite.cli.run import has_one_thread, prepared
 from suite.measure.prediction import as_json, lines, predict, table, total_s
 
@@ -36,7 +35,7 @@ def plan(arguments: Sequence[str]) -> int:
         UsageError: The user can correct the command.
     """
     parser = Parser(
-        prog=f"{program_name()} plan",
+        "plan",
         usage="%(prog)s [OPTION ...]",
         description="Predict time, FLOPs and memory of a command's trials before anything is trained.",
         epilog=EPILOG.format(program=program_name()),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import registry
 from suite.brackets import split
-from suite.cli.options import RunOptions, add_run_options, resolve_run_options
-from suite.cli.parser import Parser, program_name
+from suite.cli.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
 from suite.cli.run import run_prepared
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
@@ -23,10 +20,10 @@ from suite.trials.planning import plan, read_names
 from suite.trials.spec import Prepared, SuiteSpec, TrialSpec
 
 if TYPE_CHECKING:
-    from reports.papers.contract import Reproduction
     from reports.papers.paper import Part
 
-DECIDED = ("methods", "task", "config", "recipe")  # options of `run` that the reproduction decides
+DECIDED = ("methods", "task", "recipe", "controls", "skip_unfit", "config")
+"""Options of `run` that the reproduction decides."""
 
 EPILOG = """\
 The options of run apply too (run --help), except those that the reproduction decides: --methods,
@@ -55,11 +52,16 @@ def reproduce(arguments: Sequence[str]) -> int:
     namespace = parser().read(arguments)
     for path in namespace.plugin or ():
         registry.load_plugin(path)
-    _check_name(namespace.name)
-    reproduction: Reproduction = registry.get("reproduction", namespace.name)()
+    reproduction = registry.get("reproduction", namespace.name)()
     parts = reproduction.declared.parts
     typed_parts = _read_parts(namespace.parts, [part.name for part in parts])
-    options = _read_options(namespace)
+    for name in DECIDED:
+        if getattr(namespace, name) is not None:
+            option = name.replace("_", "-")
+            raise UsageError(f"reproduce: --{option} cannot be given: {namespace.name} decides its trials")
+    options = resolve_run_options(namespace)
+    if options.model and len(read_names(options.model, "model", "--model")) > 1:
+        raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
 
     # Torch and matplotlib take seconds to import, which wrong options should not cost.
     from reports.papers.outcome import write_outcome
@@ -72,7 +74,10 @@ def reproduce(arguments: Sequence[str]) -> int:
     store = Store(folder)
     store.check()
     plans = _plans(suites, asked, store)
-    trials = _once([trial for name in asked for trial in plans[name]])
+    distinct: dict[str, TrialSpec] = {}  # parts share their dense trials
+    for trial in [trial for name in asked for trial in plans[name]]:
+        distinct.setdefault(trial.hash, trial)
+    trials = list(distinct.values())
     rehearse_new(trials, folder)
 
     def write() -> list[Path]:
@@ -87,7 +92,7 @@ def reproduce(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     """Return the parser of `reproduce`, with the options of `run` except those that the reproduction decides."""
     options = Parser(
-        prog=f"{program_name()} reproduce",
+        "reproduce",
         usage="%(prog)s NAME [OPTION ...]",
         description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
         epilog=EPILOG.format(listing=listing(), program=program_name()),
@@ -112,16 +117,6 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
     return Path("runs", f"{name}-{hashlib.sha256(determines.encode()).hexdigest()[:8]}").absolute()
 
 
-def _check_name(name: str) -> None:
-    known = registry.names("reproduction")
-    if name in known:
-        return
-    if not name:
-        print(f"reproductions:\n{listing()}", file=sys.stderr)
-        raise UsageError("reproduce: name one of the reproductions listed above")
-    raise UsageError(f"reproduce: no reproduction is called '{name}'{nearest(name, known)}")
-
-
 def _read_parts(text: str | None, known: list[str]) -> list[str]:
     """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
     if text is None:
@@ -129,22 +124,8 @@ def _read_parts(text: str | None, known: list[str]) -> list[str]:
     typed = known if text == "all" else [name.strip() for name in text.split(",")]
     for name in typed:
         if name not in known:
-            hint = nearest(name, [*known, "all"])
-            raise UsageError(f"--parts '{text}': no part is called '{name}'{hint}; known: {', '.join(known)}, all")
+            raise UsageError(f"--parts '{text}': no part is called '{name}'{nearest(name, [*known, 'all'])}")
     return [name for name in known if name in typed]
-
-
-def _read_options(namespace: argparse.Namespace) -> RunOptions:
-    for name in DECIDED:
-        if getattr(namespace, name) is not None:
-            raise UsageError(f"reproduce: --{name} cannot be given: {namespace.name} sets it")
-    for option in ("controls", "skip-unfit"):
-        if getattr(namespace, option.replace("-", "_")) is not None:
-            raise UsageError(f"reproduce: --{option} cannot be given: the paper decides the trials; use it with run")
-    options = resolve_run_options(namespace)
-    if options.model and len(read_names(options.model, "model", "--model")) > 1:
-        raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
-    return options
 
 
 def _suite(base: SuiteSpec, part: Part, options: RunOptions) -> SuiteSpec:
@@ -174,26 +155,12 @@ def _plans(suites: dict[str, SuiteSpec], asked: Sequence[str], store: Any) -> di
     return {name: plan(suite) for name, suite in suites.items() if name in asked or suite.tasks in held}
 
 
-def _once(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """Return each trial once; parts share their dense trials."""
-    return list({trial.hash: trial for trial in reversed(trials)}.values())[::-1]
-
-
 def _union(suites: Sequence[SuiteSpec]) -> SuiteSpec:
-    """Return the spec for `suite.json`, with the methods, tasks, models and seeds of all parts."""
-
-    def every(name: str) -> str:
-        lists = [split(getattr(suite, name)) for suite in suites if getattr(suite, name)]
-        return ",".join(dict.fromkeys(item for several in lists for item in several))
-
+    """Return the spec for `suite.json`, with the methods, tasks, models, recipes and seeds of all parts."""
+    lists: dict[str, Any] = {
+        name: ",".join(dict.fromkeys(item for suite in suites for item in split(getattr(suite, name)) if item))
+        for name in ("methods", "tasks", "models", "recipe")
+    }
     seeds = tuple(sorted({seed for suite in suites for seed in suite.seeds}))
     overrides = {key: value for suite in suites for key, value in suite.overrides.items()}
-    return dataclasses.replace(
-        suites[0],
-        methods=every("methods"),
-        tasks=every("tasks"),
-        models=every("models"),
-        seeds=seeds,
-        overrides=overrides,
-        recipe=",".join(dict.fromkeys(suite.recipe for suite in suites if suite.recipe)),
-    )
+    return dataclasses.replace(suites[0], **lists, seeds=seeds, overrides=overrides)

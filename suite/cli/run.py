@@ -18,8 +18,7 @@ import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.main import check_system
-from suite.cli.options import RunOptions, read_run_options
-from suite.cli.parser import LINE_WIDTH, program_name
+from suite.cli.options import LINE_WIDTH, RunOptions, program_name, read_run_options
 from suite.engine.cost.hardware import (
     available_cores,
     busy_advice,

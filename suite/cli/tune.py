@@ -11,8 +11,7 @@ from typing import Any
 
 from suite import files
 from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
-from suite.cli.options import RunOptions, add_run_options, resolve_run_options
-from suite.cli.parser import Parser, program_name, whole
+from suite.cli.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options, whole
 from suite.cli.run import run_prepared
 from suite.errors import UsageError, nearest
 from suite.parameters import show
@@ -152,7 +151,7 @@ def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) 
 
 def _parser() -> Parser:
     parser = Parser(
-        prog=f"{program_name()} tune",
+        "tune",
         usage="%(prog)s LIST --budget N [OPTION ...]",
         description="Choose parameters on validation images, with the same number of trials for each method.",
         epilog=EPILOG.format(program=program_name()),

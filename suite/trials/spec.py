@@ -271,13 +271,6 @@ def suite_hash(trials: Iterable[TrialSpec]) -> str:
     return hashlib.sha256("\n".join(sorted(trial.hash for trial in trials)).encode()).hexdigest()
 
 
-def read_preset(text: str) -> str:
-    """Check the name of a preset."""
-    if text not in PRESETS:
-        raise UsageError(f"--preset '{text}': there is no such preset{nearest(text, PRESETS)}")
-    return text
-
-
 def read_seeds(text: str) -> tuple[int, ...]:
     """Read a count (`3` means the seeds 0, 1, 2) or a list (`0,1,7`, or `7,` for one seed).
 

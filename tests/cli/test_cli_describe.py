@@ -14,6 +14,8 @@ from toy_suite import ROOT
 
 from suite import registry
 from suite.cli import main as cli
+from suite.cli.describe import parameter_texts
+from suite.parameters import declared
 from suite.recipe import Tuning
 from suite.trials.spec import PRESETS
 
@@ -121,6 +123,7 @@ def test_the_data_gradient_of_resnet18_at_224_px(capsys):
     text = capsys.readouterr().out
     assert re.search("^share of the data gradient in training FLOPs: 0.3", text, re.MULTILINE)
     assert re.search(r"^  down\.conv +1\.64 +1\.64 +1\.64 +33\.33 % +5\.85 %$", text, re.MULTILINE)
+    assert "  width: a number = 1.0 (this model 0.0625)\n" in text
     assert cli.main(["describe", "sdgp", "--layers"]) == 2
     assert "--layers is for models, and 'sdgp' is a method" in capsys.readouterr().err
 
@@ -215,3 +218,54 @@ def test_a_task_is_described_with_the_input_shape_of_each_preset(capsys):
     assert shapes == {"smoke": [3, 64, 64], "quick": [3, 96, 96], "paper": [3, 160, 160]}
     assert cli.main(["describe", "imagenette"]) == 0
     assert "quick 3x96x96, " in capsys.readouterr().out
+
+
+class Parent:
+    """A parent.
+
+    Attributes:
+        n, m: both of
+            them, in two lines.
+        old: said by the parent.
+
+    More text: not an entry.
+    """
+
+
+class Child(Parent):
+    """A child.
+
+    Attributes:
+        old: said by the child.
+
+    Class attributes:
+        other: no parameter.
+    """
+
+
+def function(width):
+    """A function.
+
+    Args:
+        width: of it.
+
+    Raises:
+        ValueError: never.
+    """
+
+
+def test_entries_of_attributes_and_args():
+    both = "both of them, in two lines."
+    assert parameter_texts(Parent) == {"n": both, "m": both, "old": "said by the parent."}
+    assert parameter_texts(Child) == {"n": both, "m": both, "old": "said by the child."}
+    assert parameter_texts(function) == {"width": "of it."}
+    assert parameter_texts(type("Silent", (), {})) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("method", "model") for name in registry.names(kind)]
+)
+def test_every_parameter_that_can_be_typed_is_described(kind, name):
+    thing = registry.get(kind, name)
+    texts = parameter_texts(thing)
+    assert [parameter for parameter in declared(thing) if not texts.get(parameter)] == []

@@ -8,7 +8,7 @@ import torch
 from toy_suite import assert_one_line, good, listing, pdt
 
 from suite.cli import main as cli
-from suite.cli.options import LISTS, TEXTS, check_data_root, read_config, read_run_options
+from suite.cli.options import check_data_root, read_config, read_run_options
 
 NAMES = [
     (["--methods", "sdpg"], "did you mean 'sdgp'"),
@@ -22,19 +22,20 @@ NAMES = [
     (["--methods", "dense,"], "expected name"),
     (["--methods", "dense", "sdgp"], "separated by commas, without spaces"),
     (["--epochs", "3", "--set", "recipe.epochs=4"], "given twice"),
-    (["--preset", "fast"], "--preset 'fast': there is no such preset; known: paper, quick, smoke"),
+    (["--preset", "fast"], "--preset: 'fast'; known: paper, quick, smoke"),
     (["--dtype", "float61"], "did you mean 'float16'"),
     (["--set", "recipe.execution=graph"], "allowed: eager, compile, cuda_graph"),
     (["--set", "recipe.size_milestones=(5,)"], "allowed: a list in parentheses, like (0.5,0.75), each above 0"),
     (["--only", "mising"], "did you mean 'missing'"),
-    (["--jobs", "0"], "--jobs is '0'; allowed: an integer from 1 to 1,000"),
+    (["--jobs", "0"], "--jobs: '0'; allowed: an integer from 1 to 1,000"),
     (["--engine", "rays"], "did you mean 'ray'"),
     (["--ray-address", "local"], "--ray-address local: is used with --engine ray only"),
     (["--engine", "ray", "--ray-address", "ray://here"], "'ray://here': expected auto, local or HOST:PORT"),
     (["--engine", "ray", "--device", "cuda:1"], "Ray chooses the GPU of each trial"),
-    (["--timeout", "0"], "--timeout is '0'"),
-    (["--margin", "wide"], "--margin is 'wide'"),
+    (["--timeout", "0"], "--timeout: '0'; allowed: a number above 0"),
+    (["--margin", "wide"], "--margin: 'wide'"),
     (["--controls", "--controls"], "--controls is given twice"),
+    (["--seeds=--"], "--seeds=--: expected a value"),
     (["--contols"], "did you mean '--controls'"),
     (["--data-root", "toy.py"], "is a file"),
     (["--data-root", "dta"], "--data-root dta: there is no such folder; create it to download into it"),
@@ -89,15 +90,15 @@ def test_a_user_sees_one_line(folder):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("method = 'dense'", "no option is called 'method'; did you mean 'methods'"),
-        ("config = 'x'", "no option is called 'config'"),
+        ("method = 'dense'", "--config c.toml: no option is called '--method'; did you mean '--methods'"),
+        ("config = 'x'", "--config c.toml: a file names no other --config"),
         ("methods = {a = 1}", "allowed: text or a number"),
         ("set = 'recipe.epochs=3'", "must be a table"),
         ("methods = ", "Invalid value"),
         ("[set.recipe]\nepoch = 3", "did you mean 'epochs'"),
         ("[set.recipe]\nepochs = 'x'", "a number"),
         ("seeds = -1", "--seeds '-1'"),
-        ("controls = 1", "--controls is '1'; allowed: true, false"),
+        ("controls = 1", "--config c.toml: argument --controls: '1'; allowed: true, false"),
     ],
 )
 def test_a_config_that_is_wrong(folder, capsys, text, expected):
@@ -123,7 +124,7 @@ def test_a_config_gives_options_that_are_not_on_the_command_line(folder, monkeyp
     expected = {"batch_size": 8, "learning_rate": 1.0, "epochs": 2, "milestones": (0.5, 0.75), "flip": False}
     assert options.overrides == expected
     (folder / "c.toml").write_text("seeds = 3\nplugin = 'toy.py'")
-    assert read_config(folder / "c.toml", TEXTS, LISTS) == {"seeds": "3", "plugin": ["toy.py"]}
+    assert read_config("c.toml") == {"seeds": (0, 1, 2), "plugin": ["toy.py"]}
     monkeypatch.setenv("PDT_DATA", "/elsewhere")
     assert read_run_options([]).data_root == Path("/elsewhere")
     assert not read_run_options([]).controls

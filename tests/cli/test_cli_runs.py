@@ -157,10 +157,10 @@ def test_what_a_plugins_code_raises_is_one_line_that_names_its_own(suite, folder
     (["compare"], ""),
 ])  # fmt: skip
 def test_an_interruption_says_what_its_verb_keeps(monkeypatch, capsys, verb, said):
-    def interrupted(name):
+    def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_function", interrupted)
+    monkeypatch.setattr(cli, "_run", interrupted)
     assert cli.main([*verb, "--x"]) == 130
     assert capsys.readouterr().err == f"pdt: interrupted{said}\n"
 

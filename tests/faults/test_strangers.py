@@ -9,7 +9,7 @@ import pytest
 from toy_suite import ROOT
 
 import suite
-from suite.cli.export import contents
+from suite.cli.folders import contents
 from suite.errors import UsageError
 
 PLUGIN = """

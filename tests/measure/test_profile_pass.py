@@ -11,7 +11,7 @@ from small_trials import flushed as spec
 from small_trials import train_in_suite
 from tiny_net import TINY
 
-from suite.cli.export import contents
+from suite.cli.folders import contents
 from suite.engine.cost import roofline
 from suite.engine.cost.clock import NO_CLOCK
 from suite.engine.cost.roofline import Machine

@@ -21,7 +21,7 @@ from toy_suite import assert_one_line
 from reports.content.build import build
 from suite.choices import MethodChoice
 from suite.cli import main as cli
-from suite.cli.export import contents
+from suite.cli.folders import contents
 from suite.engine.cost import clock
 from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.cost.ledger import Ledger

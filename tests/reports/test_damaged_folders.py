@@ -11,7 +11,7 @@ import pytest
 
 from reports import write_report
 from reports.content.build import build
-from suite.cli.verbs import report
+from suite.cli.folders import report
 from suite.trials.folder import packed
 from suite.trials.folder.reader import read
 

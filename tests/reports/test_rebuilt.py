@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from reports.content.build import build
-from suite.cli.verbs import report
+from suite.cli.folders import report
 from suite.trials.folder.reader import read
 
 ROOT = Path(__file__).parents[2]

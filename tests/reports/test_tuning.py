@@ -5,7 +5,7 @@ from small_trials import recorded, untrained
 
 from reports.content.provenance import provenance_section
 from suite import registry
-from suite.cli.folders.merge import _tuned
+from suite.cli.folders import copy_tuned
 from suite.trials.folder.reader import Records, read
 from suite.trials.folder.records import write_record
 from suite.trials.provenance import tuning
@@ -69,8 +69,10 @@ def test_a_merged_folder_keeps_the_first_tuning_and_says_so(tmp_path):
         path.mkdir()
         if content is not None:
             write_tuned(path, content)
-    assert _tuned(paths) == (one, [f"tune.json: kept from {paths[1]}, and not from {paths[3]}"])
-    assert _tuned(paths[:1]) == (None, [])
+    assert copy_tuned(paths[:1], tmp_path) == []
+    assert read_tuned(tmp_path) is None
+    assert copy_tuned(paths, tmp_path) == [f"tune.json: kept from {paths[1]}, and not from {paths[3]}"]
+    assert read_tuned(tmp_path) == one
 
 
 def test_trials_without_test_images_are_not_compared(tmp_path):

@@ -11,7 +11,7 @@ from suite.trials.folder.results import write_results
 from test_store import put, spec
 
 from suite.cli import main as cli
-from suite.cli.export import export, page_contents
+from suite.cli.folders import export, page_contents
 from suite.errors import UsageError
 from suite.trials.folder import packed
 from suite.trials.folder.records import read_record, write_json

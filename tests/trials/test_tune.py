@@ -334,7 +334,7 @@ def test_a_learning_rate_of_one_method_is_its_own_and_its_dependencies_have_it()
     ("arguments", "expected"),
     [
         (["dense"], "required: --budget"),
-        (["dense", "--budget", "0"], "--budget: invalid integer from 1 to 1000 value: '0'"),
+        (["dense", "--budget", "0"], "--budget: '0'; allowed: an integer from 1 to 1,000"),
         (["prunetrain[ratio=0.3]", "--budget", "2"], "prunetrain[ratio=0.3]: ratio is typed and searched at once"),
         (["dense", "--budget", "2", "--set", "recipe.learning_rate=0.1"], "recipe.learning_rate is typed and searched"),
         (

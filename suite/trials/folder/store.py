@@ -36,7 +36,6 @@ from suite.trials.folder.records import (
 )
 from suite.trials.spec import SuiteSpec, TrialSpec
 
-ONLY = ("missing", "failed", "all")
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
 """Files that, besides the trials, the table and the report are made from."""
 

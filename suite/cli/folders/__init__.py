@@ -1,1 +1,0 @@
-"""Verbs about several folders of trials."""
