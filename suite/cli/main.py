@@ -140,8 +140,8 @@ def check_system() -> None:
             pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         raise UsageError(
-            f"{sys.platform}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, report, "
-            "compare, merge, export, load_results and your own loop work here too"
+            f"{sys.platform} has no {name}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, "
+            "report, compare, merge, export, load_results and your own loop work here too"
         ) from None
 
 
