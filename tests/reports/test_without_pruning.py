@@ -116,7 +116,7 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     assert most.startswith("Most accurate method for its executed FLOPs: `quick`, +")
     assert cheapest.startswith("Cheapest method within 0.5 points of dense: `quick`, 0.85 of dense's FLOPs; dense as ")
     assert without == "Without pruning, `dense[width=0.5]` is better than dense for its executed FLOPs."
-    assert smallest == "Smallest network by pruning: none here needs fewer inference FLOPs than dense."
+    assert smallest == "Fewest inference FLOPs by pruning: none here needs fewer than dense."
     suite.rows = [row for row in suite.rows if row["method"] != "quick"]
     add_method(suite, "bad", near(84.0), executed=0.9)
     most, cheapest, *_ = group_of(suite).verdict.purposes
