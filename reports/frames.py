@@ -61,7 +61,7 @@ class Results:
     def __repr__(self) -> str:
         trials, labels = self.trials, self.verdicts["method"] + ("[" + self.verdicts["variant"] + "]").fillna("")
         outcomes = labels.groupby(self.verdicts["outcome"])
-        said = [f"{word}: {textwrap.shorten(', '.join(of.unique()), 100)}" for word, of in outcomes]
+        said = [f"{word}: {textwrap.shorten(', '.join(of.unique()), 400)}" for word, of in outcomes]
         seeds, methods = counted(trials["seed"].nunique(), "seed"), counted(len({*labels} - {BASELINE}), "method")
         done = sum(trials["status"] == "done")
         lines = [
@@ -131,7 +131,7 @@ def _epoch(trial: TrialRecord, record: Mapping[str, Any]) -> dict[str, Any]:
 def _named(label: str, key: Mapping[str, str]) -> dict[str, Any]:
     """Return the values that name a method, and its group of comparable trials."""
     method, _, rest = label.partition("[")
-    numbers = {name: float(text) if (text := key.get(name)) else None for name in ("epochs", "batch_size")}
+    numbers = {name: float(text) if (text := key.get(name)) else None for name in ("epochs", "batch_size", "threads")}
     texts = {name: text or None for name, text in key.items()}
     return {**texts, **numbers, "method": method, "variant": rest.removesuffix("]") or None}
 

@@ -49,8 +49,6 @@ _ABANDONED_AFTER_S = 3600
 """Seconds without a write after which a temporary file is abandoned."""
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """Errors of file systems that have no hard links or refuse another one."""
-_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF}
-"""Errors of file systems without locks. The last is that of NFS if the file is open for reading only."""
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -438,8 +436,6 @@ def try_lock(descriptor: int, folder: Path) -> bool:
     try:
         return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
         _warn_once(
             "%s: its file system has no locks (%s), so do not run two commands on this folder at the same time; "
             "--out (for data, --data-root) chooses a folder on another file system", folder, error.strerror,

@@ -147,7 +147,7 @@ def _group(
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),
-        tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug))
+        tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug, main_cost(rows)))
         if any(row.done for row in rows)
         else (),
         tradeoff_figures=(*filter(None, (gains,)), *tradeoffs),

@@ -9,7 +9,7 @@ from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
 from reports.content.verdict import cost_text, good_word, inference_share, share_text, word
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
-from reports.data.method_rows import NONE_DONE, MethodRow, all_timed, not_measured, times_rank
+from reports.data.method_rows import NONE_DONE, MethodRow, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_of
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate
@@ -200,7 +200,7 @@ def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Tab
 def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
     """Return accuracy, training time, and the realised and theoretical savings."""
     warning = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed for row in rows) else ""
-    several, passes = any(row.seeds > 1 for row in rows), all_timed(rows)
+    several, passes = any(row.seeds > 1 for row in rows), any(row.time.passes for row in rows)
     realised = "One minus the training time relative to dense."
     if not several:
         realised += f" {_ONE_SEED}"

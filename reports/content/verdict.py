@@ -38,14 +38,15 @@ from suite.trials.estimates import Estimate, Missing, Quantity, Ratio
 from suite.trials.groups import BASELINE, TrialGroup, epochs
 
 
-def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
+def budget_table(group: TrialGroup, slug: str, cost: Cost) -> tuple[Table, ...]:
     """Return a table with one row per number of epochs; none if dense was trained for one number of epochs only.
 
     Args:
         group: Trials that may be compared, with the shorter dense trainings.
         slug: Prefix of the table's name.
+        cost: The main cost of the page, which the table gives.
     """
-    known = zip((*group.budgets, group), evidence(group, (), "flops").budgets, strict=False)
+    known = zip((*group.budgets, group), evidence(group, (), cost).budgets, strict=False)
     points = [(epochs(one), budget) for one, budget in known if budget.accuracies]
     budgets = [budget for _, budget in points]
     if len(budgets) < 2 or budgets[-1].share != 1:
@@ -54,7 +55,12 @@ def budget_table(group: TrialGroup, slug: str) -> tuple[Table, ...]:
     means = [mean_of_dense(one.accuracies, spread) for one in budgets]
     columns = (
         Column("Epochs"),
-        Column("Cost", "× dense", "counted", "The share of the whole training's time and FLOPs."),
+        Column(
+            "Cost",
+            "× dense",
+            "counted",
+            f"The share of the whole training's {'time' if cost == 'time' else 'FLOPs'}, from its steps.",
+        ),
         Column("Seeds done"),
         Column(
             "Test accuracy",
@@ -250,10 +256,10 @@ def _smallest(methods: Mapping[str, MethodRow], answer: Answer) -> str:
     name = min(sizes, key=lambda name: sizes[name].mean, default=None)
     ways = bool(answer.without_pruning)
     if name is None or sizes[name].mean > 1 - _CHEAPER:
-        return say("verdict.smallest", name="", share=None, loss=None, ways=ways)
+        return say("verdict.smallest", name="", share=None, loss=None, ways=ways, skips=False)
     loss = methods[name].accuracy_difference
     lost = loss.scaled(100) if isinstance(loss, Estimate) and loss.half_width is not None else None
-    return say("verdict.smallest", name=name, share=sizes[name], loss=lost, ways=ways)
+    return say("verdict.smallest", name=name, share=sizes[name], loss=lost, ways=ways, skips=skips(methods[name]))
 
 
 def inference_share(row: MethodRow) -> Quantity:
@@ -326,7 +332,8 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     more = {judged.candidate.label: count for judged in answer.both if (count := _seeds_needed(judged)) > seeds}
     rows = [one.candidate.label for one in answer.both if without or one.candidate.label in {*few} - {*more}]
     if options and rows:
-        advice.append(say("verdict.same_command", options=[*options, setting.out], rows=rows))
+        typed = f'--methods "{",".join([BASELINE, *rows])}"'
+        advice.append(say("verdict.same_command", options=[typed, *options, setting.out]))
     folder = setting.out.removeprefix("--out ")
     if cost == "flops":
         advice.append(say("verdict.no_times", folder=folder))
@@ -339,6 +346,8 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
         else:
             passes = max([SURE_PASSES, *(count + FEWEST_PASSES for count in hidden)])
             advice.append(say("verdict.more_passes", folder=folder, passes=passes, rows=rows))
+    elif any(methods[name].timed is None for name in few):
+        advice.append(say("verdict.no_times", folder=folder))
     pruned = [judged for judged in answer.judged if not pruned_nothing(methods[judged.candidate.label])]
     if shorter := _shorter_lengths([*pruned, *answer.without_pruning], answer, setting):
         rows = [judged.candidate.label for judged in answer.both if without or judged.need == "shorter"]

@@ -254,12 +254,6 @@ def time_ratios(timed: MethodTime, trials: Iterable[TrialRecord]) -> Ratios:
     return Ratios(tuple(map(statistics.geometric_mean, passes.values())), by_seed=True, passes=each)
 
 
-def all_timed(rows: Sequence[MethodRow]) -> bool:
-    """Return whether the time pass measured all methods that are compared with dense."""
-    compared = [row for row in rows if row.done and not row.is_baseline]
-    return bool(compared) and all(row.time.passes for row in compared)
-
-
 def with_spread(rows: Sequence[MethodRow], lengths: Sequence[Candidate]) -> list[MethodRow]:
     """Give accuracies, and their differences to dense, intervals with the spread of the rule (`reports.data.rule`).
 

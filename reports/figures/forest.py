@@ -18,8 +18,9 @@ from reports.formatting import points
 _WIDTH, _MARGINS, _ROW = 6.2, 0.85, 0.27  # inches
 _CAPTION = (
     "Points: mean accuracy minus that of dense training for the same {cost}. Lines: intervals that cover all gains of "
-    "the page together with 95 %. Grey band: less than the margin of {margin:g} points."
+    "the page together with 95 %. Grey band: less than the margin of {margin:g} points. Arrowheads: it goes on."
 )
+_REACH = 2  # largest gain times this is where the axis ends
 _WITHOUT_PRUNING = " Below the line: ways without pruning, whose intervals hold together by themselves."
 
 
@@ -58,6 +59,12 @@ def gain_figure(
         axes.axvspan(-margin, margin, color=svg.GRID, alpha=0.6, linewidth=0, zorder=0)
         axes.axvline(0, color=svg.DENSE, linewidth=1.2, zorder=1)
         colours = [svg.colour(look.colour) for look in looks.values()]
+        # A wide interval must not hide narrow ones.
+        reach = max(margin, *frame["gain"].abs()) * _REACH
+        for end, head in (("low", "<"), ("high", ">")):
+            longer = frame[frame[end].abs() > reach]
+            frame[end] = frame[end].clip(-reach, reach)
+            axes.scatter(longer[end].clip(-reach, reach), longer["row"], marker=head, color=svg.DENSE, s=14, zorder=4)
         axes.hlines(frame["row"], frame["low"], frame["high"], colors=colours, linewidth=1.6)
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
         for label, place in places.items():

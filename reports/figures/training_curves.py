@@ -91,7 +91,7 @@ def _records(rows: Sequence[MethodRow]) -> pd.DataFrame:
 
     return pd.DataFrame(
         {"method": row.label, "trial": trial.name, "seed": seed_of(trial), "is_share": timed is not None}
-        | {"undisturbed_time": time}
+        | {"undisturbed time": time}
         | _values(record)
         for row in rows
         for trial in row.done
@@ -135,8 +135,8 @@ def _draw_means(axes: Axes, records: pd.DataFrame, looks: Looks, title: str, uni
 
 def _draw_accuracy_over_time(axes: Axes, records: pd.DataFrame, looks: Looks) -> str:
     is_share = records["is_share"].any()
-    divisor, unit = (1.0, "× dense") if is_share else formatting.time_scale(records["undisturbed_time"].max())
-    records = records.assign(time=records["undisturbed_time"] / divisor, value=100 * records["test_accuracy"])
+    divisor, unit = (1.0, "× dense") if is_share else formatting.time_scale(records["undisturbed time"].max())
+    records = records.assign(time=records["undisturbed time"] / divisor, value=100 * records["test_accuracy"])
     # A collection draws the lines of 1,000 trials in a tenth of the time of single lines.
     for method, several in records.groupby("method", sort=False):
         trials = [curve for _, curve in several.groupby("trial", sort=False)]
@@ -197,7 +197,7 @@ _DRAWINGS = (
         "Test accuracy over measured training time",
         "Thin lines: single trials. Thick lines: means over seeds of time and accuracy at each epoch. Times are those "
         "of the time passes, if there are any; methods without an undisturbed time are left out.",
-        ("test_accuracy", "undisturbed_time"),
+        ("test_accuracy", "undisturbed time"),
         _draw_accuracy_over_time,
     ),
     _Drawing(

@@ -137,7 +137,7 @@ def test_the_first_screen_answers_by_the_time_passes(suite: Any) -> None:
     assert first.startswith("Most accurate for its time: `quick`, +0.7")
     assert first.endswith("points above dense training for 0.863 of dense's time.")
     assert second == ("Fastest within 0.5 points of dense: `quick`, 0.863 of dense's time; the next is dense.")
-    assert third == "Smallest network: dense; no method here needs fewer inference FLOPs."
+    assert third == "Fewest inference FLOPs: dense; no method here needs fewer."
     assert verdict.basis.startswith("Each method has 5 seeds. Dense trains in 6 min 00 s on 2 threads. A gain of 0.")
     assert "Dense against dense, time passes differ by 0." in verdict.basis
     assert "for its 3 methods together" in verdict.certainty
@@ -246,10 +246,10 @@ def test_answers_from_few_seeds_are_preliminary_and_in_no_headline(suite: Any) -
     assert cells(group.summary, "quick")[4:6] == ["better, preliminary", "yes, preliminary"]
     assert group.verdict.purposes[0] == "All answers are preliminary: a verdict needs 5 seeds of a method."
     assert len(group.verdict.purposes) == 2
-    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict about `quick`." in group.verdict.advice
+    assert f'`--methods "dense,quick" --seeds 5 {out(suite)}` can give a verdict' in group.verdict.advice
     assert "better, preliminary (+1.4" in line(group, "quick")
     add_method(suite, "slow", near(88.7), executed=1.0)
-    assert "can give a verdict about `quick`." in group_of(suite).verdict.advice
+    assert '--methods "dense,quick"' in group_of(suite).verdict.advice
     first, most, fastest, _ = group_of(suite).verdict.purposes
     assert first == "What is said of `quick` is preliminary: a verdict needs 5 seeds of a method."
     assert most == "Most accurate for its executed FLOPs: dense; no method is shown to be better."
@@ -444,7 +444,7 @@ def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
     group = group_of(suite)
     assert [cells(group.summary, name)[4] for name in ("timeless", "few")] == ["no time pass", "too few seeds"]
     assert "can give a verdict about `timeless`: `" in group.verdict.advice
-    assert "can give a verdict about `few`." in group.verdict.advice
+    assert '--methods "dense,few"' in group.verdict.advice
 
 
 def test_disturbed_passes_do_not_count_and_are_not_advised(suite: Any) -> None:
@@ -478,7 +478,7 @@ def test_too_few_lengths_of_dense_ask_for_controls_where_they_can_give_them(
     assert verdict.purposes == ("No verdict: dense was trained for 1 length, and at least 4 are needed.",)
     assert verdict.certainty == ""
     if command:
-        assert f"The same command with `{command} {out(suite)}` can give a verdict about `quick`." in verdict.advice
+        assert f'`--methods "dense,quick" {command} {out(suite)}` can give' in verdict.advice
     else:
         assert "4 epochs allow no 4 lengths of dense training: train for 5 or more (`--epochs 5`)." in verdict.advice
 
@@ -486,10 +486,10 @@ def test_too_few_lengths_of_dense_ask_for_controls_where_they_can_give_them(
 def test_too_few_seeds_ask_for_seeds_and_failed_ones_for_more(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", (88.0, 88.1), executed=0.9)
-    assert f"The same command with `--seeds 5 {out(suite)}` can give a verdict about" in group_of(suite).verdict.advice
+    assert f'" --seeds 5 {out(suite)}` can give a verdict about' in group_of(suite).verdict.advice
     suite.add("quick", 2, accuracy=None, time=None, status="oom", epochs=EPOCHS, recipe={"epochs": EPOCHS})
     group = group_of(suite)
-    assert f"The same command with `--seeds 6 {out(suite)}` can give a verdict about" in group.verdict.advice
+    assert f'" --seeds 6 {out(suite)}` can give a verdict about' in group.verdict.advice
     assert "(1 oom of 3 trials, not included" in line(group, "quick")
 
 
@@ -537,7 +537,7 @@ def test_too_few_test_images_are_said_and_seeds_are_not_advised(suite: Any) -> N
     assert needed.pop("few") is None
     assert needed["unclear"] > needed["vague"] > 5
     group = group_of(suite)
-    assert f"with `--seeds 5 {out(suite)}` can give a verdict about `few`." in group.verdict.advice
+    assert f'with `--methods "dense,few" --seeds 5 {out(suite)}` can' in group.verdict.advice
     for name, seeds in needed.items():
         assert f"`{name}` needs {seeds} seeds" in group.verdict.advice
         assert f"about {seeds} seeds would decide" in line(group, name)
@@ -616,7 +616,7 @@ def test_the_smallest_network_names_its_accuracy(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "shrinks", near(87.0), executed=0.9, inference_flops=4e7, inference_flops_effective=4e7)
     last = group_of(suite).verdict.purposes[-1]
-    assert last.startswith("Smallest network: `shrinks`, 0.50 of dense's inference FLOPs, −1.70 ± 0.")
+    assert last.startswith("Fewest inference FLOPs: `shrinks`, 0.50 of dense's, −1.70 ± 0.")
 
 
 def test_inference_flops_are_effective_where_kernels_skip(suite: Any) -> None:
@@ -731,7 +731,7 @@ def test_the_folder_of_a_command_is_quoted_without_the_home_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     suite = suites("my runs")
     add_method(suite, "quick", near(88.0))
-    assert "with `--controls --out ~/'my runs'` can give" in group_of(suite).verdict.advice
+    assert " --controls --out ~/'my runs'` can give" in group_of(suite).verdict.advice
 
 
 def test_the_commands_of_a_report_name_the_place_that_its_folder_will_have(suite: Any) -> None:

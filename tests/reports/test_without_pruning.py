@@ -116,7 +116,7 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     assert most.startswith("Most accurate method for its executed FLOPs: `quick`, +")
     assert cheapest.startswith("Cheapest method within 0.5 points of dense: `quick`, 0.85 of dense's FLOPs; dense as ")
     assert without == "Without pruning, `dense[width=0.5]` is better than dense for its executed FLOPs."
-    assert smallest == "Smallest network by pruning: none here needs fewer inference FLOPs than dense."
+    assert smallest == "Fewest inference FLOPs by pruning: none here needs fewer than dense."
     suite.rows = [row for row in suite.rows if row["method"] != "quick"]
     add_method(suite, "bad", near(84.0), executed=0.9)
     most, cheapest, *_ = group_of(suite).verdict.purposes
@@ -250,12 +250,27 @@ def test_figures_draw_ways_without_pruning_in_grey_below_the_methods(
     assert [label.get_text() for label in axes.get_yticklabels()] == ["quick", "freezeout (no pruning)"]
     assert [text.get_text() for text in axes.texts] == ["better", "better"]
     assert any([*one.get_ydata()] == [0.5, 0.5] for one in axes.lines)
-    intervals = next(one for one in axes.collections if len(one.get_colors()) == 2 and hasattr(one, "get_segments"))
+    intervals = next(one for one in axes.collections if hasattr(one, "get_segments") and len(one.get_colors()) == 2)
     assert to_hex(intervals.get_colors()[1]) == svg.MUTED
     assert "Below the line: ways without pruning" in figure.caption
     tradeoff_figures([*rows_of(suite).values()], "slug", {"time": (), "flops": ()})
     (mark,) = (text for text in drawn[-1].legends[0].texts if "freezeout" in text.get_text())
     assert mark.get_text() == "freezeout (no pruning)"
+
+
+def test_an_interval_that_would_hide_the_others_goes_on_as_an_arrow(
+    suite: Any, drawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reports.content.build.gain_figure", gain_figure)
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    add_method(suite, "wild", (78.0, 88.0, 98.0), executed=0.85)
+    assert group_of(suite).summary
+    (lines, *_) = (one for one in drawn[0].axes[0].collections if hasattr(one, "get_segments"))
+    ends = {abs(x) for segment in lines.get_segments() for x, _ in segment}
+    heads = {abs(x) for one in drawn[0].axes[0].collections if hasattr(one, "get_sizes") for x, _ in one.get_offsets()}
+    assert max(ends) == max(heads) < 10
+    assert len(ends) > 2  # the narrow interval is whole
 
 
 def lower(accuracies: tuple[float, ...], variance: float, freedom: int) -> float:
