@@ -78,8 +78,7 @@ def label(trial: TrialRecord) -> str:
 
 def is_control(trial: TrialRecord) -> bool:
     """Return whether a trial is a control of methods, such as a random twin, of which a report claims nothing."""
-    recorded = trial.spec.control
-    return _is_variant_of_dense(trial) if recorded is None else recorded is True  # earlier records do not say it
+    return trial.spec.control
 
 
 def is_without_pruning(trial: TrialRecord) -> bool:

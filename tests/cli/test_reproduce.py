@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
-from small_trials import untrained
+from small_trials import recorded, untrained
 from toy_suite import assert_one_line
 from trials_here import run_here
 
@@ -21,7 +21,6 @@ from suite import registry
 from suite.cli import main as cli
 from suite.cli import reproduce
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import Trial
 from suite.trials.folder.records import write_record
 from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec
@@ -156,7 +155,7 @@ def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(fo
 
 
 def numbered(method, model, **numbers):
-    return Trial({"status": "done", "method": method, "model": model}, numbers)
+    return recorded(numbers, method=method, model=model)
 
 
 def test_a_page_says_first_when_nothing_was_pruned():

@@ -1,18 +1,20 @@
 """What a report says about the choice of defaults."""
 
 import pytest
+from small_trials import recorded, untrained
 
 from reports.content.provenance import provenance_section
 from suite import registry
 from suite.cli.folders.merge import _tuned
-from suite.trials.folder.reader import Records, Trial, read
+from suite.trials.folder.reader import Records, read
+from suite.trials.folder.records import write_record
 from suite.trials.folder.tuning import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 from suite.trials.provenance import tuning
 
 
 def defaults_chosen(tmp_path, card):
-    trial = Trial({"trial_id": "a", "method": "sdgp", "status": "done"}, {}, provenance={"method": card})
-    section = provenance_section(Records(tmp_path, (trial,), {}, "a table"))
+    trial = recorded(method="sdgp", provenance={"method": card})
+    section = provenance_section(Records(tmp_path, (trial,)))
     (table,) = (table for table in section.tables if table.columns[0].title == "Method")
     assert table.columns[-1].title == "Defaults chosen"
     return table.rows[0][-1].text
@@ -50,9 +52,8 @@ def test_it_shows_the_budget_of_each_method_and_whether_its_choice_is_compared(t
     write_tuned(tmp_path, tuned)
     assert read_tuned(tmp_path) == tuned
     for found, expected in ((0.2, "yes"), (0.1, "no")):
-        spec = {"recipe": {"learning_rate": found}}
-        trial = Trial({"trial_id": "a", "method": "dense", "status": "done"}, {}, spec=spec)
-        section = provenance_section(Records(tmp_path, (trial,), {}, "a table", tuned=tuned, untested=4))
+        trial = recorded(recipe={"learning_rate": found})
+        section = provenance_section(Records(tmp_path, (trial,), tuned=tuned, untested=4))
         (table,) = (table for table in section.tables if table.name == "tuning")
         assert table.caption == "Tuning on 1,000 validation images: every method had a budget of 2"
         assert [cell.text for cell in table.rows[0]] == ["dense", "2", "1", "recipe.learning_rate", "75.00", expected]
@@ -73,10 +74,13 @@ def test_a_merged_folder_keeps_the_first_tuning_and_says_so(tmp_path):
 
 
 def test_trials_without_test_images_are_not_compared(tmp_path):
-    lines = ["trial_id,method,status,test_accuracy,val_accuracy", "a-1,dense,done,0.5,0.6", "b-2,dense,done,,0.9"]
-    (tmp_path / "results.csv").write_text("\n".join([*lines, "c-3,dense,error,,"]) + "\n")
+    trials = [untrained(0), untrained(1, recipe={"evaluate_test": False})]
+    for trial in trials:
+        folder = tmp_path / "trials" / trial.trial_id
+        folder.mkdir(parents=True)
+        write_record(folder, trial, "done")
     records = read(tmp_path)
-    assert [trial.name for trial in records.trials] == ["a-1", "c-3"]
+    assert [trial.name for trial in records.trials] == [trials[0].trial_id]
     assert records.untested == 1
     (tmp_path / "tune.json").write_text("[]")
     damaged = read(tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trials import recorded
 from time_passes import one_pass, stage
 
 from reports import write_report
@@ -21,7 +22,7 @@ from reports.data.rule import holm
 from reports.data.verdict import answer, evidence, margins
 from reports.figures.forest import gain_figure
 from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.folder.times import MethodTime
 from suite.trials.groups import fold_budgets, group_trials
 from suite.trials.groups import label as label_of
@@ -642,7 +643,7 @@ def test_dense_trainings_of_unknown_recipes_are_no_budget(suite: Any) -> None:
 
 
 def test_a_seed_that_was_run_twice_counts_once_with_its_mean(suite: Any) -> None:
-    trials = [Trial({}, {"seed": seed, "test_accuracy": value}) for seed, value in ((0, 0.5), (1, 0.6), (0, 0.7))]
+    trials = [recorded({"test_accuracy": value}, seed=seed) for seed, value in ((0, 0.5), (1, 0.6), (0, 0.7))]
     assert by_seed(trials, "test_accuracy") == pytest.approx({0: 0.6, 1: 0.6})
     add_budgets(suite)
     recipe = {"epochs": 11}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.colors import to_hex
 from scipy import stats
+from small_trials import recorded
 from test_verdict import (
     EPOCHS,
     add_budgets,
@@ -34,7 +35,7 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from reports.render import html, latex, markdown
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.groups import fold_budgets, group_trials, is_control, is_without_pruning
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -59,7 +60,6 @@ def add_longer(suite: Any, spec: dict[str, Any]) -> None:
     ("dense", "", NO_PRUNING, False, False),
     ("dense", "width=0.5", NO_PRUNING, False, True),
     ("dense", "width=0.5", {"control": False}, False, True),
-    ("dense", "width=0.5", {}, True, False),
     ("dense", "repeat=2", {"prunes": False, "control": True}, True, False),
     ("freezeout", "", {"prunes": False}, False, True),
     ("sdgp", "mode=random", {"control": True}, True, False),
@@ -68,7 +68,7 @@ def add_longer(suite: Any, spec: dict[str, Any]) -> None:
 def test_records_tell_controls_and_ways_without_pruning_apart(
     method: str, variant: str, spec: Any, control: bool, way: bool
 ) -> None:
-    trial = Trial({"method": method, "variant": variant}, {}, spec=spec)
+    trial = recorded(method=method, variant=variant, **spec)
     assert (is_control(trial), is_without_pruning(trial)) == (control, way)
 
 

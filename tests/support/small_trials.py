@@ -9,7 +9,7 @@ from suite.choices import MethodChoice
 from suite.recipe import Recipe
 from suite.subnormals import FLUSH, IEEE
 from suite.trials.folder.packed import COMPRESSED, pack
-from suite.trials.folder.records import write_record
+from suite.trials.folder.records import TrialRecord, write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
 from suite.trials.trial_run import TrialRun
@@ -42,6 +42,13 @@ def untrained(seed=0, **fields):
     copy = {"kind": "original", "checksum": "ab" * 32, "path": "", "note": ""}
     known = {"method": "dense", "task": "digits", "model": "resnet9", "preset": "smoke", "device": "cpu"}
     return TrialSpec(**{**known, "recipe": recipe, "seed": seed, "dtype": "float32", "data_copy": copy, **fields})
+
+
+def recorded(result=None, *, status="done", epochs=(), provenance=None, **fields):
+    """Return the record of a trial that exists only in memory; `fields` are those of its spec."""
+    return TrialRecord(
+        spec=untrained(**fields), status=status, result=result or {}, epochs=epochs, provenance=provenance or {}
+    )
 
 
 def planned(methods, **changes):

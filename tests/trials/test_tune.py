@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 from annotated_types import Ge, Interval
-from small_trials import spec
+from small_trials import recorded, spec
 from trials_here import run_here
 
 from suite import files
@@ -23,7 +23,7 @@ from suite.parameters import Search
 from suite.task import Splits
 from suite.trials.building import load_splits
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.folder.records import FILES, read_record, write_record
 from suite.trials.folder.tuning import TOLERANCE, Setting, choose, read_tuned
 from suite.trials.groups import group_trials
@@ -340,8 +340,8 @@ def test_wrong_input_is_one_line_and_writes_nothing(folder, invented, capsys, ar
 
 def test_a_method_with_its_own_learning_rate_is_compared_with_the_others():
     def trial(method, variant="", **fields):
-        texts = {"trial_id": method + variant, "method": method, "variant": variant, "status": "done"}
-        return Trial(texts, {}, spec={"recipe": {"epochs": 4, **fields.pop("recipe")}, **fields})
+        recipe = {"epochs": 4, **fields.pop("recipe")}
+        return recorded(method=method, variant=variant, recipe=recipe, **fields)
 
     dense = trial("dense", recipe={"learning_rate": 0.1})
     own = trial("sdgp", "recipe.learning_rate=0.3", recipe={"learning_rate": 0.3}, replaced={"learning_rate": 0.1})
