@@ -33,7 +33,7 @@ from suite.cli.folders.destination import new_folder
 from suite.engine.cost.hardware import available_cores, has_bfloat16_cpu
 from suite.errors import UsageError
 from suite.trials.engines.exit_with_parent import die_with
-from suite.trials.folder.records import read_record
+from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,10 +91,10 @@ class Campaign:
             if place.exists():
                 continue
             status, reason = Store(self.results).state(trial.name)
-            if status != "done":
-                print(f"campaign: {trial} is not taken over, and trained again: {reason or status}", flush=True)
+            if status == "done" and (record := read_record(trial)):
+                _copy(trial, record, place)
             else:
-                _copy(trial, place)
+                print(f"campaign: {trial} is not taken over, and trained again: {reason or status}", flush=True)
 
     def _run(self, number: int, setting: Mapping[str, Any]) -> int:
         while (status := self._command(words(setting, self.folder))) is None:
@@ -140,17 +140,17 @@ class Campaign:
                     self._others.add(place.name)
                     print(f"campaign: {place} is of another training; it stays as it is", flush=True)
                 continue
-            _copy(trial, place)
+            _copy(trial, record, place)
             print(f"campaign: exported {place.name}", flush=True)
         suite, copy = self.folder / "suite.json", self.results / "suite.json"
         if suite.is_file() and self.results.is_dir() and (not copy.exists() or copy.read_bytes() != suite.read_bytes()):
             files.write(copy, suite.read_bytes())
 
 
-def _copy(trial: Path, place: Path) -> None:
+def _copy(trial: Path, record: TrialRecord, place: Path) -> None:
     """Export a trial: its folder as a whole, or not at all."""
     with new_folder("export", place) as temporary:
-        for name, content in trial_contents(trial):
+        for name, content in trial_contents(trial, record):
             files.write(temporary / name, content)
 
 

@@ -14,7 +14,7 @@ from suite.cli.parser import Parser, program_name
 from suite.errors import UsageError, in_words
 from suite.trials.folder import packed
 from suite.trials.folder.reader import NotTestedError, update_table
-from suite.trials.folder.records import DamagedRecord, as_text, load_record
+from suite.trials.folder.records import TrialRecord, as_text, read_record
 from suite.trials.folder.store import Store
 
 # Files of the folder.
@@ -74,12 +74,13 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             yield Path(name), page_contents(source / name)
     for folder in FOLDERS:
         for path in sorted((source / folder).glob("*")):
-            if path.is_file() and not path.name.startswith("."):  # temporary files of killed processes have a dot
-                if path.suffix != ".svg" or CARRIED in path.name:
-                    yield path.relative_to(source), page_contents(path)
+            is_whole = path.is_file() and not path.name.startswith(".")  # a killed process leaves files with a dot
+            if is_whole and (path.suffix != ".svg" or CARRIED in path.name):
+                yield path.relative_to(source), page_contents(path)
     for trial in Store(source).trial_folders():
-        for place, content in trial_contents(trial):
-            yield trial.relative_to(source) / place, content
+        if (record := read_record(trial)) is not None:  # the report names damaged records
+            for place, content in trial_contents(trial, record):
+                yield trial.relative_to(source) / place, content
 
 
 def page_contents(path: Path) -> bytes:
@@ -88,7 +89,7 @@ def page_contents(path: Path) -> bytes:
     return IMAGE.sub(IN_WORDS, content) if path.suffix == ".md" else content
 
 
-def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
+def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a trial's folder contains.
 
     Raises:
@@ -96,9 +97,9 @@ def trial_contents(trial: Path) -> Iterator[tuple[Path, bytes]]:
     """
     try:
         # `~` replaces the home folder, which contains the user's name.
-        yield Path("trial.json"), as_text(load_record(trial).without_home().to_json()).encode()
+        yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
         for name in packed.COMPRESSED:
             if held := packed.held(trial / name):
                 yield Path(name + packed.SUFFIX), packed.pack(packed.read(held))
-    except (OSError, DamagedRecord) as error:
-        raise UsageError(f"export: {trial}: {in_words(error) if isinstance(error, OSError) else error}") from error
+    except OSError as error:
+        raise UsageError(f"export: {trial}: {in_words(error)}") from error

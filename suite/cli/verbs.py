@@ -60,7 +60,7 @@ def report(arguments: Sequence[str]) -> int:
     folder = Path(namespace.folder).expanduser()
     targets = read_targets(namespace.target) if namespace.target is not None else ()
     for path in Store(folder).trial_folders() if targets else ():
-        if (record := read_record(path)) and (classes := (record.provenance.get("data") or {}).get("classes")):
+        if (record := read_record(path)) and (classes := record.provenance.get("data", {}).get("classes")):
             refuse_guesses(targets, classes)
     update(folder, targets, namespace.latex)
     if namespace.latex:

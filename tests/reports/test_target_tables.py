@@ -28,7 +28,9 @@ from suite.trials.groups import KEY, TrialGroup, label
 RISING = (0.3, 0.6, 0.7, 0.8)
 
 
-def trial(method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: float = 1.0, **changed: Any) -> TrialRecord:
+def trial(
+    method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: float = 1.0, **changed: Any
+) -> TrialRecord:
     epochs = tuple(
         {
             "epoch": number,
@@ -41,7 +43,9 @@ def trial(method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: 
         for number, accuracy in enumerate(accuracies, 1)
     )
     recipe = {"epochs": len(accuracies), **changed.pop("recipe", {})}
-    return recorded({"test_accuracy": accuracies[-1]}, epochs=epochs, method=method, seed=seed, recipe=recipe, **changed)
+    return recorded(
+        {"test_accuracy": accuracies[-1]}, epochs=epochs, method=method, seed=seed, recipe=recipe, **changed
+    )
 
 
 def group(*trials: TrialRecord, budgets: tuple[TrialGroup, ...] = (), times: Any = None) -> TrialGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -75,14 +74,6 @@ def test_a_folder_without_results_is_a_usage_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "trial_id,method\n"])
-def test_an_unreadable_table_is_a_usage_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.csv").write_text(content)
-    with pytest.raises(UsageError) as caught:
-        write_report(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_only_failures_still_make_a_report(suite: Any, without_figures: None) -> None:
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="no")
     folder = suite.write()
@@ -94,7 +85,8 @@ def test_only_failures_still_make_a_report(suite: Any, without_figures: None) ->
 def test_trials_without_epochs_or_layers_still_make_a_report(suite: Any) -> None:
     suite.add_all(("dense", "prunetrain"), seeds=1)
     folder = suite.write()
-    shutil.rmtree(folder / "trials")
+    for path in (*folder.glob("trials/*/epochs.jsonl"), *folder.glob("trials/*/layers.csv")):
+        path.unlink()
     write_report(folder)
     page = parse(folder / "report.html")
     assert "no finished trial has an epochs.jsonl" in page.text

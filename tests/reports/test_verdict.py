@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def test_few_passes_that_differ_are_named(suite: Any) -> None:
 
 def of_seeds(suite: Any, ratios: dict[int, tuple[float, ...]], **changed: Any) -> Any:
     """Write time passes of each seed of `quick`, and return what the rule says about it."""
-    names = {row["seed"]: row["trial_id"] for row in suite.rows if row["method"] == "quick"}
+    names = {one.spec.seed: one.name for one in read(suite.folder).trials if one.spec.method == "quick"}
     write_time_passes(suite, "quick", tuple(one for several in ratios.values() for one in several), **changed)
     content = json.loads((suite.folder / "time.json").read_text())
     passes = content["groups"][0]["methods"]["quick"]["passes"]
@@ -269,11 +268,12 @@ def test_equally_many_passes_of_each_seed_give_each_its_own_gain(suite: Any) -> 
     assert not few.candidate.by_seed
 
 
-def learns_nothing(suite: Any) -> None:
-    """Give all trials facts about the test images, by which an accuracy of 10 % is a guess."""
+def learns_nothing(suite: Any, **result: float) -> None:
+    """Give all trials facts about the test images, by which an accuracy of 10 % is a guess, and change results."""
     for path in suite.folder.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
         record["provenance"]["data"] = {"classes": 10, "test_images": 1000, "largest_test_class": 100}
+        record["result"] |= result
         path.write_text(json.dumps(record))
 
 
@@ -290,7 +290,7 @@ def test_passes_and_accuracies_of_seeds_that_learned_nothing_do_not_count(suite:
     rows = {row.label: row for row in method_rows(group, looks(map(label_of, records.trials)))}
     assert [f"{100 * rows['quick'].accuracy.mean:.2f} ± {100 * rows['quick'].accuracy.half_width:.2f}"] == before[:1]
     assert rows["dense"].spread.mean == pytest.approx(0.001)
-    timed = MethodTime(passes=[one_pass(0.3 if trial.numbers["seed"] == 5 else 0.9, trial=trial.name)
+    timed = MethodTime(passes=[one_pass(0.3 if trial.spec.seed == 5 else 0.9, trial=trial.name)
                                for trial in rows["quick"].trials])  # fmt: skip
     assert time_ratios(timed, rows["quick"].trials).values == pytest.approx((0.9,) * 5)
 
@@ -508,12 +508,8 @@ def test_too_few_test_images_are_said_and_seeds_are_not_advised(suite: Any) -> N
 def test_controls_are_no_methods(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
-    add_method(suite, "twin", near(88.7), executed=0.85)
-    add_method(suite, "dense", near(88.7), executed=0.85, variant="repeat=2")
-    for path in suite.folder.glob("trials/twin-*/trial.json"):
-        record = json.loads(path.read_text())
-        record["spec"]["control"] = True
-        path.write_text(json.dumps(record))
+    add_method(suite, "twin", near(88.7), executed=0.85, spec={"control": True})
+    add_method(suite, "dense", near(88.7), executed=0.85, variant="repeat=2", spec={"control": True})
     report = build(read(suite.write()))
     (group,) = report.groups
     assert [one.name for one in group.headlines if one.text.startswith("At equal")] == ["quick"]
@@ -606,9 +602,8 @@ def test_the_table_of_shorter_dense_trainings(suite: Any) -> None:
     for seed in range(3):
         recipe = {"epochs": 4, "learning_rate": 0.1}
         suite.add("dense", seed, accuracy=60.0, time=1.0, epochs=4, recipe=recipe)
-    first, second = groups_of(suite)
-    assert len(first.tables[-1].rows) == 5
-    assert second.verdict is None
+    (other,) = (group for group in groups_of(suite) if group.verdict is None)
+    assert "4 epochs" in other.subtitle
 
 
 def test_growing_images_make_early_epochs_cheaper(suite: Any) -> None:
@@ -629,17 +624,6 @@ def test_growing_images_make_early_epochs_cheaper(suite: Any) -> None:
     assert [one.share for one in evidence(group, rows, "flops").budgets] == [0.75, 1.0]
     shares = [one.share for one in evidence(group, rows, "time").budgets]
     assert shares == pytest.approx([(10 * 0.5 + 6 * 1.5) / (12 * 0.5 + 8 * 1.5), 1.0])
-
-
-def test_dense_trainings_of_unknown_recipes_are_no_budget(suite: Any) -> None:
-    """Only the table is left: the trainings for fewer epochs may have had another learning rate."""
-    add_budgets(suite)
-    add_method(suite, "quick", near(88.7), executed=0.8)
-    assert len(groups_of(suite)) == 1
-    shutil.rmtree(suite.folder / "trials")
-    groups = build(read(suite.folder)).groups
-    (verdict,) = (group.verdict for group in groups if group.verdict)
-    assert verdict.purposes == ("No verdict: dense was trained for 1 length, and at least 4 are needed.",)
 
 
 def test_a_seed_that_was_run_twice_counts_once_with_its_mean(suite: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from reports import write_report
 from reports.figures import svg
+from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import write_record
 from suite.trials.folder.table import COLUMNS, NUMBER_COLUMNS
 from suite.trials.spec import TrialSpec
@@ -96,7 +97,10 @@ class Suite:
         while (self.folder / "trials" / spec.trial_id).exists():  # the same setting in a second version
             spec = dataclasses.replace(spec, method_version=spec.method_version + 1)
         provenance = {**PROVENANCE, "hardware": {**PROVENANCE["hardware"], "threads": columns["threads"]}}
-        provenance |= {"hardware_id": columns["hardware_id"] or "", "software": {"torch": columns.get("torch", "")}}
+        provenance |= {
+            "hardware_id": columns["hardware_id"] or "",
+            "software": {"python": "3.11.7", "torch": columns.get("torch", "")},
+        }
         result = {name: columns[name] for name in columns if name in COLUMNS and not COLUMNS[name].source}
         folder = self.folder / "trials" / spec.trial_id
         folder.mkdir(parents=True)
@@ -175,7 +179,8 @@ def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
               "hardware_id": "", "dtype": ""})  # fmt: skip
     suite.add("prunetrain", 3, accuracy=None, time=None, **{**empty, "status": "diverged",
               "message": "loss is NaN at epoch 2"})  # fmt: skip
-    write_report(suite.write())
+    update_table(suite.write())
+    write_report(suite.folder)
     return suite.folder
 
 

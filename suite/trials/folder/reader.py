@@ -36,14 +36,14 @@ Number = Annotated[int | float, Interval(ge=-1e30, le=1e30)]  # sums and squares
 Content = TypeVar("Content")
 
 
-class _Layer(BaseModel):
+class _Layer(BaseModel, strict=True):
     inputs: Number | None = Field(None, alias="in")
     out: Number | None = None
     density: list[Number] = []
     weight_density: Number | None = None
 
 
-class _Epoch(BaseModel):
+class _Epoch(BaseModel, strict=True):
     """What reports compute with in a line of `epochs.jsonl`; `docs/development/file-formats.md` has all keys."""
 
     epoch: Annotated[int, Interval(gt=0, lt=10**9)]
@@ -178,10 +178,14 @@ def read_trials(folder: Path, none_runs: bool = False) -> tuple[list[TrialRecord
                 continue
             changes = {"status": "error", "message": "did not end: the command that ran it is gone"}
         damage: list[str] = []
-        if record.done and (reason := lacking(place, record, [name for name in FILES if packed.held(place / name)])):
-            damage.append(reason)
         changes |= {"epochs": read_epochs(place / FILES[0], damage), "layers": read_layers(place / FILES[1], damage)}
         missing = tuple(name for name in FILES if packed.held(place / name) is None)
+        if (
+            record.done
+            and not damage
+            and (reason := lacking(place, record, [name for name in FILES if name not in missing]))
+        ):
+            damage.append(reason)
         trials.append(record.model_copy(update={**changes, "damage": tuple(damage), "missing_files": missing}))
     return trials, damaged
 

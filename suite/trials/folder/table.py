@@ -72,8 +72,12 @@ class Column:
                 value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         return None if value == "" else value
 
-    def fault(self, value: float) -> str:
-        """Return why a number cannot be in this column; empty if it can."""
+    def fault(self, value: Any) -> str:
+        """Return why a value cannot be in this column; empty if it can."""
+        if self.type is str:
+            return "" if isinstance(value, str) else "not text"
+        if type(value) not in _LARGEST:
+            return "not a number"
         largest = min(self.maximum, _LARGEST[type(value)])
         return "" if 0 <= value <= largest else f"not between 0 and {largest:.6g}"
 
@@ -99,7 +103,7 @@ def minor_version(version: str) -> str:
 
 
 def _torch(record: TrialRecord) -> str:
-    return minor_version(str((record.provenance.get("software") or {}).get("torch", "")))
+    return minor_version(str(record.provenance.get("software", {}).get("torch", "")))
 
 
 _FLOPS = "FLOPs"
