@@ -48,8 +48,9 @@ def export(arguments: Sequence[str]) -> int:
     with files.errors_of(source):
         before = store.fingerprint()
         update_table(source)
+        damage: tuple[str, ...] = ()
         with contextlib.suppress(NotTestedError):
-            reports.write_report(source)  # so that the copied files agree with each other
+            damage = reports.write_report(source).damage  # so that the copied files agree with each other
         with new_folder("export", target) as temporary:
             for name, content in contents(source):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,8 @@ def export(arguments: Sequence[str]) -> int:
     report = destination / "report.md"
     said = report if report.exists() else "none, since its trials were not evaluated on test images"
     print(f"export: {destination}, {size / 1e6:.1f} MB; report: {said}")
+    for line in damage:
+        print(f"damaged: {line}")
     return 0
 
 
@@ -78,7 +81,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
             if is_whole and (path.suffix != ".svg" or CARRIED in path.name):
                 yield path.relative_to(source), page_contents(path)
     for trial in Store(source).trial_folders():
-        if (record := read_record(trial)) is not None:  # the report names damaged records
+        if (record := read_record(trial)) is not None:  # the report names those that are damaged
             for place, content in trial_contents(trial, record):
                 yield trial.relative_to(source) / place, content
 

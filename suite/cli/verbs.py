@@ -74,8 +74,8 @@ def update(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> 
     with files.errors_of(folder):
         while not is_current:
             before = store.fingerprint()
-            update_table(folder, targets=targets)
             written = reports.write_report(folder, targets, latex)
+            update_table(folder, targets=targets)
             # Another command may have changed the folder since. If one still runs, it will write the report at its end.
             is_current = store.is_locked() or store.fingerprint() == before
     print(f"report: {written.paths[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from report_fixtures import without_figures
 from small_trials import untrained
 from time_passes import one_pass, time_json
 
+import reports
 from suite.cli import main as cli
 from suite.cli.folders.entries import combine_times, latest_profiles
 from suite.errors import UsageError
@@ -24,7 +26,7 @@ from suite.recipe import Recipe
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import read
-from suite.trials.folder.records import FILES, read_record, write_json, write_record
+from suite.trials.folder.records import FILES, write_json, write_record
 from suite.trials.folder.store import Store
 from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.spec import TrialSpec
@@ -94,7 +96,8 @@ def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp
     assert not any(trial.damage for trial in trials.values())
     for folder, seed in ((a, 0), (b, 1), (b, 2)):
         name = spec(seed).trial_id
-        assert read_record(out / "trials" / name) == read_record(folder / "trials" / name)
+        merged, own = ((place / "trials" / name / "trial.json").read_bytes() for place in (out, folder))
+        assert merged == own
     # Trials of another machine are another group of the report.
     assert {trial.text("hardware_id") for trial in trials.values()} == {"h1234567", "h7654321"}
     assert (out / "report.md").read_text().count("\n## ") >= 2
@@ -191,7 +194,8 @@ def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, ca
 KILLED = textwrap.dedent(
     """
     import os, signal, sys
-    from suite.cli import main as cli
+    import reports
+from suite.cli import main as cli
     from suite.cli.folders import merge
     copy = merge.copy_trial
     def once(*arguments):
@@ -290,7 +294,7 @@ def test_a_damaged_trial_is_said_to_be_damaged(two: tuple[Path, Path], tmp_path:
     shutil.copytree(a / "trials" / name, b / "trials" / name)
     (a / "trials" / name / "epochs.jsonl").write_text("edited\n")
     assert merge(a, b, out=tmp_path / "out") == 0
-    line = f"merge: {name}: done in {b} is kept; it is damaged (epochs.jsonl does not have the checksum in trial.json)"
+    line = f"merge: {name}: done in {b} is kept; it is damaged (epochs.jsonl has 7 bytes, not 13)"
     assert f"{line} in {a}\n" in capsys.readouterr().out
     assert not any(trial.damage for trial in read(tmp_path / "out").trials)
 
@@ -325,6 +329,47 @@ def test_parts_of_killed_writers_are_not_copied(two: tuple[Path, Path], tmp_path
     (place / ".model.pt.0123456789abcdef.part").write_text("half")
     assert merge(*two, out=tmp_path / "out") == 0
     assert not list((tmp_path / "out").rglob("*.part"))
+
+
+@pytest.mark.parametrize("verb", ["merge", "export"])
+def test_a_folder_that_changes_while_it_is_copied_is_refused(
+    two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, verb: str
+) -> None:
+    """A command that began after `merge` or `export` had looked whether there is one restarts the trial."""
+    a, b = two
+    module = importlib.import_module(f"suite.cli.{'folders.' * (verb == 'merge')}{verb}")
+    name = "copy_trial" if verb == "merge" else "contents"
+    real = getattr(module, name)
+
+    def beside(*arguments: Any) -> Any:
+        found = real(*arguments)
+        put(a, spec(0), None, "killed by signal 9")
+        return found
+
+    monkeypatch.setattr(module, name, beside)
+    words = ["merge", str(a), str(b), "-o"] if verb == "merge" else ["export", str(a)]
+    assert cli.main([*words, str(tmp_path / "new")]) == 2
+    assert "in use by another command; try again when it has ended" in capsys.readouterr().err
+    assert others(tmp_path) == []
+
+
+def test_a_report_that_is_overtaken_by_a_newer_trial_is_written_again(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, written = two[0], []
+    write = reports.write_report
+
+    def overtaken(*arguments: Any) -> Any:
+        written.append(write(*arguments))
+        if len(written) == 1:
+            put(folder, spec(5), 0.8)
+        return written[-1]
+
+    monkeypatch.setattr(reports, "write_report", overtaken)
+    assert cli.main(["report", str(folder)]) == 0
+    assert len(written) == 2
+    assert "3 trials" in (folder / "report.md").read_text(encoding="utf-8")
+    assert spec(5).trial_id in (folder / "results.csv").read_text(encoding="utf-8")
 
 
 def measured(change: float = 1.0, **fields: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from rich.console import Console
-from small_trials import spec, write_export
+from small_trials import put_export, spec
 
 from suite.cli import main as cli
 from suite.measure import prediction as module
@@ -95,7 +95,7 @@ def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path, m
     made = Probes(monkeypatch)
     first = spec("dense")
     second = dataclasses.replace(spec("sdgp"), depends_on={"dense": first.trial_id})
-    write_export(Store(tmp_path).trial_folder(first.trial_id), first)
+    put_export(tmp_path, first)
     (kind,) = predicted([first], tmp_path)
     assert (kind.runs, kind.is_known, kind.trial_s, made.trials) == ((), False, 0.0, [])
     assert [len(kind.runs) for kind in predicted([first, second], tmp_path)] == [1, 1]

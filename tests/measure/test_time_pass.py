@@ -751,7 +751,7 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
     out = without_states(shrinking, tmp_path / "out")
     monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
-    assert lines[1] == f"{TRIAL.trial_id}: not trained: "
+    assert lines[1] == f"{TRIAL.trial_id}: not trained"
     assert f"{METHOD}: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
 

@@ -78,9 +78,7 @@ def epochs(folder):
 def in_training(out):
     """Return the folders of the trials that have trained some of their 30 epochs, and will train for a while."""
     folders = sorted((out / "trials").glob("dense-*"))
-    return [
-        one for one in folders if 3 <= len(epochs(one)) <= 15 and (read_record(one) or {}).get("status") == "running"
-    ]
+    return [one for one in folders if 3 <= len(epochs(one)) <= 15 and read_record(one).status == "running"]
 
 
 def starts(folder):

@@ -23,7 +23,7 @@ def run_here(engine, trials, progress):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["trial", str(folder)])
             trial.main()
-        progress.ended(spec, read_record(folder), time.monotonic() - began)
+        progress.ended(spec, read_record(folder).to_json(), time.monotonic() - began)
 
 
 def let_run_here(patch):

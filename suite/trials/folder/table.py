@@ -78,7 +78,7 @@ class Column:
             return "" if isinstance(value, str) else "not text"
         if type(value) not in _LARGEST:
             return "not a number"
-        largest = min(self.maximum, _LARGEST[type(value)])
+        largest = min(self.maximum, _LARGEST[self.type])
         return "" if 0 <= value <= largest else f"not between 0 and {largest:.6g}"
 
 

@@ -122,7 +122,6 @@ def read_tuned(folder: Path) -> Tuned | None:
         UsageError: The file is damaged; one line.
     """
     path = folder / NAME
-    files.refuse_link(path)
     if not path.exists():
         return None
     try:
