@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -23,6 +24,7 @@ from suite.cli import main as cli
 from suite.cli.folders.entries import combine_times, latest_profiles
 from suite.errors import UsageError
 from suite.recipe import Recipe
+from suite.trials.folder import packed
 from suite.trials.folder.entries import GroupEntries
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import read
@@ -271,7 +273,14 @@ def test_a_name_of_the_greatest_length(two: tuple[Path, Path], tmp_path: Path) -
     assert others(tmp_path) == ["ä" * 127]
 
 
-def test_files_that_cannot_be_read_or_copied_are_one_line(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+def test_files_that_cannot_be_read_or_copied_are_one_line(
+    two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def unreadable(path: Path) -> bytes:
+        if path.name == "layers.csv":
+            raise OSError(errno.EIO, "Input/output error")
+        return path.read_bytes()
+
     a, b = two
     place = a / "trials" / spec(0).trial_id
     os.mkfifo(place / "pipe")
@@ -279,8 +288,7 @@ def test_files_that_cannot_be_read_or_copied_are_one_line(two: tuple[Path, Path]
     assert capsys.readouterr().err.endswith(f"merge: {place / 'pipe'} is not an ordinary file; move it away\n")
     (place / "pipe").unlink()
     shutil.copytree(place, b / "trials" / place.name)
-    (place / "layers.csv").unlink()
-    (place / "layers.csv.gz").write_bytes(b"not compressed")
+    monkeypatch.setattr(packed, "read", unreadable)
     assert merge(a, b, out=tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "their layers.csv cannot be compared: " in error

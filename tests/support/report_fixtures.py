@@ -61,7 +61,7 @@ class Suite:
         `recipe`, `task_parameters` and `spec` add to those parts of `trial.json` instead.
         """
         variant = changed.pop("variant", VARIANTS.get(method, ""))
-        recipe = {**RECIPE, **changed.pop("recipe", {})}
+        recipe = changed.pop("recipe", {})
         task_parameters, recorded = changed.pop("task_parameters", {}), changed.pop("spec", {})
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
         columns: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Suite:
         kind, _, checksum = columns["data_copy"].partition("-")
         fields = {
             **{name: columns[name] or "" for name in SETTINGS},
-            **{"recipe": {"epochs": columns["epochs"], "batch_size": columns["batch_size"], **recipe}},
+            **{"recipe": {**RECIPE, **{name: columns[name] for name in RECIPE if columns.get(name)}, **recipe}},
             **{"data_copy": {**DATA_COPY, "kind": kind, "checksum": checksum}, "seed": seed},
             **{"parameters": parameters, "task_parameters": task_parameters, **recorded},
         }

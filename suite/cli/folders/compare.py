@@ -12,7 +12,6 @@ from rich.table import Table
 from suite import files
 from suite.cli.parser import LINE_WIDTH, Parser, program_name
 from suite.trials.folder.reader import read
-from suite.trials.folder.results import current_rows
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -32,7 +31,7 @@ def compare(arguments: Sequence[str]) -> int:
 
     from reports import comparison  # imports numpy and pandas, which take time that wrong options should not cost
 
-    difference = comparison.compare(*(read(path, current_rows(path)) for path in paths))
+    difference = comparison.compare(*map(read, paths))
     tables = comparison.tables(difference)
     if page is not None:
         with files.errors_of(page.parent):

@@ -105,7 +105,7 @@ def choose(sources: Sequence[Source]) -> tuple[dict[str, Trial], list[str]]:
         # An exported copy has fewer files: it lacks the model and the stages.
         best = max(done or several[:1], key=lambda trial: trial.size)
         chosen[name] = best
-        if len(done) < len(several) and (done or any(one.state != best.state for one in several)):
+        if len(done) < len(several) and (done or any(one.plain != best.plain for one in several)):
             others = ", ".join(f"{one.state} in {one.source}" for one in several if not one.done and one != best)
             notes.append(f"{name}: {best.state} in {best.source} is kept; it is {others}")
     return chosen, notes

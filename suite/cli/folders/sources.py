@@ -41,12 +41,17 @@ class Trial:
         """Whether the trial is done, and no file of it is missing or was cut off."""
         return self.state == "done"
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The content of the record with `~` for the home folder in the path of the data set; empty if damaged."""
+        return self.record.without_home().to_json() if self.record else {}
+
     def difference(self, other: Trial) -> str:
         """Return in what two finished trials differ; empty if they are equal.
 
         The path of the data set may differ: an export has `~` in place of the home folder.
         """
-        mine, theirs = (_plain(one.record) for one in (self, other))
+        mine, theirs = self.plain, other.plain
         if differing := [name for name in mine if mine[name] != theirs[name]]:
             return f"'{differing[0]}' of their trial.json differs"
         for name in FILES:
@@ -58,11 +63,6 @@ class Trial:
             if len(contents) > 1:
                 return f"their {name} differs"
         return ""
-
-
-def _plain(record: TrialRecord | None) -> dict[str, Any]:
-    """Return a record with `~` in place of the home folder in the path of the data set."""
-    return record.without_home().to_json() if record else {}
 
 
 @dataclass(frozen=True)
