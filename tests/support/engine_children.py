@@ -25,13 +25,12 @@ CHILD = textwrap.dedent(
     from suite.trials.engines.exit_with_parent import watch_parent
     from suite.trials.progress import ProgressFile
     from suite.trials.folder.records import read_record, write_record
-    from suite.trials.spec import TrialSpec
 
     watch_parent()
     folder = Path(sys.argv[1])
     record = read_record(folder)
-    spec = TrialSpec.from_json(record["spec"])
-    assert record["status"] == "running"
+    spec = record.spec
+    assert record.status == "running"
     assert sys.stdin.read() == ""
     with open(folder / "starts", "a") as file:
         file.write(f"{os.getpid()} {time.time()}\\n")

@@ -11,7 +11,7 @@ from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, 
 
 from suite.trials.engines import local
 from suite.trials.engines.local import LocalEngine, environment
-from suite.trials.folder.records import read_record, write_record
+from suite.trials.folder.records import read_record
 from suite.trials.progress import Position
 
 
@@ -25,7 +25,7 @@ def child(tmp_path):
 def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
     methods = ("crash", "killed", "silent", "diverged", "done_then_killed", "done")
     records, told, folders = run(child, tmp_path, *methods, jobs=2)
-    ends = [(record["status"], record["message"]) for record in records]
+    ends = [(record.status, record.message) for record in records]
     assert ends == [
         ("error", "RuntimeError: no luck today"),
         ("error", "killed by signal 9"),
@@ -34,7 +34,7 @@ def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
         ("done", ""),
         ("done", ""),
     ]
-    assert records[-1]["result"] == {"test_accuracy": 0.75}
+    assert records[-1].result == {"test_accuracy": 0.75}
     assert sorted(item[1:3] for item in told if item[0] == "ended") == sorted(
         (method, end[0]) for method, end in zip(methods, ends, strict=True)
     )
@@ -50,8 +50,8 @@ def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
 
 def test_a_trial_that_takes_too_long_is_killed_with_its_processes(child, tmp_path):
     records, _, folders = run(child, tmp_path, "sleep", "done", timeout=2)
-    assert (records[0]["status"], records[0]["message"]) == ("timeout", "killed after 2 s (--timeout)")
-    assert records[1]["status"] == "done"
+    assert (records[0].status, records[0].message) == ("timeout", "killed after 2 s (--timeout)")
+    assert records[1].done
     for pid in pids_of(folders[0]):
         wait_until(lambda pid=pid: not alive(pid))
 
@@ -62,7 +62,7 @@ def test_two_at_a_time(child, tmp_path, monkeypatch):
     records, told, _ = run(child, tmp_path, "done", "done", "done", jobs=2)
     assert [item[0] for item in told[:2]] == ["started", "started"]
     assert [item[0] for item in told].index("ended") < [i for i, item in enumerate(told) if item[0] == "started"][2]
-    assert [record["provenance"]["threads"] for record in records] == [3, 3, 3]
+    assert [record.provenance["threads"] for record in records] == [3, 3, 3]
 
 
 def test_a_resumed_trial_keeps_its_files_and_its_first_log(child, tmp_path):
@@ -97,8 +97,8 @@ def test_ctrl_c_kills_all_and_leaves_records(child, tmp_path):
         wait_until(lambda pid=pid: not alive(pid))
     for folder in folders:
         record = read_record(folder)
-        assert record["status"] == "error"
-        assert record["message"].startswith("interrupted")
+        assert record.status == "error"
+        assert record.message.startswith("interrupted")
         assert not [*folder.rglob(".*.part")]
 
 
@@ -140,11 +140,6 @@ def test_the_environment_of_a_trial(monkeypatch):
     assert environment(8)["OMP_NUM_THREADS"] == "3"
 
 
-def test_an_unknown_status_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a status"):
-        write_record(tmp_path, spec("dense"), "finished")
-
-
 def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tmp_path):
     """Both a running trial and a finished trial."""
     trials = [spec(method, seed) for seed, method in enumerate(("sleep", "done", "done"))]
@@ -173,7 +168,7 @@ def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tm
         ("done", "done", ""),
     ]
     record = read_record(folders[0])
-    assert (record["status"], record["message"]) == ("error", reason)
+    assert (record.status, record.message) == ("error", reason)
     assert not folders[1].exists()
 
 

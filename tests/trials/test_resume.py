@@ -21,7 +21,6 @@ from suite.cli import main as cli
 from suite.engine.network import model_files
 from suite.errors import UsageError
 from suite.trials.folder.records import read_record
-from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +120,7 @@ def copy(killed, tmp_path):
 def test_a_killed_trial_is_named_and_no_trial_survives_its_command(killed):
     assert not list((killed / "trials").glob("prunetrain-*"))
     (dense, sdgp) = (read_record(trial(killed, method)) for method in NAMES[:2])
-    assert (dense["status"], dense["message"], sdgp["status"]) == ("error", "killed by signal 9", "running")
+    assert (dense.status, dense.message, sdgp.status) == ("error", "killed by signal 9", "running")
     wait_until(lambda: not alive(int((trial(killed, "sdgp") / "pid").read_text())))
 
 
@@ -204,7 +203,7 @@ def test_damaged_files_of_an_attempt_give_one_line_that_says_what_to_do(damage, 
     folder = tmp_path / "trial"
     shutil.copytree(trial(killed, "dense"), folder)
     damage(folder)
-    spec = dataclasses.replace(TrialSpec.from_json(read_record(trial(killed, "dense")).spec), callbacks=(), plugins=())
+    spec = dataclasses.replace(read_record(trial(killed, "dense")).spec, callbacks=(), plugins=())
     with pytest.raises(UsageError, match=r"cannot be resumed .*checkpoint\.pt to start from the beginning"):
         TrialRun(spec, folder).run({}, {})
 

@@ -142,14 +142,13 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
 
 
 @pytest.mark.parametrize(("second", "expected"), [
-    ({"status": "done", "result": {"val_accuracy": 0.7}}, 0.6),
-    ({"status": "done", "result": {}}, None),
-    ({"status": "diverged", "result": {"val_accuracy": 0.7}}, None),
-    ({"status": "error"}, None),
+    (recorded({"val_accuracy": 0.7}), 0.6),
+    (recorded(), None),
+    (recorded({"val_accuracy": 0.7}, status="diverged"), None),
     (None, None),
 ])  # fmt: skip
 def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
-    first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
+    first = recorded({"val_accuracy": 0.5, "train_flops_effective": 4.0})
     records = iter((first, second))
     monkeypatch.setattr("suite.cli.tune.read_record", lambda folder: next(records))
     found = _setting({"a": 1}, (spec("dense", seed=0), spec("dense", seed=1)), tmp_path)
@@ -209,9 +208,9 @@ def test_tuning_never_sees_a_test_image(folder, monkeypatch, capsys):
         assert splits.validation.num_samples == 6
     for place in places:
         record = read_record(place)
-        assert record["status"] == "done"
-        assert "val_accuracy" in record["result"]
-        assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record["result"].keys()
+        assert record.done
+        assert "val_accuracy" in record.result
+        assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record.result.keys()
     texts = {path: content for path, content in contents(folder / "out").items() if path.suffix in (".json", ".jsonl")}
     assert len(texts) == 8  # of the suite, of tune, and three of each trial
     assert not [path for path, content in texts.items() if b"test_acc" in content or b"test_loss" in content]
