@@ -196,8 +196,7 @@ def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, ca
 KILLED = textwrap.dedent(
     """
     import os, signal, sys
-    import reports
-from suite.cli import main as cli
+    from suite.cli import main as cli
     from suite.cli.folders import merge
     copy = merge.copy_trial
     def once(*arguments):

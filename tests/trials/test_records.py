@@ -51,6 +51,7 @@ def result(**values):
     (lambda content: b'{"status": "done"}', "spec: Field required"),
     (changed(spec=[1]), "spec: "),
     (changed(spec={"recipe": 3}), "spec.recipe: Input should be a valid dictionary"),
+    (changed(spec={"recipe": {**spec().recipe, "mixup": float("nan")}}), "Out of range float values"),
     (changed(spec={"device_index": "0.5"}), "spec.device_index: "),
     (changed(spec={"plugins": "x"}), "spec.plugins: "),
     (changed(spec={"seed": 7}), "it belongs to dense-digits-resnet9-s7-"),

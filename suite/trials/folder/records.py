@@ -27,6 +27,7 @@ from pydantic import (
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
+from suite.files import canonical_json
 from suite.trials.folder import packed
 from suite.trials.folder.table import COLUMNS, SCHEMA
 from suite.trials.spec import TrialSpec
@@ -53,6 +54,7 @@ class _Provenance(BaseModel):
     software: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     method: dict[str, Any] = {}
+    place: dict[str, Any] | None = None
     git: dict[str, Any] | None = None
     attempts: list[dict[str, Any]] = []
 
@@ -107,6 +109,7 @@ class TrialRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
+        canonical_json(self.spec.recipe)  # which has no NaN
         for column in SCHEMA:
             if (value := column.of(self)) is not None and (fault := column.fault(value)):
                 raise ValueError(f"{column.name} is {str(value)[:20]}: {fault}")
