@@ -70,7 +70,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: A file of a trial cannot be read.
+        UsageError: A file of a trial cannot be read, or is a link.
     """
     for name in WHOLE:
         if (source / name).is_file():
@@ -88,6 +88,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
 
 def page_contents(path: Path) -> bytes:
     """Return the content of a file; a page has the text of each figure that is not copied in its place."""
+    files.refuse_link(path)  # which somebody else's folder may have to a private file
     content = path.read_bytes()
     return IMAGE.sub(IN_WORDS, content) if path.suffix == ".md" else content
 
@@ -103,6 +104,7 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
         yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
         for name in packed.COMPRESSED:
             if held := packed.held(trial / name):
+                files.refuse_link(held)
                 yield Path(name + packed.SUFFIX), packed.pack(packed.read(held))
     except OSError as error:
         raise UsageError(f"export: {trial}: {in_words(error)}") from error

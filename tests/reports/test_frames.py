@@ -139,8 +139,9 @@ def test_missing_and_damaged_values_are_missing_and_named(suite: Any) -> None:
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no results"):
-        suite_package.load_results(tmp_path)
+    for folder, reason in ((tmp_path, "has no results"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(UsageError, match=f"^{folder} {reason}"):
+            suite_package.load_results(folder)
 
 
 def test_the_package_is_imported_without_pandas(started_programs: None) -> None:

@@ -153,6 +153,12 @@ class Suite:
         (self.folder / "suite.json").write_text(json.dumps(content))
         return self.folder
 
+    def change(self, match: str = "*", **parts: dict[str, Any]) -> None:
+        """Change parts of the records of the trials whose names match."""
+        for path in self.folder.glob(f"trials/{match}/trial.json"):
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps(record | {name: record[name] | part for name, part in parts.items()}))
+
     def add_all(
         self, methods: tuple[str, ...] = ("dense", "sdgp", "prunetrain"), seeds: int = 3, **changed: Any
     ) -> None:

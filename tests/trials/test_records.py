@@ -10,7 +10,6 @@ from small_trials import put
 from small_trials import untrained as spec
 
 from suite.errors import UsageError
-from suite.trials.folder import packed
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import DamagedRecord, load_record, read_record, write_record
 from suite.trials.folder.store import Store
@@ -166,19 +165,6 @@ def test_a_checkpoint_that_a_killed_process_left_in_a_finished_trial_is_removed(
     write_record(two[1], spec(1), "error", "killed by signal 9")
     assert [folder for _, folder in Store(tmp_path).choose([spec(0), spec(1)], "missing")] == [two[1]]
     assert [(folder / "checkpoint.pt").exists() for folder in two] == [False, True]
-
-
-def test_what_is_unpacked_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "LARGEST", 1000)
-    for size in (1000, 1001):
-        (tmp_path / "x.gz").write_bytes(packed.pack(bytes(size)))
-        (tmp_path / "x").write_bytes(bytes(size))
-        for name in ("x", "x.gz"):
-            if size == 1000:
-                assert packed.read(tmp_path / name) == bytes(size)
-            else:
-                with pytest.raises(OSError, match="is larger than 1000 bytes"):
-                    packed.read(tmp_path / name)
 
 
 def test_a_tuning_whose_choice_does_not_exist_is_one_line(tmp_path):

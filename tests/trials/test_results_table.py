@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import gzip
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,7 @@ def test_export_refuses_what_it_would_overwrite_or_cannot_read(whole, tmp_path, 
     assert not (tmp_path / "new").exists()
 
 
-def test_packed_files_are_read_and_damaged_ones_are_errors(tmp_path, store):
+def test_packed_files_are_read_and_damaged_or_too_large_ones_are_errors(tmp_path, store, monkeypatch):
     path = tmp_path / "epochs.jsonl"
     assert packed.held(path) is None
     packs = path.with_name("epochs.jsonl.gz")
@@ -191,6 +192,14 @@ def test_packed_files_are_read_and_damaged_ones_are_errors(tmp_path, store):
             packed.read(packs)
     path.write_bytes(b"plain\n")
     assert packed.read(packed.held(path)) == b"plain\n"  # the uncompressed file is the newer one
+    monkeypatch.setattr(packed, "LARGEST", 1000)
+    for content in (bytes(1000), bytes(1001)):
+        packs.write_bytes(packed.pack(content))
+        path.write_bytes(content)
+        for name in (packs, path):
+            with pytest.raises(OSError, match="is larger than 1000 bytes") if len(content) > 1000 else nullcontext():
+                assert packed.read(name) == content
+    monkeypatch.undo()
     record = store.trial_folder(spec(0).trial_id) / "trial.json"
     before = load_record(record.parent).to_json()
     record.with_name("trial.json.gz").write_bytes(packed.pack(record.read_bytes()))
