@@ -222,11 +222,3 @@ def test_a_trial_continues_with_its_backend_and_notes_other_threads(tmp_path):
     assert found["pruning"] == {"cpu": "reference"}
     assert found["kernels"].startswith("prune_nm: plain torch, as ")
     assert found["resumed_elsewhere"] == [f"number of threads was 7 until epoch 1, then {torch.get_num_threads()}"]
-
-
-def test_a_trial_left_by_a_killed_command_is_named_by_the_next(copy):
-    assert run(copy, "dense") == 0
-    table = pd.read_csv(copy / "results.csv").set_index("method")
-    assert table.loc["dense", "status"] == "done"
-    assert table.loc["sdgp", "status"] == "error"
-    assert "did not end" in table.loc["sdgp", "message"]
