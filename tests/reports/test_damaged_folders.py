@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from reports import write_report
 from suite.cli.verbs import report
 from suite.trials.folder import packed
-from suite.trials.folder.reader import read
+from suite.trials.folder.reader import read, read_layers
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -82,6 +83,15 @@ def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, w
     assert len(trial.damage) == 1
     assert "line 6" in trial.damage[0]
     assert why in trial.damage[0]
+
+
+@pytest.mark.parametrize("content", ["interval,layer\n0,a,4\n", "interval,out_channels\n1,x\n", 'interval\n"0\n'])
+def test_damaged_layers_are_named_and_left_out(tmp_path: Path, content: str) -> None:
+    (tmp_path / "layers.csv").write_text(content)
+    damage: list[str] = []
+    assert read_layers(tmp_path / "layers.csv", damage) == ()
+    (line,) = damage
+    assert line.startswith("layers.csv is damaged: ")
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -70,6 +70,7 @@ def test_each_column_has_its_value_from_the_record(tmp_path):
     assert (row["status"], row["message"]) == ("error", "did not end: the command that ran it is gone")
     with Store(tmp_path).lock():  # it runs now
         assert table(tmp_path).keys() == rows.keys() - {spec(2).trial_id}
+        assert len(update_table(tmp_path, none_runs=True)) == 3  # by the command that holds the lock, at its end
 
 
 def test_the_table_has_what_trials_say_and_nothing_that_was_written_into_it(store):
