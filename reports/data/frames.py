@@ -52,7 +52,7 @@ class Results:
 def load_current(folder: Path) -> Results:
     """Return the present results of a suite's folder, with trials that its table does not have yet."""
     records = read(folder)
-    trials = (*SCHEMA, *recipe_columns(records.trials))
+    trials = (*SCHEMA, *recipe_columns(trial.spec for trial in records.trials))
     schemas: dict[Frame, Sequence[Column]] = {"trials": trials, "epochs": EPOCHS, "layers": LAYERS, "times": TIMES}
     frames = {
         "trials": _frame(trials, ({column.name: column.of(trial) for column in trials} for trial in records.trials)),

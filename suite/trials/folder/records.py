@@ -29,7 +29,7 @@ from suite import files
 from suite.errors import UsageError, in_words, validate
 from suite.files import canonical_json
 from suite.trials.folder import packed
-from suite.trials.folder.table import COLUMNS, SCHEMA
+from suite.trials.folder.table import COLUMNS, REMOVED_NOTHING, SCHEMA
 from suite.trials.spec import TrialSpec
 
 ENDED: Final = ("done", "diverged", "oom", "timeout", "error", "skipped")
@@ -128,6 +128,11 @@ class TrialRecord(BaseModel):
     def done(self) -> bool:
         """Whether the numbers of this trial count. A diverged trial may have numbers that do not count."""
         return self.status == "done"
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether the trial was skipped because it would repeat dense training. That is no failure."""
+        return self.status == "skipped" and self.message.endswith(REMOVED_NOTHING)
 
     def value(self, column: str) -> Any:
         """Return the value of a column of `results.csv`; `None` if the trial has none."""
