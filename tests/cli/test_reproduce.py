@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
-from small_trials import recorded, untrained
+from small_trials import put, recorded, untrained
 from toy_suite import assert_one_line
 from trials_here import run_here
 
@@ -21,7 +21,6 @@ from suite import registry
 from suite.cli import main as cli
 from suite.cli import reproduce
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.records import write_record
 from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec
 
@@ -128,9 +127,7 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
         trial(3, recipe={**trial(3).recipe, "epochs": 4}),
         trial(4, parameters={"n": 1, "m": 4}),
     ):
-        place = store.trial_folder(held.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, held, "done")
+        put(store.folder, held)
     damaged = store.trial_folder("sdgp-digits-resnet9-s6-00000000")
     damaged.mkdir()
     (damaged / "trial.json").write_text("{")
@@ -145,11 +142,8 @@ def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(fo
         before = trial(seed)
         return [before, trial(seed, variant="", parameters={"n": 3, "m": 4}, depends_on={"sdgp": before.trial_id})]
 
-    store = Store(folder / "out")
     for held in of_seed(1):
-        place = store.trial_folder(held.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, held, "done")
+        put(folder / "out", held)
     found = outcome.with_other_seeds(of_seed(0), folder / "out")
     assert [one.trial_id for one in found] == [one.trial_id for one in [*of_seed(0), *of_seed(1)]]
 

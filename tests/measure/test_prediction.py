@@ -6,7 +6,7 @@ import json
 
 import pytest
 from rich.console import Console
-from small_trials import put_export, spec
+from small_trials import put, put_export, spec
 
 from suite.cli import main as cli
 from suite.measure import prediction as module
@@ -74,9 +74,8 @@ def test_what_exists_is_not_probed(tmp_path, monkeypatch):
     done, failed, new = (spec("dense", seed=seed) for seed in range(3))
     store = Store(tmp_path)
     for trial, status in ((done, "done"), (failed, "error")):
-        place = store.trial_folder(trial.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, trial, status, result={"train_time_s": 7.0})
+        place = put(tmp_path, trial, status, result={"train_time_s": 7.0})
+    (tmp_path / "trials" / done.trial_id / "model.pt").unlink()
 
     def seeds(only):
         (kind,) = predicted([done, failed, new], tmp_path, only)
