@@ -77,7 +77,7 @@ class Results:
 def load(folder: Path) -> Results:
     """Return the present results of a suite's folder, with trials that its table does not have yet."""
     records = read(folder)
-    of_trials = (*SCHEMA, *recipe_columns(records.trials))
+    of_trials = (*SCHEMA, *recipe_columns(trial.spec for trial in records.trials))
     contents: dict[Frame, tuple[Sequence[Column], Iterable[Mapping[str, Any]]]] = {
         "verdicts": (VERDICTS, _verdicts(records)),
         "trials": (of_trials, ({column.name: column.of(one) for column in of_trials} for one in records.trials)),

@@ -194,15 +194,6 @@ def _tidy(value: Any, depth: int) -> Any:
     return value
 
 
-def clean_data(data: Any) -> Any:
-    """Return plain data with `clean` text."""
-    if isinstance(data, str):
-        return clean(data)
-    if isinstance(data, Mapping):
-        return {clean(key): clean_data(value) for key, value in data.items()}
-    return [clean_data(value) for value in data] if isinstance(data, list) else data
-
-
 def _file_type(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a folder"

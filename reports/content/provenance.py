@@ -16,14 +16,13 @@ from reports.data.looks import NO_PRUNING
 from suite.files import clean, without_home
 from suite.trials.folder.reader import Records
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.table import is_needless
 from suite.trials.groups import is_without_pruning, label
 from suite.trials.search import Tuned, TunedMethod
 
 
 def problem_section(records: Records) -> Problems | None:
     """Return the trials that are not done and the damaged files; `None` if there are none."""
-    bad = [trial for trial in records.trials if (not trial.done and not is_needless(trial)) or trial.damage]
+    bad = [trial for trial in records.trials if (not trial.done and not trial.is_needless) or trial.damage]
     if not bad and not records.damage and not records.damaged:
         return None
     texts = [

@@ -57,12 +57,11 @@ def pool_machines(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> 
 
 
 def _family(group: TrialGroup) -> str | None:
-    """Return the key of a group without machine and epochs; `None` if machine or recipe is not known."""
-    recipe = without_epochs(group)
-    if recipe is None or not group.key["hardware_id"]:
+    """Return the key of a group without machine and epochs; `None` if the machine is not known."""
+    if not group.key["hardware_id"]:
         return None
     known = {name: _text(group, name) for name in ACCURACY if name not in ("epochs", "recipe")}
-    return json.dumps([known, recipe], sort_keys=True)
+    return json.dumps([known, without_epochs(group)], sort_keys=True)
 
 
 def _text(group: TrialGroup, name: str) -> str:
@@ -208,8 +207,6 @@ def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]
 def _reason(group: TrialGroup, other: TrialGroup) -> str:
     names = [name for name in ACCURACY if name not in ("recipe", "epochs") and _text(group, name) != _text(other, name)]
     ours, theirs = (without_epochs(one) for one in (group, other))
-    if ours is None or theirs is None:
-        return "the recipe of one of the two is not recorded"
     fields = sorted(name for name in {*ours, *theirs} - {*names} if ours.get(name) != theirs.get(name))
     return f"their {' and '.join([*names, *(f'recipe.{name}' for name in fields)])} differ"
 

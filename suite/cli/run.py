@@ -35,7 +35,6 @@ from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
-from suite.trials.folder.table import is_needless
 from suite.trials.invocation import command_line
 from suite.trials.progress import TrialProgress, duration
 from suite.trials.ranks.allocation import Allocation, follow, lead
@@ -239,7 +238,7 @@ def summarise(
     for line in report.damage if report else ():
         print(f"damaged: {line}")
     complete = ("done",) if report else ("done", "diverged")
-    ended = all(record.status in complete or is_needless(record) for record in ours)
+    ended = all(record.status in complete or record.is_needless for record in ours)
     return 0 if len(ours) == len(names) and ended else 1
 
 

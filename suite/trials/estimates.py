@@ -163,8 +163,8 @@ _NAMES = ("classes", "test_images", "largest_test_class")
 
 def facts(trial: TrialRecord) -> tuple[int, int, int]:
     """Return the numbers of classes, of test images and of images of the largest class; 0 for a missing number."""
-    data = trial.provenance.get("data")
-    numbers = [finite(data.get(name)) for name in _NAMES] if isinstance(data, Mapping) else [None] * len(_NAMES)
+    data = trial.provenance.get("data", {})
+    numbers = [finite(data.get(name)) for name in _NAMES]
     classes, images, largest = (0 if number is None or number < 0 else int(number) for number in numbers)
     return classes, images, largest
 

@@ -20,8 +20,7 @@ from suite.trials.folder.reader import finite
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.times import MethodTime
 
-# Trials of one machine agree in these. The last three are part of the recipe, and known even if only the table is left.
-# Accuracies of several machines may be compared (`reports.data.pooling`).
+# Trials of one machine agree in these. Accuracies of several machines may be compared (`reports.data.pooling`).
 KEY = (
     *("task", "data_copy", "model", "hardware_id", "threads", "torch", "dtype", "arithmetic", "preset", "recipe"),
     *("epochs", "batch_size", "execution"),
@@ -78,8 +77,7 @@ def label(trial: TrialRecord) -> str:
 
 def is_control(trial: TrialRecord) -> bool:
     """Return whether a trial is a control of methods, such as a random twin, of which a report claims nothing."""
-    recorded = trial.spec.control
-    return _is_variant_of_dense(trial) if recorded is None else recorded is True  # earlier records do not say it
+    return trial.spec.control
 
 
 def is_without_pruning(trial: TrialRecord) -> bool:
@@ -93,12 +91,10 @@ def _is_variant_of_dense(trial: TrialRecord) -> bool:
 
 
 def recipe(trial: TrialRecord) -> str:
-    """Return what differs from the recipe's declared defaults as one text; empty if `trial.json` has no recipe.
+    """Return what differs from the recipe's declared defaults as one text.
 
     A value that a method alone has is part of its label. This text then has the value of the other methods.
     """
-    if not trial.spec.recipe:
-        return ""
     shared = {**trial.spec.recipe, **trial.spec.replaced}
     defaults = at_default(Recipe, shared)
     return canonical_json({name: value for name, value in shared.items() if name not in defaults})
@@ -107,16 +103,16 @@ def recipe(trial: TrialRecord) -> str:
 def group_trials(trials: Iterable[TrialRecord]) -> tuple[list[TrialGroup], list[TrialRecord]]:
     """Group trials by key, in the order of the table.
 
-    Parts of a key may be unknown. The trial may have failed before its hardware was recorded, or only its row in the
-    table is left, which has no recipe. Such a trial joins the only group whose known parts match. If there is no group
-    to join, or more than one, a finished trial forms a new group. A failed trial forms a new group if none matches.
+    Parts of a key may be unknown: the trial failed before its hardware was recorded. It joins the only group whose
+    known parts match. If there is no group to join, or more than one, a finished trial forms a new group. A failed
+    trial forms a new group if none matches.
 
     Returns:
-        The groups, and the trials that were not assigned: failed ones that match several groups, and damaged records.
+        The groups, and the trials that were not assigned: failed ones that match several groups.
     """
     trials = list(trials)
-    unassigned = [trial for trial in trials if not trial.text("method")]  # damaged records
-    named = [(_key(trial), trial) for trial in trials if trial.text("method")]
+    unassigned: list[TrialRecord] = []
+    named = [(_key(trial), trial) for trial in trials]
     # Trials with the most complete keys come first, so that later trials find their groups.
     order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
     trials_by_key: dict[tuple[str, ...], list[TrialRecord]] = {}
@@ -166,8 +162,7 @@ def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
     """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
 
     Args:
-        groups: Groups of comparable trials. A pair may differ only in the number of epochs. Groups without a known
-            recipe are not moved: only their rows in the table are left.
+        groups: Groups of comparable trials. A pair may differ only in the number of epochs.
 
     Returns:
         The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
@@ -190,8 +185,7 @@ def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
         and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
         and (other.pool == group.pool if group.pool else _same_machine(other, group))
         and 0 < epochs(other) < epochs(group)
-        and (ours := without_epochs(group)) is not None
-        and without_epochs(other) == ours
+        and without_epochs(other) == without_epochs(group)
     )
 
 
@@ -219,8 +213,6 @@ def _steps(group: TrialGroup) -> float:
     return math.fsum(steps) if all(steps) else 0.0
 
 
-def without_epochs(group: TrialGroup) -> dict[str, Any] | None:
-    """Return the recipe without its epochs; `None` if it is unknown: other fields could differ too."""
-    if not group.key["recipe"]:
-        return None
+def without_epochs(group: TrialGroup) -> dict[str, Any]:
+    """Return the recipe without its epochs."""
     return {name: value for name, value in json.loads(group.key["recipe"]).items() if name != "epochs"}

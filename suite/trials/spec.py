@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Interval
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
@@ -30,7 +30,7 @@ MOST_SEEDS = 10_000
 _HASHED = ("method", "method_version", "preset", "seed", "device", "dtype", "processes", "arithmetic")
 # Hashed only if they differ from these values, as every field must be that is added here.
 _DEFAULTS = {"method_version": 1, "processes": 1, "arithmetic": FLUSH, "depends_on": [], "defined_by": {}}
-Values = Annotated[Mapping[str, Any], BeforeValidator(without_lists)]
+Values = Annotated[Mapping[str, Any], AfterValidator(without_lists)]
 """Values by name, which JSON may have read: tuples in place of lists."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_trials import spec, write_export
+from small_trials import put_export, spec
 
 from benchmarks import campaign
 from suite.errors import UsageError
@@ -140,8 +140,7 @@ def test_what_was_exported_is_taken_over_whole_and_into_no_foreign_folder(tmp_pa
     work, results = tmp_path / "work", tmp_path / "results"
     trials = [spec("dense", seed=seed) for seed in range(2)]
     for trial in trials:
-        place = results / "trials" / trial.trial_id
-        write_export(place, trial)
+        place = put_export(results, trial)
     (place / "layers.csv.gz").write_bytes(b"\x1f\x8b")
     (results / "suite.json").write_text("{}")
     work.mkdir()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_trials import recorded
 from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
 from suite.cli import main as cli
@@ -33,7 +34,6 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
     assert f"report: {out / 'report.html'}" in captured.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".lock",
-        ".results.lock",
         "report.html",
         "results.csv",
         "suite.json",
@@ -165,14 +165,18 @@ def test_an_interruption_says_what_its_verb_keeps(monkeypatch, capsys, verb, sai
     assert capsys.readouterr().err == f"pdt: interrupted{said}\n"
 
 
+def trained(method, epochs, accuracy=0.5, dense=1.0, executed=1.0, provenance=None, **fields):
+    """Return the record of a training with some epochs."""
+    result = {"test_accuracy": accuracy, "train_time_s": 2.0, "train_flops_dense": dense}
+    result |= dict.fromkeys(("train_flops_effective", "train_flops_executed"), executed)
+    fields = {"task": "t", "model": "m", "recipe": {"epochs": epochs}, **fields}
+    return recorded(result, method=method, provenance=provenance, **fields)
+
+
 def test_the_summary_keeps_trainings_of_different_length_apart():
-    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
-    row |= {"train_time_s": 2.0, **dict.fromkeys(("train_flops_dense", "train_flops_effective"), 1.0)}
-    row |= {"train_flops_executed": 1.0}
     lengths = [("m", 1, 0.25), ("m", 2, 0.375), ("m", 4, 0.5), ("m", 2, 0.375), ("other", 2, 0.5)]
-    rows = [{**row, "model": model, "epochs": epochs, "test_accuracy": accuracy} for model, epochs, accuracy in lengths]
-    again = {**rows[2], "variant": "repeat=2"}
-    table = summary([again, {**again, "method": "sdgp", "variant": ""}, *rows])
+    records = [trained("dense", epochs, accuracy, model=model) for model, epochs, accuracy in lengths]
+    table = summary([trained("dense", 4, variant="repeat=2"), trained("sdgp", 4), *records])
     shown = list(zip(*(table.columns[index].cells for index in (1, 2, 3, 4)), strict=True))
     assert shown == [
         ("m", "dense", "1/1", "50.00 %"),
@@ -185,23 +189,16 @@ def test_the_summary_keeps_trainings_of_different_length_apart():
 
 
 def test_the_summary_compares_flops_with_the_longest_dense_training():
-    row = {"task": "t", "model": "m", "variant": "", "status": "done", "trial_id": "a", "train_time_s": 2.0}
-    row |= {"test_accuracy": 0.5}
-
-    def of(method, variant, epochs, dense, executed):
-        flops = {"train_flops_dense": dense, "train_flops_effective": executed, "train_flops_executed": executed}
-        return {**row, "method": method, "variant": variant, "epochs": epochs, **flops}
-
-    own = [of("dense", "width=0.5,recipe.epochs=8", 8, 8.0, 2.0), of("progressive_resizing", "", 4, 1.0, 1.0)]
-    rows = [of("dense", "", 4, 4.0, 4.0), of("dense", "", 2, 2.0, 2.0), *own]
-    assert [*summary(rows).columns[7].cells] == ["100.0 %", "50.0 %", "50.0 %", "25.0 %"]
+    longer = trained("dense", 8, 0.5, 8.0, 2.0, variant="width=0.5,recipe.epochs=8", replaced={"epochs": 4})
+    own = [longer, trained("progressive_resizing", 4)]
+    records = [trained("dense", 4, 0.5, 4.0, 4.0), trained("dense", 2, 0.5, 2.0, 2.0), *own]
+    assert [*summary(records).columns[7].cells] == ["100.0 %", "50.0 %", "50.0 %", "25.0 %"]
     assert [*summary(own).columns[7].cells] == ["25.0 %", "100.0 %"]  # no dense training to compare with
 
 
 def test_the_summary_marks_disturbed_times():
-    row = {"task": "t", "model": "m", "method": "dense", "variant": "", "status": "done", "trial_id": "a"}
-    row |= {"test_accuracy": 0.5, "train_time_s": 2.0}
-    row |= dict.fromkeys(("train_flops_dense", "train_flops_effective", "train_flops_executed"), 1.0)
-    for disturbed, expected in (((), "2.0 s"), (("a",), "2.0 s (disturbed)")):
-        (cell,) = summary([row], disturbed).columns[5].cells
+    for busy, expected in ((0.0, "2.0 s"), (2.0, "2.0 s (disturbed)")):
+        (cell,) = (
+            summary([trained("dense", 1, provenance={"hardware": {"threads": 2}, "busy_cores": busy})]).columns[5].cells
+        )
         assert cell == expected

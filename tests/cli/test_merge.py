@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_trials
 from report_fixtures import without_figures
 from small_trials import untrained
 from time_passes import one_pass, time_json
@@ -24,7 +25,7 @@ from suite.cli import main as cli
 from suite.recipe import Recipe
 from suite.trials.folder.profiles import MethodProfile
 from suite.trials.folder.reader import read
-from suite.trials.folder.records import FILES, write_json, write_record
+from suite.trials.folder.records import write_json
 from suite.trials.folder.store import Store
 from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.spec import TrialSpec
@@ -45,17 +46,12 @@ def spec(seed: int = 0, **fields: Any) -> TrialSpec:
 
 def put(folder: Path, trial: TrialSpec, accuracy: float | None, message: str = "", machine: Any = MACHINE) -> Path:
     """Write a trial that is done, or that failed if it has no accuracy."""
-    place = folder / "trials" / trial.trial_id
-    place.mkdir(parents=True, exist_ok=True)
     if accuracy is None:
-        write_record(place, trial, "error", message, provenance=machine)
-        return place
-    for name in FILES:
-        (place / name).write_text('{"epoch": 1}\n' if name == "epochs.jsonl" else f"layer\n{name}\n")
+        return small_trials.put(folder, trial, "error", message, provenance=machine)
+    result = {"test_accuracy": accuracy, "train_time_s": 10.0 + trial.seed, "train_flops_dense": 1e9}
+    place = small_trials.put(folder, trial, result=result, provenance=machine)
     (place / "stages").mkdir(exist_ok=True)
     (place / "stages" / "2.pt").write_text("stage")
-    result = {"test_accuracy": accuracy, "train_time_s": 10.0 + trial.seed, "train_flops_dense": 1e9}
-    write_record(place, trial, "done", result=result, provenance=machine)
     return place
 
 
@@ -84,13 +80,16 @@ def merge(*folders: Path, out: Path) -> int:
 def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
     a, b = two
     out = tmp_path / "new" / "out"
+    put(a, spec(0, method="sdgp"), 0.7)
+    place = a / "trials" / spec(0).trial_id
+    (place / ".model.pt.0123456789abcdef.part").write_text("half")  # of a killed writer
     assert merge(a, b, out=out) == 0
     printed = capsys.readouterr().out
     failed = spec(1).trial_id
     assert f"merge: {failed}: done in {b} is kept; it is error in {a}\n" in printed
-    assert f"merge: {out}, 3 trials, 3 of them done; report: {out / 'report.html'}" in printed
+    assert f"merge: {out}, 4 trials, 4 of them done; report: {out / 'report.html'}" in printed
     trials = {trial.name: trial for trial in read(out).trials}
-    assert sorted(trials) == sorted(spec(seed).trial_id for seed in range(3))
+    assert sorted(trials) == sorted([spec(0, method="sdgp").trial_id, *(spec(seed).trial_id for seed in range(3))])
     assert not any(trial.damage for trial in trials.values())
     for folder, seed in ((a, 0), (b, 1), (b, 2)):
         name = spec(seed).trial_id
@@ -98,7 +97,14 @@ def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp
         assert merged == own
     # Trials of another machine are another group of the report.
     assert {trial.text("hardware_id") for trial in trials.values()} == {"h1234567", "h7654321"}
-    assert (out / "report.md").read_text().count("\n## ") >= 2
+    text = (out / "report.md").read_text()
+    assert text.count("\n## ") >= 2
+    assert f"--out {out}" in text
+    assert ".merge" not in text
+    # Models are linked, and what is appended to is copied.
+    for name in ("model.pt", "stages/2.pt", "trial.json", "epochs.jsonl", "layers.csv"):
+        assert (place / name).samefile(out / "trials" / place.name / name) == name.endswith(".pt")
+    assert not list(out.rglob("*.part"))
     commands = json.loads((out / "suite.json").read_text())["commands"]
     assert [(one["command_line"], one["folder"]) for one in commands] == [
         ("run a", str(a)), ("run b", str(b)), ("run c", str(a)),
@@ -107,24 +113,6 @@ def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp
     # The folder can be used like any other: a merged trial counts as done.
     assert Store(out).status(failed) == "done"
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
-
-
-def test_the_report_names_the_new_folder_and_not_the_temporary_one(two: tuple[Path, Path], tmp_path: Path) -> None:
-    put(two[0], spec(0, method="sdgp"), 0.7)
-    assert merge(*two, out=tmp_path / "out") == 0
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert f"--out {tmp_path / 'out'}" in text
-    assert ".merge" not in text
-
-
-def test_models_are_linked_and_what_is_appended_to_is_copied(two: tuple[Path, Path], tmp_path: Path) -> None:
-    a, b = two
-    assert merge(a, b, out=tmp_path / "out") == 0
-    source, place = (folder / "trials" / spec(0).trial_id for folder in (a, tmp_path / "out"))
-    for name in ("model.pt", "stages/2.pt"):
-        assert (source / name).samefile(place / name)
-    for name in ("trial.json", "epochs.jsonl", "layers.csv"):
-        assert not (source / name).samefile(place / name)
 
 
 def test_a_trial_with_two_results_is_refused_and_nothing_is_written(
@@ -277,7 +265,7 @@ def test_a_damaged_trial_is_said_to_be_damaged(two: tuple[Path, Path], tmp_path:
     shutil.copytree(a / "trials" / name, b / "trials" / name)
     (a / "trials" / name / "epochs.jsonl").write_text("edited\n")
     assert merge(a, b, out=tmp_path / "out") == 0
-    line = f"merge: {name}: done in {b} is kept; it is damaged (epochs.jsonl has 7 bytes, not 13)"
+    line = f"merge: {name}: done in {b} is kept; it is damaged (epochs.jsonl has 7 bytes, not 26)"
     assert f"{line} in {a}\n" in capsys.readouterr().out
     assert not any(trial.damage for trial in read(tmp_path / "out").trials)
 
@@ -305,13 +293,6 @@ def test_commands_keep_the_order_of_their_folder_and_occur_once(two: tuple[Path,
     commands = json.loads((tmp_path / "again" / "suite.json").read_text())["commands"]
     assert [one["command_line"] for one in commands] == ["run b", "first", "second"]
     assert [one["folder"] for one in commands] == [str(b), str(a), str(a)]
-
-
-def test_parts_of_killed_writers_are_not_copied(two: tuple[Path, Path], tmp_path: Path) -> None:
-    place = two[0] / "trials" / spec(0).trial_id
-    (place / ".model.pt.0123456789abcdef.part").write_text("half")
-    assert merge(*two, out=tmp_path / "out") == 0
-    assert not list((tmp_path / "out").rglob("*.part"))
 
 
 @pytest.mark.parametrize("verb", ["merge", "export"])

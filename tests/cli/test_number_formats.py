@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from small_trials import put
 from toy_suite import forget_plugins
 
 from suite import registry
@@ -19,7 +20,6 @@ from suite.engine.training.conformance.subject import Subject
 from suite.measure import number_format
 from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.records import write_record
-from suite.trials.folder.store import Store
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun
 
@@ -129,9 +129,7 @@ def test_a_folder_has_the_format_of_its_first_trial_on_the_device(zen_4, tmp_pat
     (trial,) = prepared(*MLP, "--dtype", "float32")[1]
     specs = [dataclasses.replace(trial, dtype=dtype) for dtype in ("float32", "bfloat16")]
     for spec in specs:
-        folder = Store(tmp_path).trial_folder(spec.trial_id)
-        folder.mkdir(parents=True)
-        write_record(folder, spec, "running")
+        put(tmp_path, spec, "running")
     first = min(specs, key=lambda spec: spec.trial_id)
     assert formats_in(tmp_path, "cpu") == {(trial.task, trial.model): first.dtype}
     assert formats_in(tmp_path, "cuda") == {}
@@ -142,10 +140,8 @@ def test_auto_keeps_the_type_of_a_folder_and_does_not_delay_smoke(zen_4, tmp_pat
     out = ("--out", str(tmp_path / "out"))
     for dtype in ("float32", "bfloat16"):
         (spec,) = prepared(*MLP, *out, "--dtype", dtype)[1]
-        folder = Store(tmp_path / "out").trial_folder(spec.trial_id)
-        folder.mkdir(parents=True)
+        folder = put(tmp_path / "out", spec, "running")
         (tmp_path / "out" / "suite.json").write_text("{}")
-        write_record(folder, spec, "running")
         assert prepared(*MLP, *out)[1] == [spec]
         (folder / "trial.json").unlink()
         folder.rmdir()

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 import scipy.stats  # noqa: F401 - a test hides torch, which scipy looks for as it is first imported
-from small_trials import untrained
+from small_trials import put, recorded, untrained
 from toy_suite import assert_one_line
 from trials_here import run_here
 
@@ -22,8 +22,6 @@ from suite.cli import main as cli
 from suite.cli import reproduce
 from suite.cli.options import resolve_run_options
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import Trial
-from suite.trials.folder.records import write_record
 from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec
 
@@ -122,9 +120,7 @@ def test_seeds_that_the_folder_has_belong_to_the_page(folder):
         trial(3, recipe={**trial(3).recipe, "epochs": 4}),
         trial(4, parameters={"n": 1, "m": 4}),
     ):
-        place = store.trial_folder(held.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, held, "done")
+        put(store.folder, held)
     damaged = store.trial_folder("sdgp-digits-resnet9-s6-00000000")
     damaged.mkdir()
     (damaged / "trial.json").write_text("{")
@@ -139,17 +135,14 @@ def test_trials_that_depend_on_others_belong_to_the_page_with_their_seeds_too(fo
         before = trial(seed)
         return [before, trial(seed, variant="", parameters={"n": 3, "m": 4}, depends_on={"sdgp": before.trial_id})]
 
-    store = Store(folder / "out")
     for held in of_seed(1):
-        place = store.trial_folder(held.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, held, "done")
+        put(folder / "out", held)
     found = outcome.with_other_seeds(of_seed(0), folder / "out")
     assert [one.trial_id for one in found] == [one.trial_id for one in [*of_seed(0), *of_seed(1)]]
 
 
 def numbered(method, model, **numbers):
-    return Trial({"status": "done", "method": method, "model": model}, numbers)
+    return recorded(numbers, method=method, model=model)
 
 
 def test_a_page_says_first_when_nothing_was_pruned():

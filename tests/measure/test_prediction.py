@@ -6,7 +6,7 @@ import json
 
 import pytest
 from rich.console import Console
-from small_trials import spec, write_export
+from small_trials import put, put_export, spec
 
 from suite.cli import main as cli
 from suite.measure import prediction as module
@@ -74,9 +74,8 @@ def test_what_exists_is_not_probed(tmp_path, monkeypatch):
     done, failed, new = (spec("dense", seed=seed) for seed in range(3))
     store = Store(tmp_path)
     for trial, status in ((done, "done"), (failed, "error")):
-        place = store.trial_folder(trial.trial_id)
-        place.mkdir(parents=True)
-        write_record(place, trial, status, result={"train_time_s": 7.0})
+        place = put(tmp_path, trial, status, result={"train_time_s": 7.0})
+    (tmp_path / "trials" / done.trial_id / "model.pt").unlink()
 
     def seeds(only):
         (kind,) = predicted([done, failed, new], tmp_path, only)
@@ -95,7 +94,7 @@ def test_an_exported_trial_runs_again_if_another_one_needs_its_model(tmp_path, m
     made = Probes(monkeypatch)
     first = spec("dense")
     second = dataclasses.replace(spec("sdgp"), depends_on={"dense": first.trial_id})
-    write_export(Store(tmp_path).trial_folder(first.trial_id), first)
+    put_export(tmp_path, first)
     (kind,) = predicted([first], tmp_path)
     assert (kind.runs, kind.is_known, kind.trial_s, made.trials) == ((), False, 0.0, [])
     assert [len(kind.runs) for kind in predicted([first, second], tmp_path)] == [1, 1]

@@ -11,9 +11,8 @@ import pytest
 import small_trials
 import torch
 from small_trials import flushed as spec
-from small_trials import planned, train_in_suite
+from small_trials import planned, recorded, train_in_suite
 from stopwatches import FakeTime
-from suite.trials.folder.results import current_rows
 from time_passes import pairs as pairs_of
 from tiny_net import TINY
 from toy_suite import assert_one_line
@@ -37,7 +36,7 @@ from suite.task import DataCopy
 from suite.trials.building import build_trainer, load_splits, with_data_here
 from suite.trials.controls import dense_spec
 from suite.trials.folder import store
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.folder.records import write_record
 from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
@@ -353,7 +352,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
     (group,) = TIMES.read(tmp_path)
     assert {**group.key, **other} == dict(group.key)
     assert asked == [True]  # backends are chosen for this machine
-    (page,) = build(read(tmp_path, current_rows(tmp_path))).groups
+    (page,) = build(read(tmp_path)).groups
     assert all(value in page.subtitle for value in other.values())
     assert f"executed FLOPs are those of hardware {own[0]} (threads" in "".join(page.remarks)
     # The trial of this machine is measured once there is one.
@@ -366,7 +365,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
 
 def test_passes_stay_together_when_most_trials_have_other_threads(monkeypatch):
     here = {"hardware_id": "h0000000", "torch": "2.15"}
-    done = Trial({"method": "dense", "status": "done", "device": "cpu"}, {})
+    done = recorded()
     groups = [TrialGroup({**dict.fromkeys(KEY, "x"), **here, "threads": one}, (done,) * (3 - int(one))) for one in "12"]
     monkeypatch.setattr(candidates, "this_machine", lambda device: here)
     assert [one.key["threads"] for one in candidates._on_this_machine(groups, [])] == ["1"]
@@ -752,7 +751,7 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
     out = without_states(shrinking, tmp_path / "out")
     monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
-    assert lines[1] == f"{TRIAL.trial_id}: not trained: "
+    assert lines[1] == f"{TRIAL.trial_id}: not trained"
     assert f"{METHOD}: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
 

@@ -29,15 +29,15 @@ class Borrowing:
             self.borrowers += 1
             progress.started(spec)
             self._lend(self.trained[method], spec, folder)
-            progress.ended(spec, read_record(folder), 0.0)
+            progress.ended(spec, read_record(folder).to_json(), 0.0)
 
     def _lend(self, lender, spec, folder):
         shutil.copytree(lender, folder)
         record = read_record(lender)
         epochs = [json.loads(line) for line in (lender / "epochs.jsonl").read_text().splitlines()]
-        for numbers in (record["result"], *epochs):
+        for numbers in (record.result, *epochs):
             for name, value in numbers.items():
                 if isinstance(value, float) and not name.endswith("_dense"):
                     numbers[name] = value * 0.97**self.borrowers
         (folder / "epochs.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
-        write_record(folder, spec, "done", result=record["result"], provenance=record["provenance"])
+        write_record(folder, spec, "done", result=record.result, provenance=record.provenance)

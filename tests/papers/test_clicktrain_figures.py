@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_trials import recorded
 
 from reports.papers import stages, timed_calls
 from reports.papers.contract import ReproductionData
@@ -14,7 +15,6 @@ from reports.papers.networks import network_shares
 from reports.papers.stages import step_times, time_by_stage
 from suite.choices import build_model
 from suite.engine.cost.flops import count_layers
-from suite.trials.folder.reader import Trial
 
 
 def test_figure_1_by_hand():
@@ -46,7 +46,7 @@ def trial_of(*epochs):
          **({"method": {"stage": stage}} if stage else {})}
         for at, (stage, steps, time, other) in enumerate(epochs)
     )  # fmt: skip
-    return Trial({}, {}, epochs=records)
+    return recorded(epochs=records)
 
 
 def test_figure_13_has_the_time_of_a_step_by_stage():
@@ -62,8 +62,8 @@ def test_figure_13_has_the_time_of_a_step_by_stage():
 
 def test_what_learned_nothing_is_said_to_have_lost_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(stages, "inputs_of", lambda spec: SimpleNamespace(classes=10))
-    trials = {accuracy: Trial({"trial_id": "one"}, {"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
-    ran = ReproductionData(tmp_path, {}, {"one": None}, "cpu")
+    trials = {accuracy: recorded({"test_accuracy": accuracy}) for accuracy in (0.1, 0.4)}
+    ran = ReproductionData(tmp_path, {}, {trials[0.1].name: None}, "cpu")
     (line,) = stages.warnings(ran, [trials[0.4], trials[0.1]], [])
     assert "it classifies 10 % of the test images correctly, and 10 % is chance" in line
     assert stages.warnings(ran, [trials[0.4]], []) == stages.warnings(ran, [], []) == ()

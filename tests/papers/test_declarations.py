@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from reproduced_files import page, parts_of
+from small_trials import recorded
 
 from reports.papers import paper
 from reports.papers.contract import ReproductionData, named
 from suite import registry
 from suite.brackets import read_list
 from suite.choices import MethodChoice
-from suite.trials.folder.reader import Trial
 
 NAMES = registry.names("reproduction")
 
@@ -71,7 +71,7 @@ def test_every_published_group_is_quoted_by_a_reproduction():
 def test_a_pruned_row_is_compared_with_the_dense_trials_of_its_baseline():
     method = "sdgp[n=2,m=4,mode=rescaled]"
     dense, other, pruned = (
-        Trial({"status": "done", "method": name}, {"test_accuracy": accuracy, "seed": 0})
+        recorded({"test_accuracy": accuracy}, method=name)
         for name, accuracy in (("dense", 0.7), ("dense", 0.1), ("sdgp", 0.69))
     )
     trials = {"resnet18-dense": {"dense": (dense,)}, "resnet18": {method: (pruned,)}, "resnet50": {"dense": (other,)}}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from borrowed_trials import Borrowing
 from reproduced_files import ours, rows, trials_of
+from small_trials import recorded
 
 from reports.papers import comparison, networks, stages, timed_calls
 from reports.papers.stages import STAGES, step_times
@@ -19,7 +20,6 @@ from suite.checkpoint import load_model
 from suite.choices import build_model
 from suite.engine.cost.flops import count_model
 from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
-from suite.trials.folder.reader import Trial
 from suite.trials.folder.records import write_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +285,7 @@ def test_table_11_of_clicktrain_has_both_rows_and_what_was_published(folder, tri
 
 
 def test_figure_13_of_clicktrain_sets_stages_over_the_same_trials_own_steps(folder, trials):
-    trial = Trial({}, {}, epochs=tuple(trials["clicktrain[schedule=paper]"][1]))
+    trial = recorded(epochs=trials["clicktrain[schedule=paper]"][1])
     times = step_times(trial)
     assert set(times) == set(STAGES)
     expected = 100 * statistics.median(times["masked"]) / times["warm-up"][0]

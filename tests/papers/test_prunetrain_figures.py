@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small_trials import recorded
 
 from reports.papers.networks import cut_again
 from reports.papers.over_epochs import communication, communication_saved, lost_in_first_half
@@ -11,7 +12,6 @@ from suite.choices import build_model
 from suite.engine.cost.flops import count_model
 from suite.engine.network.model_files import save_model
 from suite.trials.engines.calls import call_in_subprocess
-from suite.trials.folder.reader import Trial
 
 SHAPE = (3, 32, 32)
 
@@ -19,7 +19,7 @@ SHAPE = (3, 32, 32)
 def test_figure_2_knows_when_flops_were_lost():
     def trial(*shares):
         epochs = tuple({"epoch": 1 + at, "step_flops": {"current": one, "dense": 1.0}} for at, one in enumerate(shares))
-        return Trial({}, {}, epochs=epochs)
+        return recorded(epochs=epochs)
 
     assert lost_in_first_half(trial(1.0, 0.9, 0.7, 0.6)) == {"lost_in_first_half": pytest.approx(0.75)}
     assert lost_in_first_half(trial(1.0, 1.0)) == {}
@@ -51,9 +51,9 @@ def test_an_epoch_sends_the_gradients_of_the_network_that_it_trained():
         {"epoch": epoch, "steps": steps, "params": params}
         for epoch, (steps, params) in enumerate(((4, 60), (4, 60), (2, 30)), start=1)
     )
-    trial = Trial({}, {"params_dense": 100}, epochs=epochs)
+    trial = recorded({"params_dense": 100}, epochs=epochs)
     assert [share for _, share in communication(trial)] == pytest.approx([100, 60, 30])
     assert communication_saved(trial) == pytest.approx(
         {"communication_saved": 1 - 1.9 / 3, "last_communication": 0.3, "last_gradients": 0.6}
     )
-    assert communication_saved(Trial({}, {}, epochs=epochs)) == {}
+    assert communication_saved(recorded(epochs=epochs)) == {}

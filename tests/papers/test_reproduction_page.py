@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
 
 import pytest
 from invented_numbers import COMPARED, NUMBERS, by_label, make, rows_of
@@ -57,10 +57,8 @@ def test_what_differs_from_the_paper(suite, numbers):
     reference = numbers.groups["t"]
 
     def warning(command=(), networks=(), **changed):
-        suite.rows.clear()
-        suite.add(
-            "dense", 0, accuracy=70.0, time=1.0, trial_id=f"t{len(list(suite.folder.glob('trials/*')))}", **changed
-        )
+        shutil.rmtree(suite.folder / "trials", ignore_errors=True)
+        suite.add("dense", 0, accuracy=70.0, time=1.0, **changed)
         trials = read(suite.write()).trials
         return reproduced.setting_warning(trials, reference, networks=networks, changed=command)
 
@@ -78,14 +76,15 @@ def test_what_differs_from_the_paper(suite, numbers):
     assert warning(preset="paper", data_copy="jpeg-01234567") == "data copy jpeg instead of sample"
     assert warning(preset="paper", batch_size=64) == "batch size 64 instead of 128"
     assert warning(preset="paper", dtype="bfloat16") == "dtype bfloat16 instead of float32"
-    assert warning(preset="paper", execution="cuda_graph") == "execution cuda_graph instead of eager"
-    assert warning(preset="paper", execution="eager", task="digits") == "task digits instead of cifar10"
+    assert warning(preset="paper", recipe={"execution": "cuda_graph"}) == "execution cuda_graph instead of eager"
+    assert warning(preset="paper", recipe={"execution": "eager"}, task="digits") == "task digits instead of cifar10"
 
 
 @pytest.mark.parametrize(("gpu", "same"), [("NVIDIA A100-SXM4-80GB", "yes"), ("NVIDIA H200", "no")])
 def test_hardware_is_compared_by_name(trials, numbers, gpu, same):
     theirs = paper.read(paper.OWN[-1]).groups["sdgp-table1-cifar10-resnet9"]
-    ours = [dataclasses.replace(trial, provenance={"hardware": {"gpu": gpu, "cpu": "x"}}) for trial in trials["dense"]]
+    provenance = {"hardware": {"gpu": gpu, "cpu": "x"}}
+    ours = [trial.model_copy(update={"provenance": provenance}) for trial in trials["dense"]]
     page = reproduced.to_markdown(make({"dense": ours}, numbers, reference=theirs))
     assert f"| hardware | Nvidia A100 | {gpu} | {same} |" in page
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reproduced_files import page
+from small_trials import recorded, untrained
 from torch import nn
 
 from reports.papers import gradients
@@ -16,8 +17,7 @@ from reports.papers.contract import ReproductionData
 from suite import registry
 from suite.recipe import Recipe
 from suite.trials.estimates import Missing
-from suite.trials.folder.reader import Trial
-from suite.trials.spec import TrialSpec
+from suite.trials.folder.records import TrialRecord
 
 EPOCHS, STEPS, BATCH = 3, 7, 8
 
@@ -44,9 +44,7 @@ class Task:
 
 def spec(dtype):
     recipe = Recipe(epochs=EPOCHS, batch_size=BATCH, learning_rate=0.1, label_smoothing=0.3)
-    data = {"kind": "sample", "checksum": "ab" * 32, "path": "", "note": ""}
-    return TrialSpec(method="dense", task="made-up", model="made-up", preset="smoke", recipe=recipe.fields(), seed=0,
-                     device="cpu", dtype=dtype, data_copy=data)  # fmt: skip
+    return untrained(task="made-up", recipe=recipe.fields(), dtype=dtype)
 
 
 @pytest.fixture
@@ -94,8 +92,7 @@ def test_a_scale_that_overflows_is_halved_as_in_training(model):
 
 
 def trial(*records):
-    texts = {"trial_id": spec("float16").trial_id, "status": "done"}
-    return Trial(texts, {"seed": 0}, epochs=records)
+    return recorded(epochs=records)
 
 
 def test_the_scale_is_that_of_the_last_epoch():
@@ -111,7 +108,7 @@ def outcome(tmp_path, dtype, *records):
     folder = tmp_path / "trials" / one.trial_id
     folder.mkdir(parents=True)
     (folder / "model.pt").write_bytes(b"x")
-    done = Trial({"trial_id": one.trial_id, "status": "done"}, {"seed": 0}, epochs=records)
+    done = TrialRecord(spec=one, status="done", epochs=records)
     ran = ReproductionData(tmp_path, {"gradient": {"dense": (done,)}}, {one.trial_id: one}, "cpu")
     return page("sdgp-fig5").outcome(ran)
 

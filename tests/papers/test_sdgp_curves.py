@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from reproduced_files import page
+from small_trials import recorded
 
 from reports.papers import gradients
 from reports.papers.contract import ReproductionData
 from reports.papers.over_epochs import mean_accuracies, step_factor
 from suite.trials.estimates import Missing
-from suite.trials.folder.reader import Trial
 
 
-def trial(seed, accuracies, losses=(), pace=1.0, name="x"):
+def trial(seed, accuracies, losses=(), pace=1.0):
     records = tuple(
         {
             "epoch": number,
@@ -26,8 +26,7 @@ def trial(seed, accuracies, losses=(), pace=1.0, name="x"):
         }
         for number, accuracy in enumerate(accuracies, 1)
     )
-    numbers = {"seed": float(seed), "test_accuracy": accuracies[-1]}
-    return Trial({"trial_id": name, "status": "done"}, numbers, epochs=records)
+    return recorded({"test_accuracy": accuracies[-1]}, epochs=records, seed=seed)
 
 
 def data_of(part, trials):

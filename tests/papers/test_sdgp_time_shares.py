@@ -12,7 +12,6 @@ from reports.papers import timed
 from reports.papers.contract import ReproductionData
 from reports.papers.timed_calls import product_seconds
 from suite.trials.engines.calls import SubprocessResult
-from suite.trials.folder.reader import Trial
 
 SECONDS = {
     "first": {"forward": 1.0, "wgrad": 2.0},
@@ -25,8 +24,8 @@ def test_shares_and_savings_follow_from_the_times(monkeypatch, capsys):
     monkeypatch.setattr(timed, "call_in_subprocess", lambda *arguments: SubprocessResult(SECONDS, "here", 0.0))
     monkeypatch.setattr(timed, "inputs_of", lambda spec: SimpleNamespace(shape=(3, 8, 8), classes=10))
     spec = dataclasses.replace(small_trials.spec("dense", batch_size=2), model="net", task="made-up")
-    trial = Trial({"trial_id": "one", "status": "done"}, {"seed": 0.0})
-    data = ReproductionData(Path(), {"resnet9": {"dense": (trial,)}}, {"one": spec}, "cpu")
+    trial = small_trials.recorded()
+    data = ReproductionData(Path(), {"resnet9": {"dense": (trial,)}}, {trial.name: spec}, "cpu")
     found = {line.quantity: line for line in page("sdgp-fig9").outcome(data).comparisons}
     said = [line.partition(";")[0] for line in capsys.readouterr().out.splitlines()]
     assert said == ["measurement 1/2: product seconds of resnet18", "measurement 2/2: product seconds of net"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,49 +10,64 @@ from typing import Any
 import pytest
 
 from reports import write_report
-from reports.content.build import build
 from suite.cli.folders import report
 from suite.trials.folder import packed
-from suite.trials.folder.reader import read
+from suite.trials.folder.reader import read, read_layers
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
-def edit(path: Path, change: Any) -> None:
-    """Change the record of a trial."""
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda record: record.update(spec=[1]), "'spec' is not a JSON object"),
-        (lambda record: record.update(provenance="x"), "'provenance' is not a JSON object"),
-        (lambda record: record["spec"].update(recipe=3), "'recipe' is not a JSON object"),
-        (lambda record: record.update(more=[[[[[[1]]]]] * 3]), ""),
-        (lambda record: record["provenance"].update(busy_cores=10**400), ""),
-    ],
-)
-def test_records_of_other_types_are_named_and_the_others_reported(suite: Any, change: Any, named: str) -> None:
+def test_a_damaged_record_is_named_in_table_report_and_terminal_and_the_others_are_reported(
+    suite: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     suite.add_all(("dense",))
     folder = suite.write()
-    edit(min(folder.glob("trials/*/trial.json")), change)
-    report = build(read(folder))
-    assert sum(len(group.tables[0].rows) for group in report.groups if group.tables) >= 1
-    damage_named = [cell.text for row in report.problems.table.rows for cell in row] if report.problems else []
-    assert not named or any(named in text for text in damage_named)
+    path, other, _ = sorted(folder.glob("trials/*/trial.json"))
+    path.write_text("{")
+    other.with_name("layers.csv").write_bytes(b"\xff\xfe\x00")
+    assert report([str(folder)]) == 0
+    reason = "damaged record: Expecting property name"
+    written, record, layers = capsys.readouterr().out.splitlines()
+    assert written.startswith("report: ")
+    assert record.startswith(f"damaged: {path.parent.name}: {reason}")
+    assert layers.startswith(f"damaged: {other.parent.name}: layers.csv is damaged")
+    page = (folder / "report.md").read_text(encoding="utf-8")
+    assert "2 trials, 2 done." in page
+    assert f"| `{path.parent.name}` | damaged | {reason}" in page
+    assert "--only failed" in page
+    with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["trial_id"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 3
+    found = rows[path.parent.name]
+    assert (found["status"], found["message"][: len(reason)], found["method"]) == ("error", reason, "")
+
+
+def test_a_provenance_of_another_schema_is_damage_and_other_keys_are_free(suite: Any) -> None:
+    suite.add_all(("dense",))
+    folder = suite.write()
+    paths = sorted(folder.glob("trials/*/trial.json"))
+    free = {"time_utc": 3, "busy_cores": 10**400, "more": [[[[[[1]]]]]]}
+    for path, provenance in zip(paths, ({"hardware": [1]}, {"hardware": {"threads": "two"}}, free), strict=True):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "provenance": provenance}))
+    assert report([str(folder), "--target", "70"]) == 0
+    records = read(folder)
+    assert [trial.name for trial in records.trials] == [paths[2].parent.name]
+    first, second = records.damaged.values()
+    assert first == "damaged record: provenance.hardware: Input should be a valid dictionary"
+    assert second.endswith("threads is two: not a number")
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"epoch": 6, "layers": {"a": {"out": "x"}}}', "'layers' has the wrong type"),
-        ('{"epoch": 6, "step_flops": [1]}', "'step_flops' has the wrong type"),
+        ('{"epoch": 6, "layers": {"a": {"out": "3"}}}', "layers.a.out.int: Input should be a valid integer"),
+        ('{"epoch": 6, "step_flops": [1]}', "step_flops: Input should be a valid dictionary"),
+        ('{"epoch": 6, "train_time_s": NaN}', "train_time_s"),
         ('{"epoch": 5}', "epoch 5 follows epoch 5"),
-        ('{"epoch": 1e3}', "it has no valid epoch number"),
-        (f'{{"epoch": {10**400}}}', "it has no valid epoch number"),
+        ('{"epoch": 1e3}', "epoch: Input should be a valid integer"),
+        ('{"epoch": "6"}', "epoch: Input should be a valid integer"),
+        (f'{{"epoch": {10**400}}}', "epoch: Input should be"),
         ("[" * 3000, "it is nested too deeply"),
         ("".join(f'{{"{end}":' for end in "}" * 50) + "1" + ',"{":1}' * 50, "it is nested too deeply"),
     ],
@@ -70,41 +85,30 @@ def test_a_damaged_line_of_epochs_is_named_and_left_out(suite: Any, line: str, w
     assert why in trial.damage[0]
 
 
+@pytest.mark.parametrize("content", ["interval,layer\n0,a,4\n", "interval,out_channels\n1,x\n", 'interval\n"0\n'])
+def test_damaged_layers_are_named_and_left_out(tmp_path: Path, content: str) -> None:
+    (tmp_path / "layers.csv").write_text(content)
+    damage: list[str] = []
+    assert read_layers(tmp_path / "layers.csv", damage) == ()
+    (line,) = damage
+    assert line.startswith("layers.csv is damaged: ")
+
+
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_file_that_is_not_what_its_record_says_is_named(suite: Any, compressed: bool) -> None:
-    """The file can be read and drawn; only its checksum shows that it belongs to another trial."""
+def test_a_file_that_was_cut_off_is_named(suite: Any, compressed: bool) -> None:
+    """What is left of it can be read and drawn; only its size shows that the end is missing."""
     suite.add_all(("dense",))
     folder = suite.write()
-    trial = min((folder / "trials").iterdir())
-    content = (trial / "epochs.jsonl").read_bytes()
-    facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    others = {
-        "model.pt": facts,
-        "layers.csv": facts,
-    }  # a missing file, and one that reports do not use: neither is damage
-    (trial / "layers.csv").unlink(missing_ok=True)
-    edit(trial / "trial.json", lambda record: record.update(status="done", files={"epochs.jsonl": facts, **others}))
-    line = "does not have the checksum in trial.json"
-    assert line not in " ".join(line for one in read(folder).trials for line in one.damage)
-    edited = content.replace(b'"epoch": 1,', b'"epoch": 1 ,')
-    assert edited != content
+    path = min(folder.glob("trials/*/epochs.jsonl"))
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    (path.parent / "layers.csv").unlink()  # reports do without it
     if compressed:
-        (trial / "epochs.jsonl").unlink()
-        (trial / "epochs.jsonl.gz").write_bytes(packed.pack(edited))
-    else:
-        (trial / "epochs.jsonl").write_bytes(edited)
-    assert [one.damage for one in read(folder).trials if one.damage] == [(f"epochs.jsonl {line}",)]
-    write_report(folder)
-    assert line in (folder / "report.md").read_text(encoding="utf-8")
-
-
-def test_the_terminal_names_damage_last(suite: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    suite.add_all(("dense", "sdgp", "prunetrain"))
-    folder = suite.write()
-    for path in sorted(folder.glob("trials/*/layers.csv"))[:7]:
-        path.write_bytes(b"\xff\xfe\x00")
-    assert report([str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("report: ")
-    assert [line.partition(":")[0] for line in lines[1:]] == ["damaged"] * 7
-    assert all("layers.csv" in line for line in lines[1:])
+        path.unlink()
+        path = path.with_name("epochs.jsonl.gz")
+    for kept, named in ((content, False), (b"".join(lines[:-1]), True)):
+        path.write_bytes(packed.pack(kept) if compressed else kept)
+        line = f"{path.name} has {len(kept)} bytes, not {len(content)}"
+        assert [one.damage for one in read(folder).trials if one.damage] == [(line,)] * named
+        write_report(folder)
+        assert (line in (folder / "report.md").read_text(encoding="utf-8")) == named

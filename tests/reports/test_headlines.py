@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_trials import recorded
 
 from reports.content.build import build
 from reports.content.remarks import _prerequisites
@@ -155,6 +156,6 @@ def test_equal_differences_on_a_few_seeds_have_no_interval(suite: Any) -> None:
     ],
 )
 def test_the_cost_of_prerequisites_is_named_as_not_included(spec: dict[str, Any], what: str | None) -> None:
-    row: Any = SimpleNamespace(done=[SimpleNamespace(spec=spec)])
+    row: Any = SimpleNamespace(done=[recorded(**spec)])
     sentence = f"the method starts from the result of {what}, whose cost is not included"
     assert _prerequisites(row) == [sentence][: bool(what)]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from reports.content.build import build
 from suite.cli.folders import report
-from suite.trials.folder.reader import read
 
 ROOT = Path(__file__).parents[2]
 SUITES = sorted(path.parent for path in (ROOT / "results").glob("*/*/report.md"))
@@ -58,16 +55,3 @@ def test_rebuilt_reports_of_committed_suites_have_the_same_numbers(folder: Path,
     once = (copy / "results.csv").read_bytes()
     assert report([str(copy)]) == 0
     assert (copy / "results.csv").read_bytes() == once
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_rows_without_records_stay_in_the_group_of_those_that_have_them(suite: Any) -> None:
-    suite.add_all(("dense", "sdgp"))
-    folder = suite.write()
-    (whole,) = build(read(folder)).groups
-    for place, path in enumerate(sorted((folder / "trials").iterdir())):
-        if place % 2:
-            shutil.rmtree(path)
-    (group,) = build(read(folder)).groups
-    assert group.headlines == whole.headlines
-    assert group.tables == whole.tables

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_trials import recorded
 from time_passes import one_pass, stage
 
 from reports import write_report
@@ -20,15 +21,17 @@ from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import of_any_machine
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.times import MethodTime
 from suite.trials.groups import KEY, TrialGroup, label
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 
 
-def trial(method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: float = 1.0, **changed: Any) -> Trial:
-    texts = {"method": method, "status": "done", "trial_id": f"{method}-{seed}", **changed}
+def trial(
+    method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: float = 1.0, **changed: Any
+) -> TrialRecord:
     epochs = tuple(
         {
             "epoch": number,
@@ -40,11 +43,13 @@ def trial(method: str, seed: int, accuracies: tuple[float, ...] = RISING, pace: 
         }
         for number, accuracy in enumerate(accuracies, 1)
     )
-    numbers = {"seed": float(seed), "epochs": float(len(accuracies)), "test_accuracy": accuracies[-1]}
-    return Trial(texts, numbers, epochs=epochs)
+    recipe = {"epochs": len(accuracies), **changed.pop("recipe", {})}
+    return recorded(
+        {"test_accuracy": accuracies[-1]}, epochs=epochs, method=method, seed=seed, recipe=recipe, **changed
+    )
 
 
-def group(*trials: Trial, budgets: tuple[TrialGroup, ...] = (), times: Any = None) -> TrialGroup:
+def group(*trials: TrialRecord, budgets: tuple[TrialGroup, ...] = (), times: Any = None) -> TrialGroup:
     epochs = f"{max((len(one.epochs) for one in trials), default=4)}"
     return TrialGroup({**dict.fromkeys(KEY, ""), "epochs": epochs}, trials, budgets, times or {})
 
@@ -143,9 +148,9 @@ def test_epochs_with_larger_images_take_more_of_the_time() -> None:
     assert rows["dense"].share == pytest.approx(0.25 + 0.375)
     assert rows["dense, 2 epochs"].share == pytest.approx(1 / 2)  # all of a training of half the length
     # Without the time pass, it is not known how much longer the larger images take.
-    growing = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96, 160]}})
+    growing = trial("dense", 0, recipe={"train_sizes": [96, 160]})
     assert rows_of(group(growing, trial("a", 0)), 0.7)["dense"].share is None
-    smaller = dataclasses.replace(trial("dense", 0), spec={"recipe": {"train_sizes": [96]}})
+    smaller = trial("dense", 0, recipe={"train_sizes": [96]})
     assert rows_of(group(smaller, trial("a", 0)), 0.7)["dense"].share == pytest.approx(3 / 4)
 
 
@@ -156,7 +161,7 @@ def test_trials_of_another_machine_reach_the_target_and_have_no_cost_here() -> N
     row = rows_of(group(*own, *late, diverged), 0.6)["dense"]
     assert (row.seeds, row.reached, row.epoch) == (4, 4, 2.0)  # seeds of this machine count before those of others
     assert row.costs["time_to_target_s"] == 20.0
-    without = dataclasses.replace(late[2], epochs=(), numbers={**late[2].numbers, "target_accuracy": 0.6})
+    without = late[2].model_copy(update={"epochs": ()})
     row = rows_of(group(*own, without), 0.6)["dense"]
     assert (row.seeds, row.unknown, row.costs["time_to_target_s"]) == (4, 1, 20.0)
     share = timed(0.8, reconfiguration=0.2)

@@ -21,7 +21,6 @@ NO_BUDGETS = {"time": (), "flops": ()}
 
 
 def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
-    suite.rows.clear()
     for method in ("dense", "sdgp"):
         for seed, accuracy in enumerate((70.0, 72.0)):
             suite.add(method, seed, accuracy=accuracy, time=100.0, variant="", train_flops_executed=1e12)

@@ -1,13 +1,12 @@
 """What a report says about the choice of defaults."""
 
 import pytest
-from small_trials import recorded, untrained
+from small_trials import put, recorded, untrained
 
 from reports.content.provenance import provenance_section
 from suite import registry
 from suite.cli.folders import copy_tuned
 from suite.trials.folder.reader import Records, read
-from suite.trials.folder.records import write_record
 from suite.trials.provenance import tuning
 from suite.trials.search import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 
@@ -78,9 +77,7 @@ def test_a_merged_folder_keeps_the_first_tuning_and_says_so(tmp_path):
 def test_trials_without_test_images_are_not_compared(tmp_path):
     trials = [untrained(0), untrained(1, recipe={"evaluate_test": False})]
     for trial in trials:
-        folder = tmp_path / "trials" / trial.trial_id
-        folder.mkdir(parents=True)
-        write_record(folder, trial, "done")
+        put(tmp_path, trial)
     records = read(tmp_path)
     assert [trial.name for trial in records.trials] == [trials[0].trial_id]
     assert records.untested == 1

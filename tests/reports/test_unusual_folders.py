@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from reports import write_report
 from reports.content.provenance import command_lines, rerun_command
 from reports.figures.svg import short_names
 from reports.render.markdown import escape
-from suite.errors import UsageError
 
 EVIL = "<script>alert('x')</script> & \"\u200fא\u200e"
 
@@ -47,11 +44,8 @@ def test_text_of_records_is_escaped(suite: Any) -> None:
 
 def test_operations_that_no_flops_include_are_named_and_escaped(suite: Any, without_figures: None) -> None:
     suite.add_all(("dense",), seeds=1)
+    suite.change(provenance={"not_counted": ["mm in 'attn' (3,072 multiply-adds per image)", EVIL, 7]})
     folder = suite.write()
-    record = next(folder.glob("trials/*/trial.json"))
-    held = json.loads(record.read_text(encoding="utf-8"))
-    held["provenance"]["not_counted"] = ["mm in 'attn' (3,072 multiply-adds per image)", EVIL, 7]
-    record.write_text(json.dumps(held), encoding="utf-8")
     write_report(folder)
     line = f"Not included in any FLOPs of resnet9[width=0.25]: mm in 'attn' (3,072 multiply-adds per image); {EVIL}; 7."
     assert line in parse(folder / "report.html").text
@@ -66,23 +60,6 @@ def test_markdown_renders_escaped_text_as_it_was() -> None:
     assert page.tables["t"][1] == [text]
 
 
-def test_a_folder_without_results_is_a_usage_error(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UsageError) as caught:
-            write_report(folder)
-        assert str(folder) in str(caught.value)
-        assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("content", ["", "trial_id,method\n"])
-def test_an_unreadable_table_is_a_usage_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.csv").write_text(content)
-    with pytest.raises(UsageError) as caught:
-        write_report(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_only_failures_still_make_a_report(suite: Any, without_figures: None) -> None:
     suite.add("sdgp", 0, accuracy=None, time=None, status="error", message="no")
     folder = suite.write()
@@ -94,7 +71,8 @@ def test_only_failures_still_make_a_report(suite: Any, without_figures: None) ->
 def test_trials_without_epochs_or_layers_still_make_a_report(suite: Any) -> None:
     suite.add_all(("dense", "prunetrain"), seeds=1)
     folder = suite.write()
-    shutil.rmtree(folder / "trials")
+    for path in (*folder.glob("trials/*/epochs.jsonl"), *folder.glob("trials/*/layers.csv")):
+        path.unlink()
     write_report(folder)
     page = parse(folder / "report.html")
     assert "no finished trial has an epochs.jsonl" in page.text

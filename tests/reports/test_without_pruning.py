@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
 from scipy import stats
+from small_trials import recorded
 from test_verdict import (
     EPOCHS,
+    OF_GUESSES,
     add_budgets,
     add_dense,
     add_method,
@@ -20,7 +23,6 @@ from test_verdict import (
     flops_table,
     group_of,
     groups_of,
-    learns_nothing,
     line,
     near,
     write_time_passes,
@@ -33,7 +35,7 @@ from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from reports.render import html, latex, markdown
-from suite.trials.folder.reader import Trial, read
+from suite.trials.folder.reader import read
 from suite.trials.groups import is_control, is_without_pruning
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -58,7 +60,6 @@ def add_longer(suite: Any, spec: dict[str, Any]) -> None:
     ("dense", "", NO_PRUNING, False, False),
     ("dense", "width=0.5", NO_PRUNING, False, True),
     ("dense", "width=0.5", {"control": False}, False, True),
-    ("dense", "width=0.5", {}, True, False),
     ("dense", "repeat=2", {"prunes": False, "control": True}, True, False),
     ("freezeout", "", {"prunes": False}, False, True),
     ("sdgp", "mode=random", {"control": True}, True, False),
@@ -67,7 +68,7 @@ def add_longer(suite: Any, spec: dict[str, Any]) -> None:
 def test_records_tell_controls_and_ways_without_pruning_apart(
     method: str, variant: str, spec: Any, control: bool, way: bool
 ) -> None:
-    trial = Trial({"method": method, "variant": variant}, {}, spec=spec)
+    trial = recorded(method=method, variant=variant, **spec)
     assert (is_control(trial), is_without_pruning(trial)) == (control, way)
 
 
@@ -117,7 +118,8 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     assert cheapest.startswith("Cheapest method within 0.5 points of dense: `quick`, 0.85 of dense's FLOPs; dense as ")
     assert without == "Without pruning, `dense[width=0.5]` is better than dense for its executed FLOPs."
     assert smallest == "Fewest inference FLOPs by pruning: none here needs fewer than dense."
-    suite.rows = [row for row in suite.rows if row["method"] != "quick"]
+    for path in suite.folder.glob("trials/quick-*"):
+        shutil.rmtree(path)
     add_method(suite, "bad", near(84.0), executed=0.9)
     most, cheapest, *_ = group_of(suite).verdict.purposes
     assert most == "Most accurate method for its executed FLOPs: none is shown to be better than dense."
@@ -132,15 +134,6 @@ def test_ways_without_pruning_do_not_change_the_order_of_methods(suite: Any) -> 
     add_way(suite, "freezeout", near(88.6))  # both more accurate and faster than the first
     write_time_passes(suite, "freezeout", (0.85,))
     assert [row[0].text for row in group_of(suite).summary.rows] == ["dense", "accurate", "fast", "freezeout"]
-
-
-def test_a_lost_record_makes_no_control_of_a_way_without_pruning(suite: Any) -> None:
-    add_budgets(suite)
-    add_way(suite, "dense", near(88.7), 0.85, variant="width=0.5")
-    write_time_passes(suite, "dense[width=0.5]", (0.86, 0.87, 0.86))
-    (suite.folder / "trials" / suite.rows[-1]["trial_id"] / "trial.json").unlink()
-    shown = cells(group_of(suite).summary, "dense[width=0.5]")
-    assert (shown[2][:9], shown[4:6]) == ("0.863 [0.", ["better", "yes"])
 
 
 def test_lost_seeds_and_missing_seeds_of_ways_without_pruning_are_said(suite: Any) -> None:
@@ -161,11 +154,10 @@ def rows_of(suite: Any) -> dict[str, Any]:
 
 
 def test_flops_are_relative_to_dense_training_of_the_group(suite: Any) -> None:
-    for dense in (0.7, 0.8, 1.0, 1.0, 1.0):  # each seed counts its own images
-        add_way(
-            suite, "freezeout", near(88.0)[:1], 0.6, train_flops_dense=dense * 3.6e12, trial_id=f"f{len(suite.rows)}"
-        )
-        suite.rows[-1]["seed"] = len(suite.rows)
+    for seed, dense in enumerate((0.7, 0.8, 1.0, 1.0, 1.0)):  # each seed counts its own images
+        flops = {"train_flops_dense": dense * 3.6e12, "train_flops_executed": 0.6 * 3.6e12}
+        suite.add("freezeout", seed, accuracy=88.0, time=300.0, epochs=EPOCHS, recipe={"epochs": EPOCHS},
+                  spec=NO_PRUNING, **flops)  # fmt: skip
     add_method(suite, "quick", near(88.0), executed=0.9, train_flops_dense=4.0e12)
     (row,) = (row for label, row in rows_of(suite).items() if label == "freezeout")
     assert row.flops_ratio["executed"].mean == pytest.approx(0.6 / (0.7 * 0.8) ** 0.2)  # without dense: their own
@@ -285,7 +277,8 @@ def priced(suite: Any, *asked: float) -> Any:
 
 def test_each_length_of_dense_gives_a_price_and_cheaper_ways_come_first(suite: Any) -> None:
     add_budgets(suite)
-    of_dense = {n: tuple(100 * row["test_accuracy"] for row in suite.rows if row["epochs"] == n) for n in LENGTHS}
+    found = [(one.spec.recipe["epochs"], 100 * one.result["test_accuracy"]) for one in read(suite.folder).trials]
+    of_dense = {n: tuple(accuracy for epochs, accuracy in found if epochs == n) for n in LENGTHS}
     pool = statistics.fmean(statistics.variance(values) for values in of_dense.values())
     targets = {n: math.floor(10 * lower(values, pool, 10)) / 10 for n, values in of_dense.items()}
     wide = (88.5, 87.7, 88.9, 88.0, 87.9)
@@ -353,10 +346,7 @@ def test_smoke_tests_and_tasks_that_dense_has_not_learned_have_no_prices(suite: 
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)
     assert priced(suite) is not None
-    for row in suite.rows:
-        row["test_accuracy"] = 0.1
-    suite.write()
-    learns_nothing(suite)
+    suite.change(provenance=OF_GUESSES, result={"test_accuracy": 0.1})
     (group,) = build(read(suite.folder), (0.5,)).groups
     assert (bool(group.caution), group.prices) == (True, None)
 

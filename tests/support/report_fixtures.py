@@ -13,6 +13,7 @@ import pytest
 
 from reports import write_report
 from reports.figures import svg
+from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import write_record
 from suite.trials.folder.table import COLUMNS, NUMBER_COLUMNS
 from suite.trials.spec import TrialSpec
@@ -60,7 +61,7 @@ class Suite:
         `recipe`, `task_parameters` and `spec` add to those parts of `trial.json` instead.
         """
         variant = changed.pop("variant", VARIANTS.get(method, ""))
-        recipe = {**RECIPE, **changed.pop("recipe", {})}
+        recipe = changed.pop("recipe", {})
         task_parameters, recorded = changed.pop("task_parameters", {}), changed.pop("spec", {})
         parameters = dict(part.split("=", 1) for part in variant.split(",") if "=" in part)
         columns: dict[str, Any] = {
@@ -88,7 +89,7 @@ class Suite:
         kind, _, checksum = columns["data_copy"].partition("-")
         fields = {
             **{name: columns[name] or "" for name in SETTINGS},
-            **{"recipe": {"epochs": columns["epochs"], "batch_size": columns["batch_size"], **recipe}},
+            **{"recipe": {**RECIPE, **{name: columns[name] for name in RECIPE if columns.get(name)}, **recipe}},
             **{"data_copy": {**DATA_COPY, "kind": kind, "checksum": checksum}, "seed": seed},
             **{"parameters": parameters, "task_parameters": task_parameters, **recorded},
         }
@@ -96,7 +97,10 @@ class Suite:
         while (self.folder / "trials" / spec.trial_id).exists():  # the same setting in a second version
             spec = dataclasses.replace(spec, method_version=spec.method_version + 1)
         provenance = {**PROVENANCE, "hardware": {**PROVENANCE["hardware"], "threads": columns["threads"]}}
-        provenance |= {"hardware_id": columns["hardware_id"] or "", "software": {"torch": columns.get("torch", "")}}
+        provenance |= {
+            "hardware_id": columns["hardware_id"] or "",
+            "software": {"python": "3.11.7", "torch": columns.get("torch", "")},
+        }
         result = {name: columns[name] for name in columns if name in COLUMNS and not COLUMNS[name].source}
         folder = self.folder / "trials" / spec.trial_id
         folder.mkdir(parents=True)
@@ -149,6 +153,12 @@ class Suite:
         (self.folder / "suite.json").write_text(json.dumps(content))
         return self.folder
 
+    def change(self, match: str = "*", **parts: dict[str, Any]) -> None:
+        """Change parts of the records of the trials whose names match."""
+        for path in self.folder.glob(f"trials/{match}/trial.json"):
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps(record | {name: record[name] | part for name, part in parts.items()}))
+
     def add_all(
         self, methods: tuple[str, ...] = ("dense", "sdgp", "prunetrain"), seeds: int = 3, **changed: Any
     ) -> None:
@@ -175,7 +185,8 @@ def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
               "hardware_id": "", "dtype": ""})  # fmt: skip
     suite.add("prunetrain", 3, accuracy=None, time=None, **{**empty, "status": "diverged",
               "message": "loss is NaN at epoch 2"})  # fmt: skip
-    write_report(suite.write())
+    update_table(suite.write())
+    write_report(suite.folder)
     return suite.folder
 
 

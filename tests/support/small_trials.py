@@ -74,15 +74,27 @@ def train(folder, trial):
     return [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
 
 
-def write_export(folder, trial):
-    """Write the folder of a finished trial as `export` does; what its files contain is made up."""
-    folder.mkdir(parents=True)
+CONTENTS = {"model.pt": "x", "epochs.jsonl": '{"epoch": 1}\n{"epoch": 2}\n', "layers.csv": "layer\nconv\n"}
+
+
+def put(out, trial, status="done", message="", **more):
+    """Write a trial in its place in a suite's folder, where its files are made up, and return the trial's folder."""
+    folder = out / "trials" / trial.trial_id
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in CONTENTS.items() if status == "done" else ():
+        (folder / name).write_text(content)
+    write_record(folder, trial, status, message, **more)
+    return folder
+
+
+def put_export(out, trial):
+    """Write a finished trial as `export` does, and return the trial's folder."""
+    folder = put(out, trial)
+    (folder / "model.pt").unlink()
     for name in COMPRESSED:
-        (folder / name).write_text("x")
-    write_record(folder, trial, "done")
-    for name in COMPRESSED:
-        (folder / f"{name}.gz").write_bytes(pack(b"x"))
+        (folder / f"{name}.gz").write_bytes(pack((folder / name).read_bytes()))
         (folder / name).unlink()
+    return folder
 
 
 def train_in_suite(out, trial):

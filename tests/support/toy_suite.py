@@ -110,7 +110,6 @@ CHILD = textwrap.dedent(
     from pathlib import Path
     from suite.trials.process import watch_parent
     from suite.trials.folder.records import FILES, read_record, write_record
-    from suite.trials.spec import TrialSpec
 
     watch_parent()
     folder = Path(sys.argv[1])

@@ -88,11 +88,11 @@ def test_callbacks_are_called_after_each_epoch_and_at_the_end(tmp_path, monkeypa
     folder = tmp_path / trial.trial_id
     assert run_process(folder, trial, monkeypatch) == 0
     record = read_record(folder)
-    ended = (trial.trial_id, "done", record["result"]["test_accuracy"])
+    ended = (trial.trial_id, "done", record.result["test_accuracy"])
     assert [*((trial.trial_id, epoch) for epoch in (1, 2, 3)), ended] == CALLED
-    assert "callbacks_failed" not in record["provenance"]
+    assert "callbacks_failed" not in record.provenance
     assert spans == [{"io"}] * 3
-    data = record["provenance"]["data"]
+    data = record.provenance["data"]
     assert (data["classes"], data["train_images"], data["test_images"]) == (10, 32, 20)
     assert 2 <= data["largest_test_class"] <= 20
 
@@ -115,8 +115,8 @@ def test_a_callback_that_fails_does_not_end_the_trial_and_is_named(tmp_path, mon
     folder = tmp_path / trial.trial_id
     assert run_process(folder, trial, monkeypatch) == 0
     record = read_record(folder)
-    assert record["status"] == "done"
-    assert record["provenance"]["callbacks_failed"] == [
+    assert record.done
+    assert record.provenance["callbacks_failed"] == [
         "callback fails_late failed at epoch 2: SystemExit: no more",
         "callback fails_at_the_end failed at the end of the trial: ZeroDivisionError: division by zero",
     ]

@@ -5,8 +5,7 @@ import json
 from typing import ClassVar, Literal
 
 import pytest
-from small_trials import planned, spec
-from test_store import put
+from small_trials import planned, put, spec
 
 from methods.sdgp import SDGP
 from suite import registry
@@ -214,7 +213,7 @@ def sizes(params, flops):
 )
 def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, params, flops, control, skipped):
     other = spec("dense")
-    put(Store(tmp_path), other, "done", result=sizes(params, flops))
+    put(tmp_path, other, "done", result=sizes(params, flops))
     trial = spec("dense[match=prunetrain]")
     trial = dataclasses.replace(trial, depends_on={"prunetrain": other.trial_id}, control=control)
     reason = f"it is a control of {other.trial_id}, which removed nothing" if skipped else ""
@@ -223,8 +222,8 @@ def test_a_control_of_a_trial_that_removed_nothing_is_not_trained(tmp_path, para
 
 def test_a_twin_of_a_method_that_starts_from_dense_weights_is_trained_if_the_method_removed_something(tmp_path):
     dense, ssl = spec("dense"), spec("dense[repeat=2]")
-    put(Store(tmp_path), dense, "done", result=sizes(100, 200.0))
-    put(Store(tmp_path), ssl, "done", result=sizes(60, 200.0))
+    put(tmp_path, dense, "done", result=sizes(100, 200.0))
+    put(tmp_path, ssl, "done", result=sizes(60, 200.0))
     others = {"dense": dense.trial_id, "ssl": ssl.trial_id}
     trial = dataclasses.replace(spec("dense[match=ssl]"), depends_on=others, control=True)
     assert why_skipped(trial, Store(tmp_path).trial_folder(trial.trial_id)) == ""

@@ -79,7 +79,7 @@ def test_every_end_has_its_status_and_stops_no_other(child, tmp_path):
 def test_a_trial_that_takes_too_long_is_killed_with_its_processes(child, tmp_path):
     records, _, folders = run(child, tmp_path, "sleep", "done", timeout=2)
     assert (records[0].status, records[0].message) == ("timeout", "killed after 2 s (--timeout)")
-    assert records[1].status == "done"
+    assert records[1].done
     for pid in pids_of(folders[0]):
         wait_until(lambda pid=pid: not alive(pid))
 

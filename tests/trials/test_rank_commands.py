@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch.distributed as dist
-from small_trials import spec
+from small_trials import put, spec
 
 from suite.errors import UsageError
 from suite.trials import trial as trials
@@ -122,8 +122,7 @@ def test_a_rank_trains_only_what_its_own_command_has_planned(tmp_path):
             allocations._checked_folder(tmp_path, [trial], name)
 
     refused("is not visible here; --out must be a folder that all machines share")
-    folder.mkdir(parents=True)
-    write_record(folder, trial, "running")
+    put(tmp_path, trial, "running")
     assert allocations._checked_folder(tmp_path, [trial], trial.trial_id) == folder
     for name in ("../trials/" + trial.trial_id, str(folder), "dense-digits-resnet9-s1-00000000", ""):
         refused("has not planned; all ranks need the same command line", name)
@@ -165,9 +164,7 @@ def test_a_follower_ends_its_rank_when_rank_0_does_not_wait_for_the_trial_any_mo
     monkeypatch.setattr(allocations, "LocalRank", Endless)
     leader = of_agent(store, 0).store()
     trial = spec("dense")
-    folder = tmp_path / "trials" / trial.trial_id
-    folder.mkdir(parents=True)
-    write_record(folder, trial, "running")
+    put(tmp_path, trial, "running")
     send(leader, "trials/1", Start(trial.trial_id, "1"))
     arguments = of_agent(store, 1), leader, 1, lambda: (tmp_path, [trial])
     asked = threading.Thread(target=allocations._run_rank, args=arguments, daemon=True)

@@ -46,7 +46,7 @@ def test_a_killed_command_continues_without_what_is_done(tmp_path):
     process = start(log, arguments)
     started = []
     try:
-        wait_until(lambda: any(record and record.done for record in map(read_record, folders(out))), 240, process)
+        wait_until(lambda: any(one.done for one in map(read_record, folders(out)) if one), 240, process)
         wait_until(lambda: in_training(out), 240, process)
         started = descendants(process.pid)
         assert any(map(in_use, started))

@@ -46,7 +46,7 @@ def test_a_worker_that_shares_the_folder_works_in_it(job):
     ended = run_job(job, 2, {})
     assert (ended.record["status"], ended.content) == ("done", None)
     record = read_record(job.folder)
-    assert record.status == "done"
+    assert record.done
     assert record.provenance == {"threads": 3}
 
 
@@ -202,7 +202,7 @@ def test_the_command_fills_the_cluster_and_records_what_was_lost(job, monkeypatc
     recorder = Recorder()
     ray_cluster.RayEngine(jobs=2).run(trials, recorder)
     ends = {folder.name: read_record(folder) for _, folder in trials}
-    assert [(record.status, record.message) for record in ends.values()] == [
+    assert [(one.status, one.message) for one in ends.values()] == [
         ("done", ""),
         ("error", "its Ray task failed: in detail"),
         ("skipped", f"it depends on {trials[1][1].name}, which is not done"),

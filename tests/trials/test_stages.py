@@ -4,7 +4,7 @@ import itertools
 import os
 
 import pytest
-from small_trials import spec, train, write_export
+from small_trials import put_export, spec, train
 
 from suite import files
 from suite.engine.network import model_files
@@ -214,11 +214,11 @@ def test_a_resumed_trial_ends_with_the_same_stages(whole, tmp_path, monkeypatch)
 
 def test_a_trial_whose_steps_never_change_keeps_its_end_and_nothing_of_an_export(tmp_path):
     trial = spec("sdgp[backend=masked]", **(SMALL | {"epochs": 2}))
-    write_export(tmp_path / "trial", trial)
-    records = train(tmp_path / "trial", trial)
+    folder = put_export(tmp_path, trial)
+    records = train(folder, trial)
     assert len(StageList(records).stages()) == 1
-    assert [path.name for path in (tmp_path / "trial" / "stages").iterdir()] == ["2-end.pt"]
-    assert not [*(tmp_path / "trial").glob("*.gz")]
+    assert [path.name for path in (folder / "stages").iterdir()] == ["2-end.pt"]
+    assert not [*folder.glob("*.gz")]
 
 
 def test_an_overhead_is_recorded_for_a_full_batch(tmp_path):

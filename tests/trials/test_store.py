@@ -1,6 +1,5 @@
 """Tests of a suite's folder: atomic records, the lock (held by real processes), and the remaining trials."""
 
-import csv
 import errno
 import fcntl
 import json
@@ -12,19 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from small_trials import put, put_export
 from small_trials import untrained as spec
-from small_trials import write_export
-from suite.trials.folder.results import write_results
 
 from suite.errors import UsageError
 from suite.trials.folder import packed
-from suite.trials.folder.records import FILES, read_record, without_home, write_json, write_record
+from suite.trials.folder.records import write_json
 from suite.trials.folder.store import Store
-from suite.trials.folder.table import COLUMNS
 from suite.trials.spec import SuiteSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = {"hardware_id": "h1234567", "hardware": {"threads": 2}, "software": {"torch": "2.15.0+cu132"}}
 SUITE = SuiteSpec(
     methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/d"
 )
@@ -33,16 +29,6 @@ SUITE = SuiteSpec(
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "out")
-
-
-def put(store, trial, status, message="", **more):
-    folder = store.trial_folder(trial.trial_id)
-    folder.mkdir(parents=True, exist_ok=True)
-    if status == "done":
-        for name in FILES:
-            (folder / name).write_text("x")
-    write_record(folder, trial, status, message, **more)
-    return folder
 
 
 def holder(folder):
@@ -95,19 +81,18 @@ def test_a_folder_without_file_locks_is_used_with_one_warning(store, monkeypatch
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", missing)
-    with store.lock(), store.writing():
+    with store.lock():
         assert not store.is_locked()
     assert caplog.text.count("\n") == 1
     assert f"{store.folder}: its file system has no locks ({os.strerror(number)})" in caplog.text
 
 
-@pytest.mark.parametrize("use", [Store.lock, Store.writing])
-def test_a_read_only_folder_is_to_be_copied(store, monkeypatch, use):
+def test_a_read_only_folder_is_to_be_copied(store, monkeypatch):
     def refused(path, flags):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("suite.files.open_descriptor", refused)
-    with pytest.raises(UsageError, match=f"{store.folder} is read-only, copy it and name the copy"), use(store):
+    with pytest.raises(UsageError, match=f"{store.folder} is read-only, copy it and name the copy"), store.lock():
         pass
 
 
@@ -125,6 +110,22 @@ def test_folders_that_are_not_ours(tmp_path):
     for name in ("empty", "killed", "absent/below"):
         Store(tmp_path / name).check()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_folder_and_its_trials_may_be_links_and_a_link_to_nothing_is_refused(tmp_path):
+    put(tmp_path / "disk", spec(0))
+    (tmp_path / "disk" / "suite.json").write_text("{}")
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    place = put(tmp_path / "elsewhere", spec(1))
+    (tmp_path / "disk" / "trials" / place.name).symlink_to(place)
+    store = Store(tmp_path / "out")
+    store.check()
+    with store.lock():
+        assert (tmp_path / "disk" / ".lock").is_file()
+        assert store.choose([spec(0), spec(1)], "missing") == []
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a symbolic link to nothing"):
+        Store(tmp_path / "broken").check()
 
 
 def test_suite_json_remembers_every_command(store):
@@ -146,7 +147,7 @@ def test_which_trials_are_chosen(store):
     trials = [spec(seed) for seed in range(len(statuses))]
     for trial, status in zip(trials, statuses, strict=True):
         if status != "absent":
-            folder = put(store, trial, status if status != "damaged" else "done")
+            folder = put(store.folder, trial, status if status != "damaged" else "done")
             if status == "damaged":
                 (folder / "trial.json").write_text('{"spec": {')
 
@@ -163,82 +164,29 @@ def test_which_trials_are_chosen(store):
 def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, caplog):
     first = spec(0)
     second = spec(1, method="ssl", depends_on={"dense": first.trial_id})
-    folder = store.trial_folder(first.trial_id)
-    write_export(folder, first)
+    folder = put_export(store.folder, first)
     assert store.choose([first], "missing") == []
     assert store.status(first.trial_id) == "done"
     assert [trial for trial, _ in store.choose([first, second], "missing")] == [first, second]
     assert f"{first.trial_id} is run again: another trial needs its model" in caplog.text
-    put(store, second, "done")
+    put(store.folder, second, "done")
     assert store.choose([first, second], "missing") == []
     third = spec(2, method="ssl", depends_on={"ssl": second.trial_id})
     assert [trial for trial, _ in store.choose([first, second, third], "missing")] == [third]
     for content, reason in (
-        (packed.pack(b"y"), "does not have the checksum"),
+        (packed.pack(b"layer\n"), "has 6 bytes, not 11"),
         (b"no gzip file", "cannot be read"),
-        (None, "missing"),
+        (None, "layers.csv is missing"),
     ):
         if content is None:
             (folder / "layers.csv.gz").unlink()
         else:
             (folder / "layers.csv.gz").write_bytes(content)
         assert [trial for trial, _ in store.choose([first], "missing")] == [first]
-        assert f"{first.trial_id} is run again: layers.csv.gz" in caplog.messages[-1]
+        assert f"{first.trial_id} is run again: " in caplog.messages[-1]
         assert reason in caplog.messages[-1]
-    (folder / "layers.csv.gz").write_bytes(packed.pack(b"x"))
+    (folder / "layers.csv.gz").write_bytes(packed.pack(b"layer\nconv\n"))
     assert store.status(first.trial_id) == "done"
-    (folder / "model.pt").write_text("x")  # no export has one: the other files are lost
-    assert store.status(first.trial_id) == "error"
-
-
-@pytest.mark.parametrize("content", [
-    b"", b"[]", b"\xff\xfe", b'{"status": "done"}', b"[" * 100_000, b'{"x": ' + b"9" * 5000 + b"}",
-])  # fmt: skip
-def test_a_damaged_record_is_a_trial_with_an_error(store, content):
-    folder = put(store, spec(0), "done")
-    put(store, spec(1), "done")
-    (folder / "trial.json").write_bytes(content)
-    record = read_record(folder)
-    assert set(record) == {"status", "message"}
-    assert record["status"] == "error"
-    assert record["message"].startswith("damaged record: ")
-    rows = {row["trial_id"]: row for row in write_results(store)}
-    assert rows[folder.name]["status"] == "error"
-    assert rows[folder.name]["message"] == record["message"]
-    assert rows[spec(1).trial_id]["status"] == "done"
-
-
-def test_the_table_has_the_columns_of_the_interface(store):
-    result = {
-        "test_accuracy": 0.5,
-        "train_time_s": 1.25,
-        "params": 10,
-        "train_flops_dense": 3 * 10**18,
-        "val_accuracy": None,
-    }
-    first = spec(0, method="sdgp", variant="n=2,m=4", parameters={"m": 4, "n": 2})
-    put(store, first, "done", result=result, provenance=MACHINE)
-    put(store, spec(1), "error", 'a "quoted", line')
-    put(store, spec(2), "running")
-    write_results(store)
-    with open(store.folder / "results.csv", newline="") as file:
-        rows = {row["trial_id"]: row for row in csv.DictReader(file)}
-    row = rows[first.trial_id]
-    assert list(row) == list(COLUMNS)
-    expected = {"method": "sdgp", "variant": "n=2,m=4", "parameters": '{"m":4,"n":2}', "seed": "0", "status": "done"}
-    expected |= {"data_copy": "original-abababab", "hardware_id": "h1234567", "epochs": "3", "batch_size": "4"}
-    expected |= {"test_accuracy": "0.5", "params": "10", "train_flops_dense": str(3 * 10**18), "val_accuracy": ""}
-    expected |= {"threads": "2", "torch": "2.15"}
-    assert {key: row[key] for key in expected} == expected
-    assert row["test_loss"] == ""
-    assert rows[spec(1).trial_id]["message"] == 'a "quoted", line'
-    assert rows[spec(2).trial_id]["status"] == "error"
-
-
-def test_a_trial_that_runs_now_has_no_row(store):
-    put(store, spec(0), "running")
-    with store.lock():
-        assert write_results(store) == []
 
 
 def part(name):
@@ -288,30 +236,3 @@ def test_a_lock_that_is_held_for_a_moment_is_waited_for(store):
     threading.Timer(0.3, reader.close).start()
     with store.lock():
         assert reader.closed
-
-
-def test_the_table_says_how_steps_were_executed(store):
-    for seed, execution in ((0, "cuda_graph"), (1, None)):
-        recipe = {**spec().recipe, "execution": execution}
-        if execution is None:
-            del recipe["execution"]  # a record that was written before the option existed
-        put(store, spec(seed, recipe=recipe), "done")
-    assert [row["execution"] for row in sorted(write_results(store), key=lambda row: row["seed"])] == [
-        "cuda_graph",
-        "eager",
-    ]
-
-
-def test_the_home_folder_is_left_out_of_an_exported_record(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    content = {"status": "done", "spec": {"data_copy": {"path": str(tmp_path / "data" / "x.npz"), "note": "ü"}}}
-    plain = {"path": "~/data/x.npz", "note": "ü"}
-    for digest in ({"sha256": packed.digest(content)}, {"sha256": "of a record that was changed"}, {}):
-        found = json.loads(without_home(json.dumps({**content, **digest}).encode()))
-        assert found["spec"]["data_copy"] == plain
-        rest = {name: value for name, value in found.items() if name != "sha256"}
-        assert found.keys() - rest.keys() == digest.keys()
-        # An export does not make a record valid that is not.
-        assert (found.get("sha256") == packed.digest(rest)) == (digest.get("sha256") == packed.digest(content))
-    for other in (b"{", b"[]", json.dumps({"spec": {"data_copy": {"path": "/elsewhere"}}}).encode()):
-        assert without_home(other) == other

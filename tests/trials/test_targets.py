@@ -8,22 +8,16 @@ import json
 import os
 
 import pytest
-from suite.trials.folder.results import write_results
-from test_store import put, spec
+from small_trials import put
+from small_trials import untrained as spec
 
 from suite.cli.main import main
 from suite.cli.options import read_run_options
 from suite.errors import UsageError
 from suite.trials.folder.packed import pack
+from suite.trials.folder.reader import read_declared_targets, update_table
 from suite.trials.folder.records import write_json
-from suite.trials.folder.store import Store
-from suite.trials.folder.targets import (
-    declared_targets,
-    first_reached,
-    read_declared_targets,
-    read_targets,
-    target_columns,
-)
+from suite.trials.folder.targets import declared_targets, first_reached, read_targets, target_columns
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
 
@@ -76,7 +70,7 @@ def test_a_target_that_a_guess_reaches_is_refused(tmp_path):
 
 
 def test_report_refuses_it_too(tmp_path, capsys):
-    put(Store(tmp_path), spec(0), "done", result={}, provenance={"data": {"classes": 10}})
+    put(tmp_path, spec(0), provenance={"data": {"classes": 10}})
     (tmp_path / "suite.json").write_text("{}")
     assert main(["report", str(tmp_path), "--target", "88,5"]) == 2
     assert "--target 5: a guess among 10 classes reaches 10 %" in capsys.readouterr().err
@@ -91,25 +85,18 @@ def test_the_first_epoch_counts_and_equality_suffices():
     assert first_reached([{"epoch": 1}, {"epoch": 2, "test_accuracy": 0.9}], 0.8)["epoch"] == 2
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_columns_are_costs_until_the_end_of_that_epoch(tmp_path, packed):
-    content = "".join(json.dumps(record) + "\n" for record in epochs()).encode()
-    (tmp_path / f"epochs.jsonl{'.gz' if packed else ''}").write_bytes(pack(content) if packed else content)
-    assert target_columns(tmp_path, (0.6, 0.1)) == {
+def test_the_columns_are_costs_until_the_end_of_that_epoch():
+    assert target_columns(epochs(), (0.6, 0.1)) == {
         "target_accuracy": 0.6,
         "time_to_target_s": 40.0,
         "flops_to_target": 20e9,
         "energy_to_target_j": 400.0,
     }
-    missed = target_columns(tmp_path, (0.8,))
+    missed = target_columns(epochs(), (0.8,))
     assert missed.pop("target_accuracy") == 0.8
     assert set(missed.values()) == {None}
-    assert target_columns(tmp_path, ()) == {}
-
-
-def test_a_cost_that_was_not_measured_is_empty(tmp_path):
-    (tmp_path / "epochs.jsonl").write_text("\n".join(map(json.dumps, epochs(energy=False))))
-    found = target_columns(tmp_path, (0.5,))
+    assert target_columns(epochs(), ()) == target_columns([], (0.8,)) == {}
+    found = target_columns(epochs(energy=False), (0.5,))
     assert (found["energy_to_target_j"], found["time_to_target_s"]) == (None, 20.0)
 
 
@@ -122,28 +109,23 @@ def test_the_last_declared_targets_apply():
     assert declared_targets({"commands": 3}) == declared_targets({}) == []
 
 
-@pytest.fixture
-def store(tmp_path):
-    """A folder with one finished trial."""
-    found = Store(tmp_path / "out")
-    put(found, spec(0), "done", result={"test_accuracy": 0.7})
-    path = found.trial_folder(spec(0).trial_id) / "epochs.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in epochs()))
-    return found
-
-
-def test_the_table_has_the_declared_target_and_a_command_may_replace_it(store):
-    def row():
-        with open(store.folder / "results.csv", encoding="utf-8", newline="") as file:
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_table_has_the_declared_target_and_a_command_may_replace_it(tmp_path, packed):
+    def row(targets=()):
+        update_table(tmp_path, targets=targets)
+        with open(tmp_path / "results.csv", encoding="utf-8", newline="") as file:
             return next(iter(csv.DictReader(file)))
 
-    write_json(store.folder / "suite.json", {"commands": [{"spec": {"targets": [0.6, 0.5]}}]})
-    write_results(store)
+    folder = put(tmp_path, spec(0), result={"test_accuracy": 0.7})
+    content = "".join(json.dumps(record) + "\n" for record in epochs()).encode()
+    if packed:
+        (folder / "epochs.jsonl").unlink()
+    (folder / f"epochs.jsonl{'.gz' if packed else ''}").write_bytes(pack(content) if packed else content)
+    write_json(tmp_path / "suite.json", {"commands": [{"spec": {"targets": [0.6, 0.5]}}]})
     assert (row()["target_accuracy"], row()["time_to_target_s"]) == ("0.6", "40.0")
-    write_results(store, targets=(0.99,))
-    assert (row()["target_accuracy"], row()["time_to_target_s"], row()["flops_to_target"]) == ("0.99", "", "")
-    write_json(store.folder / "suite.json", {"commands": []})
-    write_results(store)
+    found = row((0.99,))
+    assert (found["target_accuracy"], found["time_to_target_s"], found["flops_to_target"]) == ("0.99", "", "")
+    write_json(tmp_path / "suite.json", {"commands": []})
     assert row()["target_accuracy"] == ""  # although the earlier table had one
 
 

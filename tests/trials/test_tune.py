@@ -144,10 +144,9 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
 
 
 @pytest.mark.parametrize(("second", "expected"), [
-    ({"status": "done", "result": {"val_accuracy": 0.7}}, 0.6),
-    ({"status": "done", "result": {}}, None),
-    ({"status": "diverged", "result": {"val_accuracy": 0.7}}, None),
-    ({"status": "error"}, None),
+    (recorded({"val_accuracy": 0.7}), 0.6),
+    (recorded(), None),
+    (recorded({"val_accuracy": 0.7}, status="diverged"), None),
     (None, None),
 ])  # fmt: skip
 def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
@@ -218,7 +217,7 @@ def test_tuning_never_sees_a_test_image(folder, monkeypatch, capsys):
         assert splits.validation.num_samples == 6
     for place in places:
         record = read_record(place)
-        assert record.status == "done"
+        assert record.done
         assert "val_accuracy" in record.result
         assert not {"test_accuracy", "test_loss", "best_epoch_accuracy"} & record.result.keys()
     texts = {path: content for path, content in contents(folder / "out").items() if path.suffix in (".json", ".jsonl")}

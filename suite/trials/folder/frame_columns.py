@@ -1,4 +1,4 @@
-"""Schema of the frames that `suite.load_results` returns. `columns.py` has the schema of the results table.
+"""Schema of the frames that `suite.load_results` returns. `table.py` has that of the results table.
 
 A column of `epochs.jsonl` or `layers.csv` takes unit and kind from the column of `results.csv` with the same name.
 """

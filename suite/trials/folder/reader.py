@@ -25,8 +25,8 @@ from suite.trials.folder import packed
 from suite.trials.folder.profiles import PROFILES, GroupProfiles
 from suite.trials.folder.records import RUNNING, DamagedRecord, TrialRecord, lacking, load_record
 from suite.trials.folder.store import Store, read_suite
-from suite.trials.folder.table import write_table
-from suite.trials.folder.targets import declared_targets
+from suite.trials.folder.table import SCHEMA, recipe_columns
+from suite.trials.folder.targets import declared_targets, target_columns
 from suite.trials.folder.times import TIMES, GroupTimes
 from suite.trials.search import Tuned, read_tuned
 
@@ -36,14 +36,14 @@ Number = Annotated[int | float, Interval(ge=-1e30, le=1e30)]  # sums and squares
 Content = TypeVar("Content")
 
 
-class _Layer(BaseModel):
+class _Layer(BaseModel, strict=True):
     inputs: Number | None = Field(None, alias="in")
     out: Number | None = None
     density: list[Number] = []
     weight_density: Number | None = None
 
 
-class _Epoch(BaseModel):
+class _Epoch(BaseModel, strict=True):
     """What reports compute with in a line of `epochs.jsonl`; `docs/development/file-formats.md` has all keys."""
 
     epoch: Annotated[int, Interval(gt=0, lt=10**9)]
@@ -178,10 +178,14 @@ def read_trials(folder: Path, none_runs: bool = False) -> tuple[list[TrialRecord
                 continue
             changes = {"status": "error", "message": "did not end: the command that ran it is gone"}
         damage: list[str] = []
-        if record.done and (reason := lacking(place, record, [name for name in FILES if packed.held(place / name)])):
-            damage.append(reason)
         changes |= {"epochs": read_epochs(place / FILES[0], damage), "layers": read_layers(place / FILES[1], damage)}
         missing = tuple(name for name in FILES if packed.held(place / name) is None)
+        if (
+            record.done
+            and not damage
+            and (reason := lacking(place, record, [name for name in FILES if name not in missing]))
+        ):
+            damage.append(reason)
         trials.append(record.model_copy(update={**changes, "damage": tuple(damage), "missing_files": missing}))
     return trials, damaged
 
@@ -222,7 +226,7 @@ def read(folder: Path, none_runs: bool = False) -> Records:
 
 
 def update_table(folder: Path, none_runs: bool = False, targets: Sequence[float] = ()) -> list[TrialRecord]:
-    """Write `results.csv` anew, and return the trials of the folder.
+    """Write `results.csv` anew, atomically, and return the trials of the folder. Cells without a value are empty.
 
     Args:
         folder: Path of the folder.
@@ -230,7 +234,18 @@ def update_table(folder: Path, none_runs: bool = False, targets: Sequence[float]
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
     """
     trials, damaged = read_trials(folder, none_runs)
-    write_table(folder, trials, damaged, targets or read_declared_targets(folder))
+    columns = [*SCHEMA, *recipe_columns(trial.spec for trial in trials)]
+    targets = targets or read_declared_targets(folder)
+    rows = {
+        trial.name: {column.name: column.of(trial) for column in columns} | target_columns(trial.epochs, targets)
+        for trial in trials
+    }
+    rows |= {name: {"trial_id": name, "status": "error", "message": reason} for name, reason in damaged.items()}
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [column.name for column in columns], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows[name] for name in sorted(rows))
+    files.write(folder / "results.csv", text.getvalue())
     return trials
 
 

@@ -14,12 +14,22 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    field_serializer,
+    model_validator,
+)
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
+from suite.files import canonical_json
 from suite.trials.folder import packed
-from suite.trials.folder.table import COLUMNS
+from suite.trials.folder.table import COLUMNS, REMOVED_NOTHING, SCHEMA
 from suite.trials.spec import TrialSpec
 
 ENDED: Final = ("done", "diverged", "oom", "timeout", "error", "skipped")
@@ -32,11 +42,26 @@ class DamagedRecord(UsageError):
     """A `trial.json` that cannot be read, or does not have the form of a record."""
 
 
-def _of_columns(result: dict[str, Any]) -> dict[str, Any]:
-    for name, value in result.items():
-        if name in COLUMNS and value is not None and (fault := COLUMNS[name].fault(value)):
-            raise ValueError(f"{name} is {str(value)[:20]}: {fault}")
-    return result
+class _DataFacts(BaseModel):
+    classes: int | None = None
+
+
+class _Provenance(BaseModel):
+    """What code computes with in a provenance; other keys are free."""
+
+    data: _DataFacts = _DataFacts()
+    hardware: dict[str, Any] = {}
+    software: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+    place: dict[str, Any] | None = None
+    git: dict[str, Any] | None = None
+    attempts: list[dict[str, Any]] = []
+
+
+def _check_provenance(provenance: dict[str, Any]) -> dict[str, Any]:
+    _Provenance.model_validate(provenance)
+    return provenance
 
 
 class FileFacts(BaseModel):
@@ -70,8 +95,8 @@ class TrialRecord(BaseModel):
     spec: TrialSpec
     status: Literal["done", "diverged", "oom", "timeout", "error", "skipped", "running"]
     message: str = ""
-    result: Annotated[dict[str, int | float | None], AfterValidator(_of_columns)] = {}
-    provenance: dict[str, Any] = {}
+    result: dict[str, StrictInt | StrictFloat | None] = {}
+    provenance: Annotated[dict[str, Any], AfterValidator(_check_provenance)] = {}
     files: dict[str, FileFacts] = {}
     epochs: tuple[Mapping[str, Any], ...] = Field((), exclude=True, repr=False)
     layers: tuple[Mapping[str, Any], ...] = Field((), exclude=True, repr=False)
@@ -81,6 +106,14 @@ class TrialRecord(BaseModel):
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        canonical_json(self.spec.recipe)  # which has no NaN
+        for column in SCHEMA:
+            if (value := column.of(self)) is not None and (fault := column.fault(value)):
+                raise ValueError(f"{column.name} is {str(value)[:20]}: {fault}")
+        return self
 
     @field_serializer("spec")
     def _spec_to_json(self, spec: TrialSpec) -> dict[str, Any]:
@@ -95,6 +128,11 @@ class TrialRecord(BaseModel):
     def done(self) -> bool:
         """Whether the numbers of this trial count. A diverged trial may have numbers that do not count."""
         return self.status == "done"
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether the trial was skipped because it would repeat dense training. That is no failure."""
+        return self.status == "skipped" and self.message.endswith(REMOVED_NOTHING)
 
     def value(self, column: str) -> Any:
         """Return the value of a column of `results.csv`; `None` if the trial has none."""
@@ -122,12 +160,8 @@ class TrialRecord(BaseModel):
         return self.with_spec(data_copy=copy)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `trial.json`. JSON has no infinities or NaN; they become null (not measured)."""
-        return finite_only({"trial_id": self.name, **self.model_dump()})
-
-    def write(self, folder: Path) -> None:
-        """Write `trial.json`, which must be the last file of the trial that is written."""
-        write_json(folder / "trial.json", self.to_json())
+        """Return the content of `trial.json`."""
+        return {"trial_id": self.name, **self.model_dump()}
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -137,17 +171,16 @@ def write_json(path: Path, data: Any) -> None:
 
 def as_text(data: Any) -> str:
     """Return JSON as it is written; numbers that are not finite become null."""
-    return json.dumps(finite_only(data), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def finite_only(data: Any) -> Any:
-    """Return plain data with `None` in place of numbers that are not finite."""
+def _finite(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return None
     if isinstance(data, Mapping):
-        return {str(key): finite_only(value) for key, value in data.items()}
+        return {str(key): _finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [finite_only(item) for item in data]
+        return [_finite(item) for item in data]
     return data
 
 
@@ -158,8 +191,8 @@ def write_record(
     message: str = "",
     result: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
-) -> TrialRecord:
-    """Write the record of a trial, and return it.
+) -> None:
+    """Write the record of a trial, after all its other files. Impossible values are found when it is read.
 
     Args:
         folder: Folder of the trial.
@@ -167,14 +200,12 @@ def write_record(
         message: Reason for the status.
         result, provenance: As in `TrialRecord`, if they are known.
     """
-    content: dict[str, Any] = {"spec": spec, "status": status, "message": message}
-    content |= {"result": finite_only(result or {}), "provenance": finite_only(provenance or {})}
+    content = {"trial_id": spec.trial_id, "spec": spec.to_json(), "status": status, "message": message}
+    content |= {"result": result or {}, "provenance": provenance or {}}
     if status == "done":
         present = (folder / name for name in FILES if (folder / name).is_file())
         content["files"] = {path.name: {"size": path.stat().st_size} for path in present}
-    record = TrialRecord.model_validate(content)
-    record.write(folder)
-    return record
+    write_json(folder / "trial.json", content)
 
 
 def load_record(folder: Path) -> TrialRecord:
@@ -189,7 +220,7 @@ def load_record(folder: Path) -> TrialRecord:
         raise FileNotFoundError(folder / "trial.json")
     try:
         record: TrialRecord = validate(TrialRecord, files.read_json(packed.read(path)), "")
-        is_ours = folder.name.endswith(record.spec.hash[:8])
+        is_ours = record.name == folder.name
     except OSError as error:
         raise DamagedRecord(f"damaged record: {in_words(error)}") from error
     except (ValueError, LookupError, TypeError, UsageError) as error:

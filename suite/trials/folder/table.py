@@ -6,24 +6,17 @@ The table is a view of the trials' records, which every command writes anew. Hea
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from suite import files
 from suite.files import canonical_json
 from suite.parameters import resolve
 from suite.recipe import Recipe
-from suite.trials.folder.targets import target_columns
-
-if TYPE_CHECKING:
-    from suite.trials.folder.records import TrialRecord
+from suite.trials.spec import TrialSpec
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
@@ -50,7 +43,8 @@ class Column:
         title: Head of the column in reports.
         meaning: One sentence for the docs.
         maximum: Largest valid value.
-        source: Where the value is in a record, or a function of the record (default: `result.NAME`).
+        source: Where the value is in a `TrialRecord` (default: `result.NAME`).
+        read: Function that makes the cell of what is there.
     """
 
     name: str
@@ -60,35 +54,34 @@ class Column:
     title: str
     meaning: str
     maximum: float = math.inf
-    source: str | Callable[[TrialRecord], Any] = ""
+    source: str = ""
+    read: Callable[[Any], Any] | None = None
 
-    def of(self, record: TrialRecord) -> Any:
-        """Return the value of a trial; `None` if it has none."""
-        value: Any = record
-        if callable(self.source):
-            value = self.source(record)
-        else:
-            for part in (self.source or f"result.{self.name}").split("."):
-                value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
-        return None if value == "" else value
+    def of(self, record: Any) -> Any:
+        """Return the value of a `TrialRecord`; `None` if it has none."""
+        value = record
+        for part in (self.source or f"result.{self.name}").split("."):
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        if value is None or value == "":
+            return None
+        return self.read(value) if self.read else value
 
-    def fault(self, value: float) -> str:
-        """Return why a number cannot be in this column; empty if it can."""
-        largest = min(self.maximum, _LARGEST[type(value)])
+    def fault(self, value: Any) -> str:
+        """Return why a value cannot be in this column; empty if it can."""
+        if self.type is str:
+            return "" if isinstance(value, str) else "not text"
+        if type(value) not in _LARGEST:
+            return "not a number"
+        largest = min(self.maximum, _LARGEST[self.type])
         return "" if 0 <= value <= largest else f"not between 0 and {largest:.6g}"
 
 
-def _parameters(record: TrialRecord) -> str:
-    return canonical_json(record.spec.parameters)
-
-
-def _data_copy(record: TrialRecord) -> str:
-    copy = record.spec.data_copy
+def _data_copy(copy: Mapping[str, Any]) -> str:
     return f"{copy.get('kind', '')}-{str(copy.get('checksum', ''))[:8]}"
 
 
-def _execution(record: TrialRecord) -> str:
-    execution, processes = record.spec.recipe.get("execution", "eager"), record.spec.processes
+def _execution(spec: TrialSpec) -> str:
+    execution, processes = spec.recipe.get("execution", "eager"), spec.processes
     return str(execution) if processes == 1 else f"{execution} in {processes} processes"
 
 
@@ -96,10 +89,6 @@ def minor_version(version: str) -> str:
     """Return `2.15` for `2.15.0+cu132`. The speed of operations may change between minor releases."""
     match = re.match(r"[0-9]+\.[0-9]+", version)
     return match[0] if match else version
-
-
-def _torch(record: TrialRecord) -> str:
-    return minor_version(str((record.provenance.get("software") or {}).get("torch", "")))
 
 
 _FLOPS = "FLOPs"
@@ -128,9 +117,9 @@ SCHEMA: tuple[Column, ...] = (
     Column("arithmetic", str, "", "setting", "Arithmetic",
            "`flush` if subnormal numbers count as zero, otherwise `ieee`.", source="spec.arithmetic"),
     Column("data_copy", str, "", "setting", "Data",
-           "Kind of the data set's copy and the start of its checksum.", source=_data_copy),
+           "Kind of the data set's copy and the start of its checksum.", source="spec.data_copy", read=_data_copy),
     Column("parameters", str, "", "setting", "All parameters",
-           "Values of all parameters of the method, as JSON.", source=_parameters),
+           "Values of all parameters of the method, as JSON.", source="spec.parameters", read=canonical_json),
     Column("batch_size", int, "images", "setting", "Batch size",
            "Batch size of the recipe.", source="spec.recipe.batch_size"),
     Column("epochs", float, "", "setting", "Epochs", "Epochs of the recipe.", source="spec.recipe.epochs"),
@@ -177,12 +166,14 @@ SCHEMA: tuple[Column, ...] = (
     Column("allreduce_bytes", int, "bytes", "measured", "All-reduced bytes",
            "What one process handed to all-reduce operations during training; empty with one process."),
     Column("execution", str, "", "setting", "Execution",
-           "`eager`, `compile` or `cuda_graph`; with several processes, `eager in 2 processes`.", source=_execution),
+           "`eager`, `compile` or `cuda_graph`; with several processes, `eager in 2 processes`.",
+           source="spec", read=_execution),
     Column("compile_time_s", float, "s", "measured", "Compilation time",
            "Compilation or capture of graphs; not in `train_time_s`."),
     Column("threads", int, "", "machine", "Threads",
            "Threads that torch computed with.", source="provenance.hardware.threads"),
-    Column("torch", str, "", "machine", "torch", "Major and minor version of torch.", source=_torch),
+    Column("torch", str, "", "machine", "torch", "Major and minor version of torch.",
+           source="provenance.software.torch", read=minor_version),
     Column("energy_j", float, "J", "measured", "Training energy",
            "Of the GPU, or of the whole CPU package with all other programs, during `train_time_s`; empty where "
            "no counter can be read."),
@@ -203,21 +194,16 @@ SCHEMA: tuple[Column, ...] = (
 )  # fmt: skip
 COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
 REMOVED_NOTHING = "removed nothing"
-"""End of the message of a control that was skipped because its methods removed nothing (`is_needless`)."""
+"""End of the message of a control that was skipped because its methods removed nothing."""
 NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
 
 RECIPE_PREFIX = "recipe."
 """Other fields of the recipe are columns with this prefix, as JSON, if trials of the table differ in them."""
 
 
-def is_needless(record: TrialRecord) -> bool:
-    """Return whether a trial was skipped because it would repeat dense training. That is no failure."""
-    return record.status == "skipped" and record.message.endswith(REMOVED_NOTHING)
-
-
-def recipe_columns(records: Iterable[TrialRecord]) -> list[Column]:
+def recipe_columns(specs: Iterable[TrialSpec]) -> list[Column]:
     """Return a column for each field of the recipe that has none and in which the trials differ, by name."""
-    fields = [{**resolve(Recipe), **record.spec.recipe} for record in records]
+    fields = [{**resolve(Recipe), **spec.recipe} for spec in specs]
     names = sorted({name for recipe in fields for name in recipe} - {*COLUMNS})
     values = {name: {canonical_json(recipe.get(name)) for recipe in fields} for name in names}
     return [_recipe_column(name) for name, found in values.items() if len(found) > 1]
@@ -228,34 +214,9 @@ def _recipe_column(name: str) -> Column:
     meaning = "Field of the recipe, as JSON; trials of the table differ in it."
     return Column(
         *(column, str, "", "setting", column, meaning),
-        source=lambda record: canonical_json(record.spec.recipe.get(name, default)),
+        source="spec.recipe",
+        read=lambda recipe: canonical_json(recipe.get(name, default)),
     )
-
-
-def write_table(
-    folder: Path, records: Sequence[TrialRecord], damaged: Mapping[str, str], targets: Sequence[float]
-) -> None:
-    """Write `results.csv` atomically. Cells without a value are empty.
-
-    Args:
-        folder: Folder of the suite.
-        records: Its trials.
-        damaged: Reason why a record cannot be read, by the name of the trial's folder.
-        targets: Target accuracies as fractions; see `suite.trials.folder.targets`.
-    """
-    columns = [*SCHEMA, *recipe_columns(records)]
-    rows = {
-        record.name: {column.name: column.of(record) for column in columns} | target_columns(record.epochs, targets)
-        for record in records
-    }
-    rows |= {
-        name: {"trial_id": files.clean(name), "status": "error", "message": reason} for name, reason in damaged.items()
-    }
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [column.name for column in columns], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows[name] for name in sorted(rows))
-    files.write(folder / "results.csv", text.getvalue())
 
 
 def markdown() -> Iterator[str]:
