@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from reports.content.tables import cost_cell, gain_shown
+from reports.content.tables import cost_cell
 from reports.content.verdict import main_cost, word
-from reports.data.verdict import COSTS, judged_groups, margins
+from reports.data.verdict import COSTS, gain_shown, judged_groups, margins
 from reports.sentences import counted
 from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
 from suite.trials.folder.reader import Records, read

@@ -412,6 +412,8 @@ def lock(path: Path, seconds: float = math.inf) -> FileIO:
     try:
         descriptor = open_descriptor(path, os.O_RDWR)
     except PermissionError:  # another user of a shared folder has made the lock
+        if not path.exists():
+            raise
         descriptor = os.open(path, os.O_RDONLY)
     file, deadline = FileIO(descriptor, "r+"), time.monotonic() + seconds
     while not try_lock(descriptor, path.parent):

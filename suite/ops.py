@@ -55,7 +55,7 @@ def apply(model: nn.Module, method: Method, train_size: int | None = None, **con
     """
     for name in context.keys() - set(GIVEN):
         raise TypeError(f"apply() got an unexpected keyword argument '{name}'{nearest(name, GIVEN)}")
-    _check_kinds(model, method, {"micro_batches": 1, "train_size": train_size or 1, **context})
+    _check_kinds(model, method, {"micro_batches": 1, "train_size": 1 if train_size is None else train_size, **context})
     if method.defines("recipe_fields"):
         raise UsageError(
             f"{type(method).__name__} only sets fields of the suite's recipes, which a loop of your own does not follow"
@@ -88,7 +88,7 @@ def _check_kinds(model: Any, method: Any, sizes: dict[str, Any]) -> None:
         kind = next(kinds, registry.get("method", "dense"))
         shown = ", ".join(f"{name}={example if name in wrong else sizes[name]}" for name, example in REQUIRED.items())
         raise TypeError(
-            f"apply() expects {' and '.join(expected)}, as in: from suite.ops import apply; from {kind.__module__} "
+            f"apply() expects {'; '.join(expected)}, as in: from suite.ops import apply; from {kind.__module__} "
             f"import {kind.__name__}; hooks = apply(model, {kind.__name__}(), {shown})"
         )
 

@@ -76,11 +76,11 @@ def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
     """
     tree = ast.parse(text, str(path))
     constants: dict[str, ast.expr | None] = {}
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        constants |= {target.id: getattr(node, "value", None) for target in targets if isinstance(target, ast.Name)}
     listed = []
     for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = None if isinstance(node, ast.AugAssign) else getattr(node, "value", None)
+        constants |= {target.id: value for target in targets if isinstance(target, ast.Name)}
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             continue
         for decorator in node.decorator_list:

@@ -30,8 +30,7 @@ def test_loop_of_ones_own_runs_and_is_short():
     names = {}
     exec(compile(code, "your-own-loop.md", "exec"), names)
     assert names["hooks"].ctx.step == 8
-    shown = re.findall(r"\bhooks\.(\w+)", (ROOT / "docs/your-own-loop.md").read_text(encoding="utf-8"))
-    assert {*shown} <= {*dir(names["hooks"])}
+    assert {*re.findall(r"\bhooks\.(\w+)\(", "".join(code_blocks("docs/your-own-loop.md")))} <= {*dir(names["hooks"])}
     assert all(hasattr(names["hooks"], name) and not name.startswith("_") for name in dir(names["hooks"]))
 
 

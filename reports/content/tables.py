@@ -11,7 +11,7 @@ from reports.content.verdict import cost_text, good_word, inference_share, share
 from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import NONE_DONE, MethodRow, not_measured, times_rank
 from reports.data.rule import Answer, Judged, costs_more
-from reports.data.verdict import Cost, gain_of
+from reports.data.verdict import Cost, gain_shown
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.table import COLUMNS
 
@@ -150,11 +150,6 @@ def _dense_cells(judged: Judged, cost: Cost) -> tuple[Cell, ...]:
     accuracy = Cell(f"{judged.dense:.2f}", _CURVE, judged.dense / 100)
     name = "· the whole dense training" if costs_more(judged) else "· dense for this cost"
     return Cell(name), accuracy, empty, Cell(share_text(judged, cost), value=share), empty, empty, empty, empty
-
-
-def gain_shown(judged: Judged) -> Estimate | None:
-    """Return the gain of a method in points, as the table has it; `None` without an outcome."""
-    return None if judged.at_equal_cost == "not measured" else gain_of(judged)
 
 
 def cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:

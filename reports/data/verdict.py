@@ -87,6 +87,11 @@ def gain_of(judged: Judged) -> Estimate | None:
     return Estimate(judged.gain.value, half_width, len(judged.candidate.accuracies))
 
 
+def gain_shown(judged: Judged) -> Estimate | None:
+    """Return the gain of a method in points, as the table has it; `None` without an outcome."""
+    return None if judged.at_equal_cost == "not measured" else gain_of(judged)
+
+
 def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
     """Return what is known about a group.
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from reports.data.method_rows import MethodRow
 from reports.data.rule import Answer
-from reports.data.verdict import Cost, gain_of
+from reports.data.verdict import Cost, gain_shown
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import draw_points, name_rows
@@ -38,7 +38,7 @@ def gain_figure(
         slug: Prefix of the figure's name.
     """
     judged = {judged_method.candidate.label: judged_method for judged_method in answer.both}
-    gains = {row.label: gain_of(judged[row.label]) for row in rows if row.label in judged}
+    gains = {row.label: gain_shown(judged[row.label]) for row in rows if row.label in judged}
     if not any(gains.values()):
         return None
     name, equal = f"{slug}-gain-{cost}", "time" if cost == "time" else "executed FLOPs"

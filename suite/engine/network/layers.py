@@ -344,7 +344,8 @@ def refuse_computed(name: str, layer: nn.Module) -> None:
     if "weight" not in layer._parameters:
         raise UsageError(
             f"layer '{name}' cannot be planned: its weight is not a parameter, but "
-            f"{computed_by(layer, 'weight') or 'a buffer'}; end this, or leave the layer out with ignore={name}"
+            f"{computed_by(layer, 'weight') or 'a buffer'}; end this, or leave the layer out with "
+            f"ignore={name} (in Python ignore=({name!r},))"
         )
 
 

@@ -113,7 +113,8 @@ class MethodRunner:
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
             raise UsageError(
                 f"{type(model).__name__} fails for zeros {(2, *input_shape)}: {in_a_line(error)}; its forward has to "
-                "take one tensor, (N, *input_shape): wrap one that takes a dict, or give other arguments defaults"
+                "take one tensor, (N, *input_shape): check input_shape, wrap one that takes a dict, or give "
+                "other arguments defaults"
             ) from error
         ignored = ignored_modules(model, self.method.ignore)
         layers, self.not_planned = plannable(model, self._uses.called - ignored.keys())

@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 KIND = "training loop"
 FORMAT = 1
 NAMES = ("attach", "transform_batch", "begin_micro_batch", "regularization", "optimizer_step", "end_epoch", "finish",
-         "save", "load", "save_model", "add_regularization", "end_step", "averages", "ctx", "method", "model",
-         "not_planned", "ranks", "reconfigurations", "settings")  # fmt: skip
-"""What a loop may use: first what the examples call, in this order. The other names are for the trainer."""
+         "save", "load", "save_model")  # fmt: skip
+"""What the examples of the guide call, in this order."""
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -53,7 +52,7 @@ class OwnLoop(MethodRunner):
         hooks.finish()
 
     and if it needs them, `begin_micro_batch` before the forward of each part of a batch, `save` and `load` to go on
-    after a stop, and `save_model` at the end. `dir(hooks)` lists these and what else a loop may use.
+    after a stop, and `save_model` at the end. `dir(hooks)` lists these.
 
     Arguments, attributes and errors are those of `MethodRunner`.
 

@@ -144,7 +144,7 @@ def test_a_refusal_names_layers_that_are_not_planned(method):
 def test_a_layer_whose_weight_is_computed_is_refused_with_the_remedy_unless_it_is_ignored(form, said):
     model = plain()
     form(model[4], "weight")
-    with pytest.raises(UsageError, match=f"layer '4' cannot be planned.* {said}.* with ignore=4$"):
+    with pytest.raises(UsageError, match=f"layer '4' cannot be planned.* {said}.* with ignore=4 .in Python"):
         started(model, SDGP())
     hooks = trained(model, PruneTrain(interval=1, threshold=0.4, ignore=("4",)))
     assert hooks.not_planned == {"4": "ignore=4 leaves '4' out"}

@@ -197,11 +197,11 @@ def test_what_a_runner_fills_in_cannot_be_given():
 @pytest.mark.parametrize(
     ("method", "wrong", "said"),
     [
-        (Nothing(), {"epochs": ..., "batch_size": ...}, "epochs and batch_size"),
+        (Nothing(), {"epochs": ..., "batch_size": ...}, "epochs; batch_size"),
         (Nothing(), {"num_classes": "4"}, "num_classes in whole numbers above 0, not '4'"),
-        (Nothing(), {"input_shape": 32, "train_size": (8, 8)}, r"input_shape .* not 32 and train_size .* not \(8, 8\)"),
+        (Nothing(), {"input_shape": 32, "train_size": (8, 8)}, r"input_shape .* not 32; train_size .* not \(8, 8\)"),
         (Nothing(), {"model": [1]}, r"a model, not \[1\]"),
-        (Nothing, {"micro_batches": 0}, "an instance of a method, not <class '.*Nothing'> and micro_batches .* not 0"),
+        (Nothing, {"micro_batches": 0}, "an instance of a method, not <class '.*Nothing'>; micro_batches .* not 0"),
         ("dense[a=1]", {}, r"an instance of a method, not 'dense\[a=1\]'"),
         (None, {}, "an instance of a method, not None"),
     ],

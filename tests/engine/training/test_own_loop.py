@@ -233,7 +233,7 @@ def test_wrapped_and_compiled_models_are_refused():
         (nn.Sequential(FullyShardedDataParallel(net())), r"sharded models \(FSDP\) are not supported"),
         (torch.compile(net(), backend="eager"), "compiled; apply the method to the bare model first"),
         (nn.Sequential(torch.jit.script(net())), "'0' is scripted .*; apply the method to the model in Python"),
-        (nn.Bilinear(4, 4, 2), "missing 1 .*'input2'; its forward has to take one tensor, .*: wrap one that takes a"),
+        (nn.Bilinear(4, 4, 2), "missing 1 .*'input2'; its forward has to take one tensor, .*: check input_shape, wrap"),
     ):
         with pytest.raises(UsageError, match=said):
             hooks(Nothing(), wrapped)

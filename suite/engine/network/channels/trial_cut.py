@@ -147,8 +147,10 @@ def _names(alike: Iterable[str]) -> str:
 
 
 def _drawn(model: nn.Module) -> nn.Module:
-    """Return a copy in float32 or float64 without all-zero parameters, which would hide the layers before them."""
-    drawn = copied(model) if first_parameter(model).dtype == torch.float64 else copied(model).float()
+    """Return a copy without parameters of less than 32 bits, and without all-zero ones, which would hide layers."""
+    drawn = copied(model)
+    if any(parameter.element_size() < 4 for parameter in drawn.parameters()):
+        drawn = drawn.float()
     for module in drawn.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, _NORMS):
