@@ -282,7 +282,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the relative path and content of each file that an export of a suite's folder contains.
 
     Raises:
-        UsageError: A file of a trial cannot be read.
+        UsageError: A file of a trial cannot be read, or is a link.
     """
     for pattern in EXPORTED:
         for path in sorted(source.glob(pattern)):
@@ -295,6 +295,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
 
 def page_contents(path: Path) -> bytes:
     """Return the content of a file; a page has the text of each figure that is not copied in its place."""
+    files.refuse_link(path)  # which somebody else's folder may have to a private file
     content = path.read_bytes()
     return IMAGE.sub(IN_WORDS, content) if path.suffix == ".md" else content
 
@@ -309,6 +310,7 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
     yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
     for name in packed.COMPRESSED:
         if path := packed.held(trial / name):
+            files.refuse_link(path)
             try:
                 yield Path(name + packed.SUFFIX), packed.pack(packed.read(path))
             except OSError as error:

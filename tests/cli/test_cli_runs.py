@@ -19,6 +19,7 @@ from suite.engine.cost.hardware import available_cores
 from suite.trials import planning
 from suite.trials.engines import local
 from suite.trials.folder import store
+from suite.trials.folder.records import write_record
 
 
 def test_a_run_from_command_to_report(suite, folder, capsys):
@@ -128,10 +129,12 @@ def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):
 @pytest.mark.parametrize("status", ["done", "error"])
 def test_an_interrupted_run_names_the_command_that_shows_what_is_finished(suite, monkeypatch, caplog, status):
     def interrupted(engine, trials, progress):
+        trial, place = trials[0]
+        place.mkdir(parents=True)
+        write_record(place, trial, status)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local.LocalEngine, "run", interrupted)
-    monkeypatch.setattr(store.Store, "status", lambda self, trial_id, in_use=False: status)
     caplog.set_level("INFO")
     assert suite("--out", "out") == 130
     assert any(line.endswith("/out shows what is finished") for line in caplog.messages) == (status == "done")

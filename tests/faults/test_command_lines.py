@@ -129,7 +129,7 @@ def ask(folder, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setattr(LocalEngine, "run", end_at_once)
-    monkeypatch.setattr(reports, "write_report", lambda path: reports.Written([path / "report.html"], ()))
+    monkeypatch.setattr(reports, "write_report", lambda path, **more: reports.Written([path / "report.html"], ()))
     monkeypatch.setattr(provenance, "busy_cores", lambda: 0.0)
     monkeypatch.setattr(run, "log", run.log.getChild("quiet"))
 

@@ -75,7 +75,7 @@ def test_a_folder_that_somebody_sends_runs_no_plugin(tmp_path, ran):
     assert "sent: " in answer.stdout
 
 
-@pytest.mark.parametrize("link", ["results.csv", "figures/notes.txt", "layers.csv"])
+@pytest.mark.parametrize("link", ["results.csv", "figures/x-gain-time.svg", "layers.csv"])
 def test_an_export_copies_no_file_through_a_link(tmp_path, link):
     secret, sent = tmp_path / "secret", tmp_path / "sent"
     secret.write_text("{}")

@@ -41,7 +41,7 @@ def reproduce():
     def run(folder: Path, *arguments: str, status: int = 0, engine=run_here) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalEngine, "run", engine)
-            patch.setattr(reports, "write_report", lambda folder: [])
+            patch.setattr(reports, "write_report", lambda folder, **more: [])
             patch.setattr("suite.cli.preparation.rehearse_new", lambda trials, folder: None)
             for name in ("FEWEST_PASSES", "MOST_PASSES"):
                 patch.setattr(clock, name, 1)

@@ -149,13 +149,13 @@ def test_the_cheaper_or_equal_setting_of_highest_accuracy_is_chosen():
     (recorded({"val_accuracy": 0.7}, status="diverged"), None),
     (None, None),
 ])  # fmt: skip
-def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, monkeypatch, second, expected):
+def test_a_setting_counts_if_all_of_its_seeds_are_done(tmp_path, second, expected):
     trials = [spec("dense", seed=seed) for seed in (0, 1)]
-    first = {"status": "done", "result": {"val_accuracy": 0.5, "train_flops_effective": 4.0}}
+    first = recorded({"val_accuracy": 0.5, "train_flops_effective": 4.0})
     for trial, ended in zip(trials, (first, second), strict=True):
         if ended:
             (tmp_path / "trials" / trial.trial_id).mkdir(parents=True)
-            write_record(tmp_path / "trials" / trial.trial_id, trial, **ended)
+            write_record(tmp_path / "trials" / trial.trial_id, trial, ended.status, "", ended.result)
     setting = _with_results(Setting(values={}, trial_ids=[trial.trial_id for trial in trials]), tmp_path)
     assert setting.val_accuracy == (None if expected is None else pytest.approx(expected))
     assert setting.train_flops_effective is None  # only one of the seeds has it

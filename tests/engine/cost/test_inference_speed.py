@@ -22,7 +22,7 @@ def test_slow_models_are_timed_in_fewer_passes(monkeypatch, seconds, passes):
 
     trainer = SimpleNamespace(
         splits=SimpleNamespace(test=SimpleNamespace(epoch=lambda seed, size: [(images, None)])),
-        recipe=SimpleNamespace(eval_batch_size=8),
+        recipe=SimpleNamespace(evaluation=SimpleNamespace(eval_batch_size=8)),
         model=model.train(),
         evaluation=SimpleNamespace(predict=predict),
         device=torch.device("cpu"),
