@@ -38,8 +38,8 @@ class Results:
         verdicts: One row per method and group of comparable trials, from the code of the report's first table. Dense,
             controls and smoke tests have costs and no outcome.
         trials: One row per trial with the columns of `results.csv`, in the order of the table. Fields of the recipe in
-            which trials differ, such as `recipe.cutout`, come last. The report uses the same values: an invalid cell is
-            missing and named in `damage`. The numbers of a trial count only if its `status` is `done`.
+            which trials differ, such as `recipe.cutout`, come last. The report uses the same values. The numbers of a
+            trial count only if its `status` is `done`.
         epochs: One row per trial and epoch, from `epochs.jsonl`. FLOPs are `step_flops_KIND` and `train_flops_KIND`,
             and communicated bytes `step_communication_KIND`, `train_communication_KIND` and `communication_KIND`; the
             objects `layers`, `backends` and `method` are left out.
@@ -75,7 +75,7 @@ class Results:
 
 
 def load(folder: Path) -> Results:
-    """Return the present results of a suite's folder, with trials that its table does not have yet."""
+    """Return the present results of a suite's folder."""
     records = read(folder)
     of_trials = (*SCHEMA, *recipe_columns(trial.spec for trial in records.trials))
     contents: dict[Frame, tuple[Sequence[Column], Iterable[Mapping[str, Any]]]] = {

@@ -17,13 +17,13 @@ def load_results(folder: str | Path) -> Results:
     """Return the results of a suite as pandas frames, with the unit and kind of each column.
 
     Args:
-        folder: Output folder of a command, or an exported copy, with compressed records or without its trials.
+        folder: Output folder of a command, or an exported copy, which has compressed records.
 
     Returns:
         Frames of verdicts, trials, epochs, layers and times, and their schema (`reports.frames.Results`).
 
     Raises:
-        suite.errors.UsageError: The folder has no results, or its table cannot be read.
+        suite.errors.UsageError: The folder has no results.
     """
     from reports.frames import load  # imports pandas
 

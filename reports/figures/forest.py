@@ -62,9 +62,9 @@ def gain_figure(
         # A wide interval must not hide narrow ones.
         reach = max(margin, *frame["gain"].abs()) * _REACH
         for end, head in (("low", "<"), ("high", ">")):
-            longer = frame[frame[end].abs() > reach]
+            longer = frame[end].abs() > reach
             frame[end] = frame[end].clip(-reach, reach)
-            axes.scatter(longer[end].clip(-reach, reach), longer["row"], marker=head, color=svg.DENSE, s=14, zorder=4)
+            axes.scatter(frame[end][longer], frame["row"][longer], marker=head, color=svg.DENSE, s=14, zorder=4)
         axes.hlines(frame["row"], frame["low"], frame["high"], colors=colours, linewidth=1.6)
         draw_points(axes, frame, "gain", "row", looks, s=45, zorder=3)
         for label, place in places.items():

@@ -50,7 +50,7 @@ IN_WORDS = rb"*Figure, which the command that writes this page draws:* \1"
 def report(arguments: Sequence[str]) -> int:
     """Update the table and the report of a suite from the files in its folder, and return the exit status."""
     parser = Parser("report", description="Update results.csv and the report of an output folder.")
-    parser.add_argument("folder", metavar="DIR", help="output folder of a command, or a copy without trials/")
+    parser.add_argument("folder", metavar="DIR", help="output folder of a command, or an exported copy")
     parser.add_argument(
         "--target",
         metavar="PERCENT",

@@ -152,7 +152,7 @@ def run_prepared(
         try:
             train(options, command, chosen, functions)
         finally:
-            records = update_table(command.folder, none_runs=True)
+            records = update_table(command.folder, none_runs=True, whole=True)
         report = reports.write_report(command.folder, none_runs=True) if _is_tested(command) else None
         written = more()
     return summarise(command, records, report, written)

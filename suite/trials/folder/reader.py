@@ -149,13 +149,14 @@ def _read(path: Path, damage: list[str]) -> bytes:
         return b""
 
 
-def read_trials(folder: Path, none_runs: bool = False) -> tuple[list[TrialRecord], dict[str, str]]:
-    """Return the trials of a suite's folder that have ended, with their epochs and layers, and damaged records.
+def read_trials(folder: Path, none_runs: bool = False, whole: bool = True) -> tuple[list[TrialRecord], dict[str, str]]:
+    """Return the trials of a suite's folder that have ended, and damaged records.
 
     Args:
         folder: Path of the folder.
         none_runs: Whether the caller has locked the folder and runs no trial. A killed command then left every trial
             whose record says `running`.
+        whole: Whether the trials have their epochs and layers, which takes most of the time.
 
     Returns:
         The trials, and the reason by trial why a record cannot be read.
@@ -177,15 +178,15 @@ def read_trials(folder: Path, none_runs: bool = False) -> tuple[list[TrialRecord
             if is_busy:
                 continue
             changes = {"status": "error", "message": "did not end: the command that ran it is gone"}
+        if not whole:
+            trials.append(record.model_copy(update=changes))
+            continue
         damage: list[str] = []
         changes |= {"epochs": read_epochs(place / FILES[0], damage), "layers": read_layers(place / FILES[1], damage)}
         missing = tuple(name for name in FILES if packed.held(place / name) is None)
-        if (
-            record.done
-            and not damage
-            and (reason := lacking(place, record, [name for name in FILES if name not in missing]))
-        ):
-            damage.append(reason)
+        if record.done and not damage:
+            reason = lacking(place, record, [name for name in FILES if name not in missing])
+            damage += [reason] if reason else []
         trials.append(record.model_copy(update={**changes, "damage": tuple(damage), "missing_files": missing}))
     return trials, damaged
 
@@ -225,17 +226,20 @@ def read(folder: Path, none_runs: bool = False) -> Records:
     )
 
 
-def update_table(folder: Path, none_runs: bool = False, targets: Sequence[float] = ()) -> list[TrialRecord]:
-    """Write `results.csv` anew, atomically, and return the trials of the folder. Cells without a value are empty.
+def update_table(
+    folder: Path, none_runs: bool = False, targets: Sequence[float] = (), whole: bool = False
+) -> list[TrialRecord]:
+    """Replace `results.csv`, and return the trials of the folder. Cells without a value are empty.
 
     Args:
         folder: Path of the folder.
         none_runs: As for `read_trials`.
         targets: Target accuracies as fractions (default: those that a command declared in `suite.json`).
+        whole: As for `read_trials`.
     """
-    trials, damaged = read_trials(folder, none_runs)
-    columns = [*SCHEMA, *recipe_columns(trial.spec for trial in trials)]
     targets = targets or read_declared_targets(folder)
+    trials, damaged = read_trials(folder, none_runs, whole or bool(targets))
+    columns = [*SCHEMA, *recipe_columns(trial.spec for trial in trials)]
     rows = {
         trial.name: {column.name: column.of(trial) for column in columns} | target_columns(trial.epochs, targets)
         for trial in trials

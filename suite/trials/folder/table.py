@@ -1,6 +1,6 @@
 """The results table: the one place that says which columns `results.csv` has, and where each comes from.
 
-The table is a view of the trials' records, which every command writes anew. Heads of the report's tables, the frames of
+The table is a view of the trials' records, which every command replaces. Heads of the report's tables, the frames of
 `load_results` and `docs/results.md` follow this schema. `python -m suite.trials.folder.table` prints it for the docs.
 """
 
