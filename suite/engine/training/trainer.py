@@ -18,7 +18,6 @@ from suite.engine.cost.clock import Clock
 from suite.engine.cost.flops import LayerCost, count, count_layers
 from suite.engine.cost.ledger import Ledger, phase_of_state
 from suite.engine.cost.memory import SavedTensors
-from suite.engine.network.forward_pass import survey
 from suite.engine.network.layers import backend_name
 from suite.engine.network.model_files import weights_checksum
 from suite.engine.network.normalisation import estimate_statistics, with_running_statistics
@@ -176,7 +175,7 @@ class Trainer:
             self.ledger.enter(phase, self.ctx.epochs_done)
             self.step.forget()
             self.progress.memory_is_counted = False
-        self.phases.enter(phase, self.ctx)
+        self.runner.enter_image_size(phase.image_size)
         self._check_products()
         self.model.train()
         if self.device.type == "cuda":
@@ -460,7 +459,7 @@ def _make_step(
 
 
 class Phases:
-    """The phases of a recipe. At first, the context's index spaces have the sizes of layers in the first phase.
+    """The phases of a recipe.
 
     Args:
         model: The model as it was built.
@@ -475,31 +474,20 @@ class Phases:
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]) -> None:
-        self._channels, self._names = input_shape[0], recipe.freeze
+        self._names = recipe.freeze
         check_names(self._names, model)
         self.built: dict[Phase, dict[str, LayerCost]] = {}
         for phase in {*recipe.phases()} - {Phase()}:
             side = phase.image_size
-            shape = input_shape if side is None else (self._channels, side, side)
+            shape = input_shape if side is None else (input_shape[0], side, side)
             with self._frozen(model, phase.frozen):
                 self.built[phase] = count_layers(model, shape)
-        self._entered = recipe.growing.size_at(0.0)
 
     def freeze(self, model: nn.Module, frozen: bool) -> None:
         """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""
         for name, parameter in model.named_parameters():
             if name in self._names:
                 parameter.requires_grad_(not frozen)
-
-    def enter(self, phase: Phase, ctx: Context) -> None:
-        """Set the sizes of layers in the context's index spaces to those for the training images of a phase.
-
-        Methods read these sizes, for example to count their own operations.
-        """
-        size = phase.image_size
-        if size is not None and size != self._entered:
-            ctx.spaces.replace_sizes(ctx.layers, survey(ctx.model, (self._channels, size, size)).shapes)
-            self._entered = size
 
     @contextmanager
     def _frozen(self, model: nn.Module, frozen: bool) -> Iterator[None]:
