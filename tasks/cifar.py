@@ -11,9 +11,9 @@ import torch
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy, Splits, Task
-from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded
+from tasks.images.splits import DecodedImages
 from tasks.pipeline import Normalization, make_splits
-from tasks.sources.cache import Source, decode_once
+from tasks.sources.cache import DamagedFile, Source, decode_once, load_decoded
 from tasks.sources.cifar_archive import find_archive
 from tasks.sources.download import DownloadFailed, fetch
 from tasks.sources.image_folder import ImageFolder

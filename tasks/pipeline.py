@@ -21,8 +21,7 @@ from suite.errors import MissingData, UsageError
 from suite.recipe import Augmentation, Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import UNCHANGED, Normalization, Normalizer, draw_epoch, source_pixels
-from tasks.images.decoded import DecodedImages
-from tasks.images.splits import EpochBatches, Indices, check_train_sizes, choose_splits
+from tasks.images.splits import DecodedImages, EpochBatches, Indices, check_train_sizes, choose_splits
 
 
 class ImageTask(Task):

@@ -121,7 +121,7 @@ class DataParallel:
         model = self.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
-    def shares(self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing) -> Iterator[Batch]:
+    def shares(self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing | None) -> Iterator[Batch]:
         """Iterate over this rank's share of the training batches of an epoch.
 
         A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
@@ -158,8 +158,7 @@ class DataParallel:
             the batch has no image for this rank.
         """
         rank, size = self.ranks.rank, self.ranks.size
-        mixes = mixing is not None and mixing.changes_batches
-        if size > 1 and not mixes and isinstance(batches, ShareableBatches):
+        if size > 1 and mixing is None and isinstance(batches, ShareableBatches):
             for number, (images, labels) in enumerate(batches.share_of_epoch(epoch, batch_size, rank, size)):
                 self._whole = min(batch_size, batches.num_samples - number * batch_size)
                 yield images, labels, self._whole

@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from suite.engine.cost.clock import NO_CLOCK, NoClock, StepClock
 from suite.engine.cost.flops import count_model
 from suite.engine.cost.hardware import hardware_id
-from suite.engine.cost.memory import StepMemory, measure_step
-from suite.engine.cost.torch_hardware import hardware_facts
+from suite.engine.cost.memory import StepMemory, measure_step, size_of
+from suite.engine.cost.torch_hardware import arithmetic_in_use, hardware_facts
 from suite.engine.network.branches import ScaledBranches
 from suite.engine.network.channels.ignored import ignored_modules, leave_out
 from suite.engine.network.channels.spaces import find_index_spaces, in_a_line
@@ -29,11 +29,9 @@ from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import (
     counted_reasons,
     freeze_what_fails,
-    removes_channels,
     warn_of_frozen_channels,
 )
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import first_parameter, survey
+from suite.engine.network.forward_pass import copied, first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable, refuse_computed
 from suite.engine.network.normalisation import freeze
 from suite.engine.network.planned_layer import PlannedLayer, StepState, without_plans
@@ -44,7 +42,7 @@ from suite.errors import UsageError
 from suite.index_spaces import IndexSpaces
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.plan import Keys
-from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
+from suite.recipe import FLUSH
 
 log = logging.getLogger(__name__)
 
@@ -514,6 +512,23 @@ class MethodRunner:
             share_plans(bare(average, self.model), self.ctx.layers)
 
 
+def removes_channels(method: Method) -> bool:
+    """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
+    kind = type(method)
+    begins = kind.defines("begin") and bool(method.depends_on())
+    return kind.shrinks_network or kind.defines("reconfigure") or begins
+
+
+def has_subnormal(values: Tensor) -> bool:
+    """Return whether a tensor on the CPU has a subnormal value, in either arithmetic; false for half precision."""
+    kind = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}.get(values.dtype)
+    if kind is None:
+        return False
+    magnitudes = values.detach().view(kind) & torch.iinfo(kind).max
+    smallest = torch.tensor(torch.finfo(values.dtype).smallest_normal, dtype=values.dtype).view(kind)
+    return bool(((magnitudes > 0) & (magnitudes < smallest)).any())
+
+
 def _parameters_of(optimizer: torch.optim.Optimizer | Optimizers) -> set[int]:
     """Return the ids of an optimizer's parameters."""
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -595,10 +610,10 @@ class Estimates:
         # The same network with another batch size needs no new measurement.
         if self._measured is None or self._measured[0] != cut:
             model = self._cut_copy(plan)
-            before, after = (_bytes(one.parameters()) for one in (ctx.model, model))
+            before, after = (size_of(one.parameters()) for one in (ctx.model, model))
             states = [] if ctx.optimizer is None else [*ctx.optimizer.state.values()]
-            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
-            fixed = after * (2 + held / before) + _bytes(model.buffers())
+            held = size_of(value for state in states for value in state.values() if isinstance(value, Tensor))
+            fixed = after * (2 + held / before) + size_of(model.buffers())
             devices = [ctx.device] if ctx.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout draws random numbers
                 images = self._images_at_once(ctx.batch_size)
@@ -622,7 +637,3 @@ class Estimates:
         cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
         apply_plan(model, cut, spaces, None)
         return model
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

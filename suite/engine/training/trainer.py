@@ -86,7 +86,8 @@ class Trainer:
         on_step: Callable[[float], None] = lambda share: None,
         compile_backend: str = "inductor",
     ) -> None:
-        check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
+        if recipe.execution != "eager":
+            check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
         if recipe.precise_bn and not with_running_statistics(model):
             raise UsageError("recipe.precise_bn needs a network with batch normalisation and running statistics")
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
@@ -121,7 +122,8 @@ class Trainer:
         self.average = WeightAverage(self.runner, recipe.averaging.ema) if recipe.averaging.ema else None
         if recipe.averaging.lookahead_steps:
             self.average = Lookahead(self.runner, recipe, splits.train.steps_per_epoch(recipe.batch_size))
-        self.mixing = BatchMixing(recipe.augmentation, num_classes, seed)
+        mixes = recipe.augmentation.mixup or recipe.augmentation.cutmix
+        self.mixing = BatchMixing(recipe.augmentation, num_classes, seed) if mixes else None
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel

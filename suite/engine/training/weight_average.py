@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from suite.engine.cost.memory import size_of
 from suite.engine.network.planned_layer import without_plans
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
@@ -43,7 +44,7 @@ class WeightAverage:
 
     @property
     def bytes(self) -> int:
-        return sum(average.numel() * average.element_size() for _, _, average in self._tensors())
+        return size_of(average for _, _, average in self._tensors())
 
     def update(self, share: float) -> None:
         """Add the present weights to the average, after a step of the optimizer.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.engine.cost.ring import gradient_bytes, relative_traffic, sent_bytes
+from suite.engine.cost.paper_conventions import gradient_bytes, relative_traffic, sent_bytes
 
 
 @pytest.mark.parametrize(("processes", "payloads"), [(1, 0.0), (2, 1.0), (3, 4 / 3), (8, 7 / 4)])

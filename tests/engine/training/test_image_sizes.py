@@ -21,7 +21,7 @@ from suite.measure.steps import Steps
 from suite.method import Method, ReconfigPlan
 from suite.task import Splits
 from tasks.images.augmentation import Normalization
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 from tasks.pipeline import make_splits
 
 SHAPE = (3, 16, 16)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from suite.engine.network.channels.surgery import apply_plan
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import first_parameter, probing
+from suite.engine.network.forward_pass import copied, first_parameter, probing
 from suite.index_spaces import IndexSpaces
 from suite.method import Method, ReconfigPlan
 
@@ -121,13 +120,6 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, wanted: Collect
         return
     for space in frozen:
         log.warning("%s: no channel of '%s' can be removed: %s", name, space.name, space.frozen_because)
-
-
-def removes_channels(method: Method) -> bool:
-    """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
-    kind = type(method)
-    begins = kind.defines("begin") and bool(method.depends_on())
-    return kind.shrinks_network or kind.defines("reconfigure") or begins
 
 
 def counted_reasons(reasons: Iterable[str]) -> list[str]:
