@@ -36,7 +36,12 @@ from suite.engine.network.layers import convert, keep_nested_tensors_off, planna
 from suite.engine.network.normalisation import freeze
 from suite.engine.network.planned_layer import PlannedLayer, StepState, without_plans
 from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
-from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
+from suite.engine.training.optimizer_state import (
+    Optimizers,
+    refuse_missing_parameters,
+    refuse_twice,
+    refuse_uncut_state,
+)
 from suite.engine.training.ranks import Ranks, WrapperGuard, refuse_wrapped
 from suite.errors import UsageError
 from suite.index_spaces import IndexSpaces
@@ -241,7 +246,7 @@ class MethodRunner:
             for one in optimizers:
                 refuse_uncut_state(self.method, one)
         self._refuse_missing_parameters(optimizer)
-        _refuse_twice(optimizers)
+        refuse_twice(optimizers)
         new = [one for one in averages if not any(one is known for known in self.averages)]
         for average in new:
             check_copy(average, self.model)
@@ -256,28 +261,9 @@ class MethodRunner:
         self._share_plans()
 
     def _refuse_missing_parameters(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
-        """Refuse optimizers without a parameter that another optimizer of the loop has.
-
-        Raises:
-            UsageError: a trained parameter that can be cut, or one of the optimizers attached before, is in none.
-        """
-        spaces = self.ctx.spaces if self._cuts else {}
-        cuttable = {one.tensor for space in spaces.values() if not space.frozen for one in space.slices}
-        held = _parameters_of(optimizer)
-        before = set() if self.ctx.optimizer is None else _parameters_of(self.ctx.optimizer)
-        remedy = "attach all optimizers of the model in one call, as in hooks.attach(first, second)"
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if id(parameter) in held or not parameter.requires_grad:
-                continue
-            if id(parameter) in before:
-                raise UsageError(
-                    f"attach was called again, without the optimizer that has parameter '{name}': {remedy}"
-                )
-            if name in cuttable:
-                raise UsageError(
-                    f"{type(self.method).__name__} may cut parameter '{name}', which no attached optimizer has: "
-                    f"{remedy}, or freeze the parameter (requires_grad_(False)) before"
-                )
+        spaces = self.ctx.spaces.values() if self._cuts else ()
+        cuttable = {part.tensor for space in spaces if not space.frozen for part in space.slices}
+        refuse_missing_parameters(self.method, self.model, optimizer, self.ctx.optimizer, cuttable)
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Begin a step: scale residual branches, and return the batch that the method makes of a batch."""
@@ -527,23 +513,6 @@ def has_subnormal(values: Tensor) -> bool:
     magnitudes = values.detach().view(kind) & torch.iinfo(kind).max
     smallest = torch.tensor(torch.finfo(values.dtype).smallest_normal, dtype=values.dtype).view(kind)
     return bool(((magnitudes > 0) & (magnitudes < smallest)).any())
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer | Optimizers) -> set[int]:
-    """Return the ids of an optimizer's parameters."""
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
-
-
-def _refuse_twice(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers that share a parameter, which both would move and only one of which would be cut."""
-    owners: dict[int, torch.optim.Optimizer] = {}
-    for one in optimizers:
-        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
-            if (other := owners.setdefault(id(parameter), one)) is not one:
-                raise UsageError(
-                    f"a parameter of shape {tuple(parameter.shape)} is in two of the attached optimizers, "
-                    f"{type(other).__name__} and {type(one).__name__}"
-                )
 
 
 def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:

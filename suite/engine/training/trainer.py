@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -482,25 +482,15 @@ class Phases:
         for phase in {*recipe.phases()} - {Phase()}:
             side = phase.image_size
             shape = input_shape if side is None else (input_shape[0], side, side)
-            with self._frozen(model, phase.frozen):
-                self.built[phase] = count_layers(model, shape)
+            self.freeze(model, phase.frozen)
+            self.built[phase] = count_layers(model, shape)
+        self.freeze(model, False)
 
     def freeze(self, model: nn.Module, frozen: bool) -> None:
         """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""
         for name, parameter in model.named_parameters():
             if name in self._names:
                 parameter.requires_grad_(not frozen)
-
-    @contextmanager
-    def _frozen(self, model: nn.Module, frozen: bool) -> Iterator[None]:
-        """Freeze the recipe's parameters inside the context if `frozen`."""
-        if frozen:
-            self.freeze(model, True)
-        try:
-            yield
-        finally:
-            if frozen:
-                self.freeze(model, False)
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:

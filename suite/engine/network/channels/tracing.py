@@ -550,9 +550,9 @@ class _Numbers(fx.Proxy):
     """A value of the graph whose length a model's code may ask for, or which it may use as a number."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in WITHOUT_CHANNELS and not callable(getattr(Tensor, k)):
-            if isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
-                return getattr(tensor, k)
+        is_property = k in WITHOUT_CHANNELS and not callable(getattr(Tensor, k))
+        if is_property and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
+            return getattr(tensor, k)
         return _NumbersAttribute(self, k)
 
     def __len__(self) -> int:
