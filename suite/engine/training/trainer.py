@@ -6,7 +6,7 @@ A phase is a run of epochs with images of another size than those of an evaluati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -99,7 +99,8 @@ class Trainer:
         # This, too, has to come before the method changes the network.
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
-        self.phases = Phases(model, recipe, input_shape)
+        check_names(recipe.freeze, model)
+        built = layers_by_phase(model, recipe, input_shape)
         self.ctx = Context(
             model,
             input_shape,
@@ -129,7 +130,7 @@ class Trainer:
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe.evaluation, device, dtype)
         now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
-        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.phases.built)
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, built)
         self.products = ProductCheck(dtype, device)
         self.parallel.begin(seed, splits.train, recipe)
 
@@ -172,7 +173,7 @@ class Trainer:
         phase = self.recipe.phase_of(self.schedule_epoch)
         if phase != self.ledger.phase:
             if phase.frozen != self.ledger.phase.frozen:
-                self.phases.freeze(self.model, phase.frozen)
+                _freeze_named(self.model, self.recipe.freeze, phase.frozen)
                 self.parallel.wrap()
             self.ledger.enter(phase, self.ctx.epochs_done)
             self.step.forget()
@@ -436,7 +437,7 @@ class Trainer:
         self.step.forget()
         self.runner.load_state_dict(state["hooks"])
         if phase_of_state(state["ledger"]).frozen:
-            self.phases.freeze(self.model, True)
+            _freeze_named(self.model, self.recipe.freeze, True)
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])
@@ -460,37 +461,24 @@ def _make_step(
     return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](runner, recipe, dtype, scaler)
 
 
-class Phases:
-    """The phases of a recipe.
+def _freeze_named(model: nn.Module, names: Collection[str], frozen: bool) -> None:
+    """Freeze parameters, or unfreeze them. A method may have removed some."""
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(not frozen)
 
-    Args:
-        model: The model as it was built.
-        recipe: The recipe.
-        input_shape: (C, H, W) of the images of an evaluation.
 
-    Attributes:
-        built: Layers of the model as it was built, by phase, without the phase of an evaluation.
-
-    Raises:
-        UsageError: The model has no parameter with a name in `recipe.freeze`.
-    """
-
-    def __init__(self, model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]) -> None:
-        self._names = recipe.freeze
-        check_names(self._names, model)
-        self.built: dict[Phase, dict[str, LayerCost]] = {}
-        for phase in {*recipe.phases()} - {Phase()}:
-            side = phase.image_size
-            shape = input_shape if side is None else (input_shape[0], side, side)
-            self.freeze(model, phase.frozen)
-            self.built[phase] = count_layers(model, shape)
-        self.freeze(model, False)
-
-    def freeze(self, model: nn.Module, frozen: bool) -> None:
-        """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""
-        for name, parameter in model.named_parameters():
-            if name in self._names:
-                parameter.requires_grad_(not frozen)
+def layers_by_phase(
+    model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]
+) -> dict[Phase, dict[str, LayerCost]]:
+    """Return the layers of a model as it was built, by phase, without the phase of an evaluation."""
+    layers = {}
+    for phase in {*recipe.phases()} - {Phase()}:
+        side = phase.image_size
+        _freeze_named(model, recipe.freeze, phase.frozen)
+        layers[phase] = count_layers(model, input_shape if side is None else (input_shape[0], side, side))
+    _freeze_named(model, recipe.freeze, False)
+    return layers
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:
