@@ -25,7 +25,7 @@ def enter_trial_environment(before: Callable[[], object] = lambda: None) -> None
     if any(os.environ.get(name) != value for name, value in wanted.items() if name != "PYTHONPATH"):
         before()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
-    from suite.subnormals import use_arithmetic  # imports torch, which the restarted program does again
+    from suite.engine.cost.torch_hardware import use_arithmetic  # imports torch, which the restarted program does again
 
     use_arithmetic(FLUSH)  # before torch starts threads
 

@@ -57,6 +57,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import torch
@@ -101,8 +102,6 @@ class Context:
             that the model calls in training or in evaluation, without those that `Method.ignore` names. Each is a
             `suite.plan.Layer` and has a `weight`. All hooks see the same layer objects; a layer that a reconfiguration
             removes is no longer listed.
-        spaces: The index spaces of the model: which dimensions of which tensors share channels
-            (`suite.index_spaces`). `spaces.removable_branches` lists the residual branches that can be removed.
         num_classes: Number of classes of the task.
         seed: Seed of the trial.
         device: Device of the training.
@@ -127,6 +126,7 @@ class Context:
         progress: Share of the training that is done, in [0, 1]. Schedules should use this.
         task_loss: Loss of the step without the regularization term: mean over micro-batches and ranks, detached. In
             `regularization` it belongs to the running step. `None` before the first step of a process.
+        find_spaces: Function that finds `spaces`.
         all_reduce: Function that returns the sum of a tensor over all ranks, which must all call it in the same order.
         from_first_rank: Function that returns rank 0's value, plain data and tensors, on all ranks; for decisions by
             measured times.
@@ -153,7 +153,6 @@ class Context:
     network: str = ""
     preset: str = ""
     layers: dict[str, Layer] = field(default_factory=dict)
-    spaces: IndexSpaces = field(default_factory=lambda: IndexSpaces({}))
     dtype: torch.dtype = torch.float32
     train_images: int = 0
     micro_batches: int = 1
@@ -168,6 +167,7 @@ class Context:
     left_out: frozenset[str] = frozenset()
     progress: float = 0.0
     task_loss: Tensor | None = None
+    find_spaces: Callable[[], IndexSpaces] = lambda: IndexSpaces({})
     all_reduce: Callable[[Tensor], Tensor] = lambda tensor: tensor
     from_first_rank: Callable[[Any], Any] = lambda value: value
     memory_estimate: Callable[[ReconfigPlan], int] = lambda plan: 0
@@ -175,6 +175,15 @@ class Context:
     untimed: Callable[[], AbstractContextManager[None]] = nullcontext
     hardware_id: Callable[[], str] = lambda: ""
     replan: Callable[[], None] = lambda: None
+
+    @cached_property
+    def spaces(self) -> IndexSpaces:
+        """The index spaces of the model: which dimensions of which tensors share channels (`suite.index_spaces`).
+
+        `spaces.removable_branches` lists the residual branches that can be removed. The model is traced when the spaces
+        are read for the first time.
+        """
+        return self.find_spaces()
 
     def key(self, purpose: str) -> int:
         """Return a random key in 0 .. 2**63 - 1 for this step, rank and purpose, to seed a generator in a hook.

@@ -19,7 +19,7 @@ WIDEST_GAP: Final = 0.20
 """Widest gap between neighbouring lengths, as a share of the whole dense training."""
 FLUSH: Final = "flush"
 IEEE: Final = "ieee"
-"""Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them (`suite.subnormals`)."""
+"""Arithmetic of a trial: subnormal numbers are zero, or numbers as IEEE 754 defines them."""
 FOR_ONE_METHOD: Final = ("epochs", "learning_rate", "precise_bn")
 """Fields that can be typed for one method: `sdgp[recipe.learning_rate=0.1]`. Others would make it another training."""
 

@@ -11,9 +11,9 @@ import torch
 from suite.errors import MissingData, UsageError
 from suite.recipe import Recipe
 from suite.task import DataCopy, Splits, Task
-from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded
-from tasks.pipeline import Normalization, make_splits
-from tasks.sources.cache import Source, decode_once
+from tasks.images.splits import DecodedImages
+from tasks.pipeline import Normalization, check_unchanged, make_splits
+from tasks.sources.cache import DamagedFile, Source, decode_once, load_decoded
 from tasks.sources.cifar_archive import find_archive
 from tasks.sources.download import DownloadFailed, fetch
 from tasks.sources.image_folder import ImageFolder
@@ -91,11 +91,7 @@ class Cifar(Task):
             UsageError: The recipe asks for more images than there are.
         """
         data, checksum = self.decoded(copy)
-        if checksum != copy.checksum:
-            raise MissingData(
-                f"{copy.path or 'the sample'}: the images have changed since this trial was planned "
-                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
-            )
+        check_unchanged(f"{copy.path or 'the sample'}: the images", checksum, copy)
         return make_splits(data, recipe, seed, device, NORMALIZATION)
 
     def decoded(self, copy: DataCopy) -> tuple[DecodedImages, str]:

@@ -9,7 +9,7 @@ from suite.recipe import Recipe, Tuning
 from suite.registry import register
 from suite.task import DataCopy, PaperRecipe
 from tasks.cifar import SHORT, Cifar
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 from tasks.paper_recipes import PAPER_RECIPES
 from tasks.sources.cifar10_sample import decoded_sample
 

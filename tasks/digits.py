@@ -9,8 +9,7 @@ import numpy as np
 
 from suite.recipe import Recipe, Tuning
 from suite.registry import register
-from tasks.images.decoded import DecodedImages
-from tasks.images.splits import stratified_order
+from tasks.images.splits import DecodedImages, stratified_order
 from tasks.pipeline import ImageTask, Normalization
 
 TEST_IMAGES = 360

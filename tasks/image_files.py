@@ -22,6 +22,7 @@ from tasks.images.crops import CropBatches
 from tasks.images.decoding import MAX_PIXELS, SUFFIXES, shown
 from tasks.images.splits import check_train_sizes, choose_splits
 from tasks.images.stored import DamagedCache, ImageSource, MemoryImages, StoredImages
+from tasks.pipeline import check_unchanged
 from tasks.sources.cache import cache_folder
 from tasks.sources.generated_shapes import NOTE, SHAPES, SIDE, TEST_IMAGES, TRAIN_IMAGES, generated_shapes
 from tasks.sources.image_cache import FileImages, store
@@ -197,8 +198,7 @@ class ImageFilesTask(Task):
         again = "; run the command again"
         if copy.kind == "generated":
             data = generated_shapes()
-            if data.checksum() != copy.checksum:
-                raise MissingData(f"the generated images have changed since this trial was planned{again}")
+            check_unchanged("the generated images", data.checksum(), copy)
             return {
                 "train": MemoryImages(data.train_images, data.train_labels),
                 "test": MemoryImages(data.test_images, data.test_labels),

@@ -21,8 +21,7 @@ from suite.errors import MissingData, UsageError
 from suite.recipe import Augmentation, Recipe
 from suite.task import DataCopy, Splits, Task
 from tasks.images.augmentation import UNCHANGED, Normalization, Normalizer, draw_epoch, source_pixels
-from tasks.images.decoded import DecodedImages
-from tasks.images.splits import EpochBatches, Indices, check_train_sizes, choose_splits
+from tasks.images.splits import DecodedImages, EpochBatches, Indices, check_train_sizes, choose_splits
 
 
 class ImageTask(Task):
@@ -70,12 +69,7 @@ class ImageTask(Task):
             UsageError: The recipe asks for more images than there are.
         """
         data = self.read_images(Path(copy.path))
-        checksum = data.checksum()
-        if checksum != copy.checksum:
-            raise MissingData(
-                f"task {self.registered_name}: the images have changed since this trial was planned "
-                f"(checksum {checksum[:8]}, not {copy.checksum[:8]}); run the command again"
-            )
+        check_unchanged(f"task {self.registered_name}: the images", data.checksum(), copy)
         return make_splits(data, recipe, seed, device, self.normalization or Normalization.of(data.train_images))
 
     def _mismatch(self, data: DecodedImages) -> str:
@@ -87,6 +81,24 @@ class ImageTask(Task):
         if largest >= self.num_classes:
             return f"a label is {largest}; the largest for {self.num_classes} classes is {self.num_classes - 1}"
         return ""
+
+
+def check_unchanged(images: str, checksum: str, copy: DataCopy) -> None:
+    """Check that images are those of a copy.
+
+    Args:
+        images: What they are, for the message.
+        checksum: Their checksum.
+        copy: The copy.
+
+    Raises:
+        MissingData: They have another checksum.
+    """
+    if checksum != copy.checksum:
+        raise MissingData(
+            f"{images} have changed since this trial was planned (checksum {checksum[:8]}, not {copy.checksum[:8]}); "
+            "run the command again"
+        )
 
 
 class DeviceBatches(EpochBatches):

@@ -18,8 +18,7 @@ from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.charts import mean_curve
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
-from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
-from suite.engine.cost.ring import gradient_bytes, relative_traffic
+from suite.engine.cost.paper_conventions import gradient_bytes, prunetrain_training, read_intervals, relative_traffic
 from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.reader import finite
 from suite.trials.folder.records import TrialRecord

@@ -36,9 +36,9 @@ def check(arguments: Sequence[str]) -> int:
         read_names(namespace.method, "method", "check")
 
     # These import torch, which a wrong name should not cost.
+    from suite.engine.cost.torch_hardware import use_arithmetic
     from suite.engine.network.model_files import EQUAL_STARTS
     from suite.engine.training import conformance
-    from suite.subnormals import use_arithmetic
     from suite.trials.devices import resolve_dtype
 
     use_arithmetic(FLUSH)  # before a plugin can make torch start threads

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from suite import registry
 from suite.choices import build_method, build_model
-from suite.engine.network.copies import copied
+from suite.engine.network.forward_pass import copied
 from suite.engine.network.model_files import EQUAL_STARTS, starts_alike
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.optimizer_state import make_optimizer

@@ -24,14 +24,13 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from suite import files, registry
 from suite.engine.cost.clock import images_per_second, seconds_of, stamps_of
 from suite.engine.cost.interleaved import interleaved_times
-from suite.engine.cost.torch_hardware import use_threads_of_environment
+from suite.engine.cost.torch_hardware import use_arithmetic, use_threads_of_environment
 from suite.engine.training.data_parallel import Batch
 from suite.engine.training.product_check import WrongProduct
 from suite.engine.training.trainer import Diverged, Trainer
 from suite.errors import UsageError
 from suite.measure.steps import Steps, warm_up
 from suite.method import Method, ReconfigPlan
-from suite.subnormals import use_arithmetic
 from suite.task import Batches
 from suite.trials.building import build_trainer, load_splits
 from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from suite.engine.cost import onednn
 from suite.engine.cost.hardware import busy_cores, hardware_id, program_output
-from suite.engine.cost.torch_hardware import hardware_facts
+from suite.engine.cost.torch_hardware import arithmetic_in_use, hardware_facts, onednn_facts
 from suite.files import clean, without_home
-from suite.subnormals import arithmetic_in_use
 from suite.trials.invocation import FLAG_PREFIXES, ROOT, command_line
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x")
@@ -62,7 +60,7 @@ def _software() -> dict[str, Any]:
         "compiler": program_output(*shlex.split(os.environ.get("CXX") or "c++"), "--version").partition("\n")[0],
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or "") if torch.version.cuda else "",
-        **onednn.facts(),
+        **onednn_facts(),
     }
     for name in PACKAGES:
         try:

@@ -61,7 +61,7 @@ class TrialSpec:
         processes: Number of data-parallel processes.
         control: Whether the trial is a control of other methods (`Method.is_control`); not hashed.
         prunes: Whether its method prunes (`Method.prunes`); not hashed.
-        arithmetic: `flush` if subnormal numbers count as zero, or `ieee` (`suite.subnormals`).
+        arithmetic: `flush` if subnormal numbers count as zero, or `ieee` (`suite.engine.cost.torch_hardware`).
         plugins: Absolute paths of plugin files to load first; not hashed.
         callbacks: Names of the callbacks that are called in the trial's process; not hashed.
         depends_on: Ids of the trials that must be done first, by the text with which the method names them.

@@ -18,12 +18,11 @@ import kernels
 from suite import files, registry
 from suite.engine.cost.clock import Clock, NoCounter, images_per_second, open_counter
 from suite.engine.cost.hardware import emulated_dtype
-from suite.engine.cost.torch_hardware import use_threads_of_environment
+from suite.engine.cost.torch_hardware import use_arithmetic, use_threads_of_environment
 from suite.engine.network import model_files
 from suite.engine.training.records import Diverged
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError, in_words
-from suite.subnormals import use_arithmetic
 from suite.trials.building import build_trainer, data_facts, device_of, load_splits
 from suite.trials.callbacks.calls import CallbackTrial, Calls
 from suite.trials.folder import packed

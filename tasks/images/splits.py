@@ -1,4 +1,4 @@
-"""The images of each split, and the division of a split into batches.
+"""Decoded images, those of each split, and the division of a split into batches.
 
 The class and the recipe's seed, not the trial's seed, assign images to splits. All kinds of splits share the division
 into batches and the random numbers of epochs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,40 @@ from suite.errors import UsageError
 from suite.recipe import Augmentation, Recipe
 
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """A data set of small images in memory.
+
+    Attributes:
+        train_images, test_images: (N, H, W, C) uint8, 0 to 255.
+        train_labels, test_labels: (N,) int64, from 0.
+    """
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+
+    def fault(self) -> str:
+        """Return a description of a wrong type or shape; empty if the arrays are valid."""
+        for split in ("train", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            if images.dtype != np.uint8 or images.ndim != 4 or not len(images):
+                return f"{split}_images are {images.shape} {images.dtype}, not (N, H, W, C) uint8"
+            if labels.dtype != np.int64 or labels.shape != images.shape[:1] or labels.min() < 0:
+                return f"{split}_labels are {labels.shape} {labels.dtype}, not ({len(images)},) int64 from 0"
+        return ""
+
+    def checksum(self) -> str:
+        """Return the SHA-256, in hex, of shapes, pixels and labels (little-endian), in the order of the attributes."""
+        digest = hashlib.sha256()
+        for field in fields(self):
+            array = getattr(self, field.name)
+            digest.update(f"{field.name} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
 
 
 class SplitIndices(NamedTuple):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from suite import files
 from suite.errors import UsageError
 from suite.files import DATA_ROOT
-from tasks.images.decoded import DamagedFile, DecodedImages, load_decoded, save_decoded
+from tasks.images.splits import DecodedImages
 
 logger = logging.getLogger(__name__)
 
 FOLDER = ".pdt-cache"
 # Part of every fingerprint. Increase it when decoding or storage changes, so that older files become stale.
 FORMAT = "2"
+
+
+class DamagedFile(Exception):
+    """A file of decoded images is truncated, altered or of another format."""
 
 
 class Source(Protocol):
@@ -107,3 +114,44 @@ def cache_folder(data_root: Path, home_first: bool = False) -> Path:
 
 def _folders(data_root: Path) -> list[Path]:
     return [data_root / FOLDER, Path(DATA_ROOT).expanduser() / FOLDER]
+
+
+def save_decoded(path: Path, data: DecodedImages, fingerprint: str) -> None:
+    """Write images atomically.
+
+    Args:
+        path: Path in an existing folder. If two processes write it at once, the later one wins.
+        data: Images and labels.
+        fingerprint: Fingerprint of the source, which shows a change of the source.
+
+    Raises:
+        OSError: The file cannot be written. No partial file is left.
+    """
+    with files.replacing(path) as file:
+        np.savez(file, fingerprint=np.array(fingerprint), **vars(data))
+
+
+def load_decoded(path: Path, fingerprint: str = "") -> tuple[DecodedImages, str]:
+    """Read a file that `save_decoded` wrote.
+
+    Args:
+        path: File.
+        fingerprint: Fingerprint of the source; empty to read the images of any source.
+
+    Returns:
+        The images and their checksum.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        DamagedFile: The file is damaged, or the source has another fingerprint.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if fingerprint and str(file["fingerprint"]) != fingerprint:
+                raise DamagedFile(f"{path}: the files from which it was decoded have changed")
+            data = DecodedImages(**{field.name: file[field.name] for field in fields(DecodedImages)})
+            return data, data.checksum()
+    except (FileNotFoundError, DamagedFile):
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise different exceptions for damaged files
+        raise DamagedFile(f"{path}: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 
 FILE = Path(__file__).parents[1] / "data" / "cifar10_sample.npz"
 

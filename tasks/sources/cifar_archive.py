@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from suite.errors import UsageError
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 from tasks.sources.progress import progress
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 
 SIDE = 64
 TRAIN_IMAGES, TEST_IMAGES = 400, 100

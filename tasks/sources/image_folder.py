@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import UsageError
-from tasks.images.decoded import DecodedImages
 from tasks.images.decoding import MAX_PIXELS, BadImage, decode, shown
+from tasks.images.splits import DecodedImages
 from tasks.sources.image_cache import in_threads
 from tasks.sources.image_tree import read_tree
 from tasks.sources.progress import progress

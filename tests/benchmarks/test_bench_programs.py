@@ -87,7 +87,7 @@ def test_the_provenance_of_kernel_benchmarks_is_that_of_a_trial_and_names_no_mac
 def test_a_program_restarts_itself_once_with_the_settings_of_a_trial(monkeypatch):
     started, flushed = [], []
     monkeypatch.setattr(os, "execve", lambda program, words, variables: started.append((words, variables)))
-    monkeypatch.setattr("suite.subnormals.use_arithmetic", flushed.append)
+    monkeypatch.setattr("suite.engine.cost.torch_hardware.use_arithmetic", flushed.append)
     monkeypatch.delenv("MALLOC_TOP_PAD_", raising=False)
     measured.enter_trial_environment(before=lambda: started.append("before"))
     before, (words, variables) = started

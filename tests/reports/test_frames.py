@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
@@ -19,7 +19,7 @@ from time_passes import time_json
 import suite as suite_package
 from reports.content.build import build
 from reports.formatting import DASH, points
-from suite.engine.cost.communication import KINDS
+from suite.engine.training.ranks import Kind
 from suite.errors import UsageError
 from suite.trials.estimates import Estimate
 from suite.trials.folder import packed
@@ -129,7 +129,7 @@ def test_units_kinds_and_types_follow_the_schema() -> None:
 
 
 def test_communicated_bytes_are_columns(suite: Any) -> None:
-    assert MEASURED_COMMUNICATION == KINDS
+    assert get_args(Kind) == MEASURED_COMMUNICATION
     suite.add("dense", 0, accuracy=70.0, time=300.0)
     folder = suite.write()
     record = {

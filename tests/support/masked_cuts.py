@@ -24,7 +24,7 @@ from suite.choices import ModelChoice
 from suite.engine.network.channels.spaces import find_index_spaces
 from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import freeze_what_fails
-from suite.engine.network.copies import copied
+from suite.engine.network.forward_pass import copied
 from suite.index_spaces import IndexSpaces
 from suite.method import ReconfigPlan
 from suite.reconfiguration import IndexMap

@@ -13,7 +13,7 @@ from torchvision import datasets
 
 from suite.errors import MissingData
 from tasks.cifar100 import CIFAR100, CLASSES
-from tasks.images.decoded import load_decoded
+from tasks.sources.cache import load_decoded
 
 
 def test_fine_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from suite.errors import MissingData, UsageError
 from suite.recipe import Augmentation
 from tasks.cifar10 import CIFAR10
-from tasks.images.decoded import load_decoded
+from tasks.sources.cache import load_decoded
 
 CPU = torch.device("cpu")
 

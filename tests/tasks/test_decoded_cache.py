@@ -13,7 +13,8 @@ import pytest
 
 from suite.errors import UsageError
 from tasks.cifar10 import CIFAR10
-from tasks.images.decoded import DecodedImages, load_decoded, save_decoded
+from tasks.images.splits import DecodedImages
+from tasks.sources.cache import load_decoded, save_decoded
 from tasks.sources.image_folder import ImageFolder
 
 

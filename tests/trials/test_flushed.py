@@ -8,12 +8,12 @@ import sys
 import pytest
 from toy_suite import ROOT
 
-from suite.subnormals import FLUSH
+from suite.recipe import FLUSH
 
 METHOD = """
 import os
 from methods.dense import Dense
-from suite.subnormals import arithmetic_in_use
+from suite.engine.cost.torch_hardware import arithmetic_in_use
 from suite.registry import register
 
 @register("method", "asking")

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import Product, probing, run_blank
+from suite.engine.network.forward_pass import Product, copied, probing, run_blank
 from suite.errors import UsageError
 
 PRODUCTS = ("forward", "dgrad", "wgrad")

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from suite.engine.cost.communication import KeptGradients, count_step
 from suite.engine.cost.flops import PRODUCTS, LayerCost, count_layers, density_of_weights, weight_density
+from suite.engine.cost.memory import size_of
 from suite.engine.network.planned_layer import PlannedLayer
+from suite.errors import UsageError, nearest
 from suite.method import Context, Density, Method
 from suite.recipe import Phase
 
@@ -284,3 +286,61 @@ class Ledger:
 def phase_of_state(state: Mapping[str, Any]) -> Phase:
     """Return the phase in a ledger's state."""
     return Phase(state["image_size"], state["frozen"])
+
+
+class KeptGradients:
+    """Masks of the gradients that a method uses (`Method.kept_gradients`), and the bytes of the other gradients.
+
+    Attributes:
+        masks: Masks by the id of the weight, without weights that several layers share and weights that are not
+            trained.
+        left_out: Bytes of the gradients that the masks leave out.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._seen: list[tuple[Tensor, Tensor]] = []  # weight and mask of each layer that the method named
+        self.masks: dict[int, Tensor] = {}
+        self.left_out = 0
+
+    def update(self, ctx: Context) -> bool:
+        """Ask the method, before a step, and return whether masks or weights have changed since the last call.
+
+        Raises:
+            UsageError: The method names a layer that is not planned, or a mask is not bool or has another shape.
+        """
+        kept = self._method.kept_gradients(ctx)
+        where = f"{type(self._method).__name__}.kept_gradients"
+        for name in kept.keys() - ctx.layers.keys():
+            raise UsageError(f"{where} names '{name}', which is not a planned layer{nearest(name, ctx.layers)}")
+        seen = [(ctx.layers[name].weight, mask) for name, mask in kept.items()]
+        if len(seen) == len(self._seen) and all(
+            weight is old_weight and mask is old_mask
+            for (weight, mask), (old_weight, old_mask) in zip(seen, self._seen, strict=True)
+        ):
+            return False
+        users = Counter(id(layer.weight) for layer in ctx.layers.values())
+        self._seen, self.masks, self.left_out = seen, {}, 0
+        for name, (weight, mask) in zip(kept, seen, strict=True):
+            if mask.dtype != torch.bool or mask.shape != weight.shape:
+                raise UsageError(
+                    f"{where} returns a mask of {mask.dtype} and shape {tuple(mask.shape)} for '{name}', whose weight "
+                    f"has the shape {tuple(weight.shape)}; a mask is bool and has the weight's shape"
+                )
+            if weight.requires_grad and users[id(weight)] == 1:
+                self.masks[id(weight)] = mask
+                self.left_out += (mask.numel() - int(mask.count_nonzero())) * weight.element_size()
+        return True
+
+
+def count_step(model: nn.Module) -> dict[str, int]:
+    """Return the bytes that a rank communicates in every step of data-parallel training, by kind.
+
+    Gradients have the size of all trained parameters, as if the method used all of them. The decision of every step is
+    the mean loss, a float32 number. Statistics are averaged once per epoch and not in every step, so they do not count.
+
+    Args:
+        model: The network. Masked weights count; removed channels do not.
+    """
+    gradients = size_of(parameter for parameter in model.parameters() if parameter.requires_grad)
+    return {"gradients": gradients, "decisions": 4}

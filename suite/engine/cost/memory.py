@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -112,4 +112,9 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     tensors += [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
     ]
+    return size_of(tensors)
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of all elements of the tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

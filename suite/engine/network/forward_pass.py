@@ -7,13 +7,15 @@ Hooks watch the modules, and torch's dispatcher the operations, so that nothing 
 
 from __future__ import annotations
 
+import copy
+import logging
 import random
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +26,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suite.engine.network.arithmetic import attention_of, is_dense, multiply_adds, name_of
-from suite.engine.network.copies import copied
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
 
+log = logging.getLogger(__name__)
+
+Module = TypeVar("Module", bound=nn.Module)
+
 LAYERS = (nn.Conv2d, nn.Linear)
 """Classes whose products the ledger counts by their shapes."""
+_OF_TORCH = ("_parameters", "_buffers", "_modules")
 _OF_MODULES = frozenset(vars(nn.Module()))
 LayerShapes = dict[str, tuple[torch.Size, torch.Size]]
 """Shapes of input and output of each convolution and linear layer, by name, in the order in which they run."""
@@ -310,6 +316,33 @@ def probing(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
         for module, training in modes.items():
             module.training = training
+
+
+def copied(model: Module) -> Module:
+    """Return a deep copy of a model. The copy shares with the model the attributes that cannot be copied.
+
+    Examples are activations that a forward keeps, locks, open files and generators. The copy gets its own list or
+    dictionary of such objects, so that a forward of the copy does not add to that of the model.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # copying runs the attributes' own code; an error of other code comes again below
+        log.debug("%s is copied without its attributes that cannot be: %s", type(model).__name__, error)
+    modules = {id(module): module for module in model.modules()}
+    shared: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name not in _OF_TORCH and not _can_be_copied(value, modules):
+                shared[id(value)] = copy.copy(value) if isinstance(value, (list, dict)) else value
+    return copy.deepcopy(model, shared)
+
+
+def _can_be_copied(value: Any, modules: dict[int, nn.Module]) -> bool:
+    try:
+        copy.deepcopy(value, {**modules})
+    except Exception:  # as above
+        return False
+    return True
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:

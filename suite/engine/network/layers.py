@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from suite.engine.network.copies import copied
+from suite.engine.network.forward_pass import copied
 from suite.engine.network.planned_layer import ExecutedMeter, PlannedLayer, StepState, new_handle
 from suite.engine.network.products import TORCH, is_sampled, planned_op
 from suite.errors import UsageError

@@ -24,8 +24,6 @@ from suite.reconfiguration import ReconfigPlan
 from suite.task import Inputs
 
 MODEL_FORMAT = 1
-LARGEST_SIZE = 2**20
-"""Limit of an image's sides and of the number of classes; the suite does not write larger ones."""
 
 
 class _ErrorKeepingFile:
@@ -142,8 +140,6 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
             message then names the file of the plugin), or if its tensors do not fit the given model.
     """
     state = _read_model(Path(path))
-    if model is None:
-        _check_registered(path, state["architecture"])
     # Building the model draws weights that are then overwritten. The caller's random state must not change.
     generator_state = torch.get_rng_state()
     try:
@@ -159,11 +155,10 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         torch.set_rng_state(generator_state)
 
 
-def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None:
+def _check_registered(architecture: Mapping[str, Any]) -> None:
     if not architecture["model"]:
         raise UsageError(
-            f"{path}: was saved by a training loop that built its own model; build it again and give it: "
-            "load_model(path, model)"
+            "was saved by a training loop that built its own model; build it again and give it: load_model(path, model)"
         )
     name, plugin = architecture["model"].partition("[")[0], architecture.get("plugin")
     if registry.find("model", name) is None:
@@ -171,15 +166,14 @@ def _check_registered(path: str | Path, architecture: Mapping[str, Any]) -> None
         whose = "if a plugin defines it"
         if isinstance(plugin, str) and plugin:
             whose = f"the plugin {Path(plugin).name!r} defines it"
-        raise UsageError(
-            f"{path}: no model is called '{name}' here; {whose}: call suite.registry.load_plugin(FILE) before"
-        )
+        raise UsageError(f"no model is called '{name}' here; {whose}: call suite.registry.load_plugin(FILE) before")
 
 
 def _rebuilt(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | None) -> nn.Module:
     """Return the model with its reconfigurations carried out and its tensors loaded."""
     input_shape = architecture["input_shape"]
     if model is None:
+        _check_registered(architecture)
         model = build_model(architecture["model"], tuple(input_shape), architecture["num_classes"])
     spaces = find_index_spaces(model, tuple(input_shape))
     for plan in architecture["reconfigurations"]:
@@ -215,16 +209,6 @@ def _read_model(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: is damaged: its tensors are not in the suite's format") from error
     if not whole:
         raise UsageError(f"{path}: is damaged: its tensors do not match its checksum")
-    shape, name = architecture.get("input_shape"), architecture.get("model")
-    classes = [architecture.get("num_classes")] if name else []  # a model without a name is built by the user
-    if not (
-        isinstance(name, str)
-        and isinstance(architecture.get("reconfigurations"), list)
-        and isinstance(shape, list)
-        and (len(shape) == 3 or not name)
-        and all(isinstance(size, int) and 0 < size <= LARGEST_SIZE for size in (*shape, *classes))
-    ):
-        raise UsageError(f"{path}: is damaged: it does not name the model of its tensors")
     return state
 
 

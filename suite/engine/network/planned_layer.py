@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from suite.plan import Density, Keys, Layer, OpPlan, Site
+from suite.plan import EMPTY_PLAN, Density, Keys, Layer, OpPlan, Site
 
 
 class ProductClock(Protocol):
@@ -90,6 +90,19 @@ def new_handle(layer: PlannedLayer) -> int:
 def layer_of(handle: int) -> PlannedLayer:
     """Return the layer with this handle."""
     return _LAYERS[handle]
+
+
+@contextmanager
+def without_plans(layers: Iterable[PlannedLayer]) -> Iterator[None]:
+    """Remove the plans of layers inside the context, so that a copy does not copy the method, to which plans refer."""
+    plans = [(layer, layer.op_plan) for layer in layers]
+    for layer, _ in plans:
+        layer.op_plan = EMPTY_PLAN
+    try:
+        yield
+    finally:
+        for layer, plan in plans:
+            layer.op_plan = plan
 
 
 _PLAN_IS_FOLLOWED = -1  # key of the hook below; torch numbers its own hooks from 0

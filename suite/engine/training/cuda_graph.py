@@ -1,8 +1,8 @@
 """Loss and gradients of one training step as a CUDA graph, which is captured once and replayed in every step.
 
-A replay runs no Python. Before each replay, the batch and the random keys (`suite.engine.network.random_keys`) are
-written into the tensors that the graph reads. The optimizer is not part of the graph, so the learning rate and
-the hooks around it work as in eager training. The operations and their order are the same as in eager training.
+A replay runs no Python. Before each replay, the batch and the random keys are written into the tensors that the graph
+reads. The optimizer is not part of the graph, so the learning rate and the hooks around it work as in eager training.
+The operations and their order are the same as in eager training.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from suite.engine.cost.memory import SavedTensors
 from suite.engine.network.planned_layer import ExecutedMeter
-from suite.engine.network.random_keys import KeyBuffer
 from suite.engine.training.method_runner import MethodRunner
 from suite.engine.training.steps import EagerStep, Outcome, undisturbed
+from suite.plan import random_key
 from suite.recipe import Recipe
 
 WARM_UP = 3
@@ -102,3 +102,40 @@ class GraphStep(EagerStep):
     def _depends_on(self, images: Tensor, labels: Tensor) -> tuple[object, ...]:
         addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         return (images.shape, images.dtype, labels.shape, labels.dtype, self.runner.plans_made, addresses)
+
+
+class KeyBuffer:
+    """A buffer on the device with the random key of every layer, operand and slot that draws in a captured step.
+
+    A replay would repeat a key that Python computes, so that every step would draw the numbers of the captured step. A
+    captured transform therefore receives an entry of this buffer. Before each replay, one copy fills all entries with
+    the keys that the step has in eager training.
+
+    Args:
+        capacity: Maximum number of entries.
+        seed: Seed of the trial.
+        device: Device on which the kernels read the keys.
+    """
+
+    def __init__(self, capacity: int, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._entries: dict[tuple[str, str, int], int] = {}  # by layer, operand and slot
+        self._values = torch.zeros(capacity, dtype=torch.int64, device=device)
+
+    def of(self, name: str, operand: str, slot: int) -> Tensor:
+        """Return the entry of one layer, operand and slot: 0-dimensional, int64, always at the same address.
+
+        Raises:
+            IndexError: if there are more entries than the buffer's capacity.
+        """
+        return self._values[self._entries.setdefault((name, operand, slot), len(self._entries))]
+
+    def fill(self, step: int) -> None:
+        """Fill every entry with its key for this step."""
+        if not self._entries:
+            return
+        keys = [random_key(self._seed, step, slot, operand, name) for name, operand, slot in self._entries]
+        # Pinned memory makes the copy asynchronous. Each step allocates its own, because copies of earlier steps may
+        # still be queued; torch does not reuse the memory before its copy has finished.
+        pinned = torch.tensor(keys, dtype=torch.int64, pin_memory=self._values.is_cuda)
+        self._values[: len(keys)].copy_(pinned, non_blocking=True)

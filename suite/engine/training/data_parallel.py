@@ -121,7 +121,7 @@ class DataParallel:
         model = self.model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
-    def shares(self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing) -> Iterator[Batch]:
+    def shares(self, batches: Batches, epoch: int, batch_size: int, mixing: BatchMixing | None) -> Iterator[Batch]:
         """Iterate over this rank's share of the training batches of an epoch.
 
         A batch size that the method asks for may leave a last batch with fewer images than there are ranks. A rank
@@ -158,8 +158,7 @@ class DataParallel:
             the batch has no image for this rank.
         """
         rank, size = self.ranks.rank, self.ranks.size
-        mixes = mixing is not None and mixing.changes_batches
-        if size > 1 and not mixes and isinstance(batches, ShareableBatches):
+        if size > 1 and mixing is None and isinstance(batches, ShareableBatches):
             for number, (images, labels) in enumerate(batches.share_of_epoch(epoch, batch_size, rank, size)):
                 self._whole = min(batch_size, batches.num_samples - number * batch_size)
                 yield images, labels, self._whole
@@ -242,7 +241,7 @@ class DataParallel:
     def gather_random_states(self) -> None:
         """Fetch the states of the other ranks' random generators for a checkpoint. All ranks have to call this."""
         if self.ranks.size > 1:
-            self._states_of_others = self.ranks.gather(self._random_state())[1:]
+            self._states_of_others = self.ranks.gather(random_state(self._runner.ctx.device))[1:]
 
     def record(self) -> dict[str, Any]:
         """Return the measured bytes that this rank communicated, by kind, for a record; empty with one rank."""
@@ -251,24 +250,30 @@ class DataParallel:
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks' random generators, those of others as gathered last, and the traffic."""
         others = {"random_of_other_ranks": self._states_of_others}
-        return {**self._random_state(), **others, "traffic": self.ranks.traffic.state_dict()}
+        return {**random_state(self._runner.ctx.device), **others, "traffic": self.ranks.traffic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore this rank's part of what rank 0 returned as `state_dict`."""
         self.ranks.traffic.load_state_dict(state["traffic"])
         ours = state["random_of_other_ranks"][self.ranks.rank - 1] if self.ranks.rank else state
-        torch.set_rng_state(ours["random"].cpu())
-        if ours["random_cuda"] is not None:
-            torch.cuda.set_rng_state(ours["random_cuda"].cpu(), self._runner.ctx.device)
-
-    def _random_state(self) -> dict[str, Tensor | None]:
-        device = self._runner.ctx.device
-        on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return {"random": torch.get_rng_state(), "random_cuda": on_gpu}
+        set_random_state(ours, self._runner.ctx.device)
 
     def _sum(self, values: Tensor) -> Tensor:
         """Return the sum of float64 values over the ranks, on the CPU."""
         return self.ranks.all_reduce(values.double().to(self._runner.ctx.device), "bookkeeping").cpu()
+
+
+def random_state(device: torch.device) -> dict[str, Tensor | None]:
+    """Return the states of torch's generators of the CPU and, if it is a GPU, of the device."""
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"random": torch.get_rng_state(), "random_cuda": on_gpu}
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore `random_state`."""
+    torch.set_rng_state(state["random"].cpu())
+    if state["random_cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["random_cuda"].cpu(), device)
 
 
 def check_batches(batches: Batches, recipe: Recipe, ranks: int) -> None:

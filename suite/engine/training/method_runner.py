@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,26 +20,34 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from suite.engine.cost.clock import NO_CLOCK, NoClock, StepClock
 from suite.engine.cost.flops import count_model
 from suite.engine.cost.hardware import hardware_id
-from suite.engine.cost.memory import StepMemory, measure_step
-from suite.engine.cost.torch_hardware import hardware_facts
+from suite.engine.cost.memory import StepMemory, measure_step, size_of
+from suite.engine.cost.torch_hardware import arithmetic_in_use, hardware_facts
 from suite.engine.network.branches import ScaledBranches
-from suite.engine.network.channels import surgery
 from suite.engine.network.channels.ignored import ignored_modules, leave_out
 from suite.engine.network.channels.spaces import find_index_spaces, in_a_line
 from suite.engine.network.channels.surgery import apply_plan
-from suite.engine.network.channels.trial_cut import counted_reasons, freeze_what_fails, warn_of_frozen_channels
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import first_parameter, survey
+from suite.engine.network.channels.trial_cut import (
+    counted_reasons,
+    freeze_what_fails,
+    warn_of_frozen_channels,
+)
+from suite.engine.network.forward_pass import copied, first_parameter, survey
 from suite.engine.network.layers import convert, keep_nested_tensors_off, plannable, refuse_computed
 from suite.engine.network.normalisation import freeze
-from suite.engine.network.planned_layer import PlannedLayer, StepState
+from suite.engine.network.planned_layer import PlannedLayer, StepState, without_plans
 from suite.engine.training.averages import bare, check_copy, share_plans, silence_masked
-from suite.engine.training.optimizer_state import Optimizers, refuse_uncut_state
+from suite.engine.training.optimizer_state import (
+    Optimizers,
+    refuse_missing_parameters,
+    refuse_twice,
+    refuse_uncut_state,
+)
 from suite.engine.training.ranks import Ranks, WrapperGuard, refuse_wrapped
 from suite.errors import UsageError
+from suite.index_spaces import IndexSpaces
 from suite.method import EMPTY_PLAN, SKIP_STEP, Context, IndexMap, Method, OpPlan, ReconfigPlan
 from suite.plan import Keys
-from suite.subnormals import FLUSH, arithmetic_in_use, has_subnormal
+from suite.recipe import FLUSH
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +63,9 @@ class MethodRunner:
     Args:
         method: The method, with its parameters.
         ctx: The context, with the model on its device and in its memory format. The model is converted in place, and
-            what the context does not have yet is filled in: layers, index spaces, ranks and functions. In a rehearsal
-            nothing will be trained: the trials that the method depends on may be missing, `begin` does not run, and the
-            layers are planned only if the method does not define `begin`.
+            what the context does not have yet is filled in: layers, ranks and functions. In a rehearsal nothing will be
+            trained: the trials that the method depends on may be missing, `begin` does not run, and the layers are
+            planned only if the method does not define `begin`.
         train_size: Height and width of the first training images, if they differ from those of `ctx.input_shape`.
 
     Attributes:
@@ -82,12 +91,13 @@ class MethodRunner:
         self.plans_made, self._replan_requested = 0, False
         self._warned_of_subnormals = False
         self._largest_batch = 0  # of this rank, in the running epoch
-        self._branches = ScaledBranches()
+        self._branches = ScaledBranches() if method.defines("branch_factors") else None
         self._checked_state = False  # whether the optimizers' state was seen after a step
-        self._cuts = method.defines("begin", "reconfigure")
+        self._cuts = removes_channels(method)
+        self._image_size = train_size
         self.frozen_norms: list[_BatchNorm] = []
         self._join_ranks()
-        self._find_layers(train_size)
+        self._find_layers()
         self._run_first_hooks()
         self.begun_with = len(self.reconfigurations)
 
@@ -105,8 +115,8 @@ class MethodRunner:
         ctx.rank, ctx.ranks = self.ranks.rank, self.ranks.size
         ctx.all_reduce, ctx.from_first_rank = self.ranks.all_reduce, self.ranks.from_first
 
-    def _find_layers(self, train_size: int | None) -> None:
-        """Find the layers and the index spaces, and convert the layers."""
+    def _find_layers(self) -> None:
+        """Find and convert the layers. Index spaces are found when they are first read."""
         ctx, model, input_shape = self.ctx, self.model, self.ctx.input_shape
         try:
             self._uses = survey(model, input_shape)
@@ -116,29 +126,53 @@ class MethodRunner:
                 "take one tensor, (N, *input_shape): check input_shape, wrap one that takes a dict, or give "
                 "other arguments defaults"
             ) from error
-        ignored = ignored_modules(model, self.method.ignore)
+        ignored = ignored_modules(model, self.method.ignore) if self.method.ignore else {}
         layers, self.not_planned = plannable(model, self._uses.called - ignored.keys())
         self.not_planned |= {name: ignored[name] for name in self.not_planned if name in ignored}
         for name, reason in self.not_planned.items():
             if name not in ignored:
                 log.warning("layer '%s' cannot be planned and is not in ctx.layers: %s", name, reason)
-        ctx.spaces = find_index_spaces(model, input_shape)
-        left_out = leave_out(ctx.spaces, ignored)
         ctx.device = torch.device(ctx.device or first_parameter(model).device)
         self._estimates = Estimates(ctx, self.ranks)
         ctx.memory_estimate, ctx.inference_flops = self._estimates.memory, self._estimates.inference_flops
         ctx.hardware_id = lambda: hardware_id(hardware_facts(ctx.device))
         ctx.replan = self._request_plans
-        if self._cuts:
-            freeze_what_fails(model, ctx.spaces, input_shape)
-            warn_of_frozen_channels(ctx.spaces, self.method, left_out)
         ctx.layers = dict(convert(model, self._step_state, layers.keys()))
+        ctx.find_spaces = partial(self._find_spaces, ignored)
+        if self._cuts:
+            warn_of_frozen_channels(ctx.spaces, self.method, ignored.values())
+
+    def _find_spaces(self, ignored: Mapping[str, str]) -> IndexSpaces:
+        """Find the index spaces, with the sizes of layers for the training images of the present phase."""
+        ctx, model = self.ctx, self.model
+        with ctx.untimed(), without_plans(self.planned_layers):
+            spaces = find_index_spaces(model, ctx.input_shape)
+            leave_out(spaces, ignored)
+            if self.method.defines("begin", "reconfigure"):
+                freeze_what_fails(model, spaces, ctx.input_shape)
         # Enter the sizes of layers that run only in training, which the trace does not contain.
         for name, layer in ctx.layers.items():
-            ctx.spaces.enter_sizes(name, layer, *self._uses.shapes[name])
-        if train_size is not None:
-            shape = (input_shape[0], train_size, train_size)
-            ctx.spaces.replace_sizes(ctx.layers, survey(model, shape).shapes)
+            spaces.enter_sizes(name, layer, *self._uses.shapes[name])
+        self._replace_sizes(spaces)
+        return spaces
+
+    def enter_image_size(self, side: int | None) -> None:
+        """Set the sizes of layers in the index spaces to those for training images of another size.
+
+        Methods read these sizes, for example to count their own operations.
+
+        Args:
+            side: Height and width of the images; `None` leaves the sizes as they are.
+        """
+        if side is not None and side != self._image_size:
+            self._image_size = side
+            if "spaces" in vars(self.ctx):
+                self._replace_sizes(self.ctx.spaces)
+
+    def _replace_sizes(self, spaces: IndexSpaces) -> None:
+        if (side := self._image_size) is not None:
+            shape = (self.ctx.input_shape[0], side, side)
+            spaces.replace_sizes(self.ctx.layers, survey(self.model, shape).shapes)
 
     def _run_first_hooks(self) -> None:
         """Run `setup` and `begin`, and plan the layers."""
@@ -156,7 +190,7 @@ class MethodRunner:
         for first in () if ctx.rehearsal else method.begin(ctx):
             if (first.frozen, first.batch_size, first.lr_scale, first.restart) != ((), None, None, False):
                 raise ValueError(f"{type(method).__name__}.begin may change only the network")
-            self._keep_layers(surgery.apply_plan(self.model, first, ctx.spaces, None))
+            self._keep_layers(apply_plan(self.model, first, ctx.spaces, None))
             self.reconfigurations.append(first)
         if not ctx.rehearsal or not method.defines("begin"):
             self._plan_all()
@@ -212,7 +246,7 @@ class MethodRunner:
             for one in optimizers:
                 refuse_uncut_state(self.method, one)
         self._refuse_missing_parameters(optimizer)
-        _refuse_twice(optimizers)
+        refuse_twice(optimizers)
         new = [one for one in averages if not any(one is known for known in self.averages)]
         for average in new:
             check_copy(average, self.model)
@@ -227,28 +261,9 @@ class MethodRunner:
         self._share_plans()
 
     def _refuse_missing_parameters(self, optimizer: torch.optim.Optimizer | Optimizers) -> None:
-        """Refuse optimizers without a parameter that another optimizer of the loop has.
-
-        Raises:
-            UsageError: a trained parameter that can be cut, or one of the optimizers attached before, is in none.
-        """
-        spaces = self.ctx.spaces if self._cuts else {}
-        cuttable = {one.tensor for space in spaces.values() if not space.frozen for one in space.slices}
-        held = _parameters_of(optimizer)
-        before = set() if self.ctx.optimizer is None else _parameters_of(self.ctx.optimizer)
-        remedy = "attach all optimizers of the model in one call, as in hooks.attach(first, second)"
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if id(parameter) in held or not parameter.requires_grad:
-                continue
-            if id(parameter) in before:
-                raise UsageError(
-                    f"attach was called again, without the optimizer that has parameter '{name}': {remedy}"
-                )
-            if name in cuttable:
-                raise UsageError(
-                    f"{type(self.method).__name__} may cut parameter '{name}', which no attached optimizer has: "
-                    f"{remedy}, or freeze the parameter (requires_grad_(False)) before"
-                )
+        spaces = self.ctx.spaces.values() if self._cuts else ()
+        cuttable = {part.tensor for space in spaces if not space.frozen for part in space.slices}
+        refuse_missing_parameters(self.method, self.model, optimizer, self.ctx.optimizer, cuttable)
 
     def transform_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Begin a step: scale residual branches, and return the batch that the method makes of a batch."""
@@ -260,13 +275,18 @@ class MethodRunner:
             return self.method.transform_batch(images, labels, self.ctx)
 
     def _scale_branches(self) -> None:
-        factors = self.method.branch_factors(self.ctx)
-        self.ctx.left_out = self._branches.scale(self.model, self.ctx.spaces, factors)
+        if self._branches is not None:
+            factors = self.method.branch_factors(self.ctx)
+            self.ctx.left_out = self._branches.scale(self.model, self.ctx.spaces, factors)
+
+    def _restore_branches(self) -> None:
+        if self._branches is not None:
+            self._branches.restore()
 
     @contextmanager
     def whole_network(self) -> Iterator[None]:
         """Let all residual branches of the running step compute as usual inside the context."""
-        self._branches.restore()
+        self._restore_branches()
         yield
         self._scale_branches()
 
@@ -305,7 +325,7 @@ class MethodRunner:
 
     def end_step(self) -> None:
         """Count the step, even if the optimizer did not run, and plan the layers if a hook asked for it."""
-        self._branches.restore()
+        self._restore_branches()
         self.ctx.left_out = frozenset()
         self.ctx.step += 1
         self.ctx.batch_index += 1
@@ -416,11 +436,13 @@ class MethodRunner:
 
     def _replay(self, plan: ReconfigPlan) -> IndexMap:
         extra = [bare(average, self.model) for average in self.averages]
-        index_map = surgery.apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, extra)
+        index_map = IndexMap({}, frozenset())
+        if plan.kept or plan.removed_branches or plan.gated:
+            index_map = apply_plan(self.model, plan, self.ctx.spaces, self.ctx.optimizer, extra)
+            if self._guard:
+                self._guard.shapes_changed()
         self.reconfigurations.append(plan)
         self.frozen_norms += freeze(self.model, plan.frozen)
-        if self._guard and (plan.kept or plan.removed_branches or plan.gated):
-            self._guard.shapes_changed()
         self._keep_layers(index_map)
         if plan.batch_size is not None:
             self.ctx.batch_size = plan.batch_size
@@ -476,21 +498,21 @@ class MethodRunner:
             share_plans(bare(average, self.model), self.ctx.layers)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer | Optimizers) -> set[int]:
-    """Return the ids of an optimizer's parameters."""
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+def removes_channels(method: Method) -> bool:
+    """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
+    kind = type(method)
+    begins = kind.defines("begin") and bool(method.depends_on())
+    return kind.shrinks_network or kind.defines("reconfigure") or begins
 
 
-def _refuse_twice(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers that share a parameter, which both would move and only one of which would be cut."""
-    owners: dict[int, torch.optim.Optimizer] = {}
-    for one in optimizers:
-        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
-            if (other := owners.setdefault(id(parameter), one)) is not one:
-                raise UsageError(
-                    f"a parameter of shape {tuple(parameter.shape)} is in two of the attached optimizers, "
-                    f"{type(other).__name__} and {type(one).__name__}"
-                )
+def has_subnormal(values: Tensor) -> bool:
+    """Return whether a tensor on the CPU has a subnormal value, in either arithmetic; false for half precision."""
+    kind = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}.get(values.dtype)
+    if kind is None:
+        return False
+    magnitudes = values.detach().view(kind) & torch.iinfo(kind).max
+    smallest = torch.tensor(torch.finfo(values.dtype).smallest_normal, dtype=values.dtype).view(kind)
+    return bool(((magnitudes > 0) & (magnitudes < smallest)).any())
 
 
 def _plan_layers(method: Method, ctx: Context, readers: Mapping[str, frozenset[str]]) -> None:
@@ -557,10 +579,10 @@ class Estimates:
         # The same network with another batch size needs no new measurement.
         if self._measured is None or self._measured[0] != cut:
             model = self._cut_copy(plan)
-            before, after = (_bytes(one.parameters()) for one in (ctx.model, model))
+            before, after = (size_of(one.parameters()) for one in (ctx.model, model))
             states = [] if ctx.optimizer is None else [*ctx.optimizer.state.values()]
-            held = _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
-            fixed = after * (2 + held / before) + _bytes(model.buffers())
+            held = size_of(value for state in states for value in state.values() if isinstance(value, Tensor))
+            fixed = after * (2 + held / before) + size_of(model.buffers())
             devices = [ctx.device] if ctx.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout draws random numbers
                 images = self._images_at_once(ctx.batch_size)
@@ -584,7 +606,3 @@ class Estimates:
         cut = ReconfigPlan(kept=plan.kept, removed_branches=plan.removed_branches, gated=plan.gated)
         apply_plan(model, cut, spaces, None)
         return model
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -14,31 +14,25 @@ from suite.recipe import Augmentation
 
 
 class BatchMixing:
-    """Mixes the images and labels of a training batch if the augmentation has `mixup` or `cutmix`.
+    """Mixes the images and labels of a training batch.
 
     The transform mixes each image with the one before it in the shuffled batch, by one share for the whole batch. The
     random numbers depend only on the seed, the epoch and the index of the batch in it, and come from the CPU for every
     device. A resumed trial and every method therefore get the same images. torch's random state does not change.
 
     Args:
-        augmentation: Augmentation of the recipe.
+        augmentation: Augmentation of the recipe, with `mixup` or `cutmix`.
         num_classes: Number of classes.
         seed: Seed of the trial.
     """
 
     def __init__(self, augmentation: Augmentation, num_classes: int, seed: int) -> None:
-        self._seed, self._transforms = seed, []
-        if augmentation.mixup or augmentation.cutmix:
-            # torchvision takes a second to import, which training without mixing should not cost.
-            from torchvision.transforms.v2 import CutMix, MixUp
+        # torchvision takes a second to import, which training without mixing should not cost.
+        from torchvision.transforms.v2 import CutMix, MixUp
 
-            wanted = ((MixUp, augmentation.mixup), (CutMix, augmentation.cutmix))
-            self._transforms = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in wanted if alpha]
-
-    @property
-    def changes_batches(self) -> bool:
-        """Whether the recipe mixes images."""
-        return bool(self._transforms)
+        wanted = ((MixUp, augmentation.mixup), (CutMix, augmentation.cutmix))
+        self._seed = seed
+        self._transforms = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in wanted if alpha]
 
     def __call__(self, images: Tensor, labels: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return a mixed batch.
@@ -50,11 +44,8 @@ class BatchMixing:
             batch: Index of the batch in the epoch.
 
         Returns:
-            Images of the same shape and memory format, and probabilities (N, classes) float32; or the arguments, if
-            the recipe mixes nothing.
+            Images of the same shape and memory format, and probabilities (N, classes) float32.
         """
-        if not self._transforms:
-            return images, labels
         random = torch.get_rng_state()
         try:
             # `torch.manual_seed` would also seed the generators of all GPUs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -121,29 +121,81 @@ class _States(MutableMapping[Tensor, "dict[str, Any]"]):
         raise KeyError(parameter)
 
 
-class SGD(torch.optim.SGD):
-    """`torch.optim.SGD` without torch's compiler.
+def refuse_missing_parameters(
+    method: Method,
+    model: nn.Module,
+    optimizer: Optimizer | Optimizers,
+    before: Optimizer | Optimizers | None,
+    cuttable: Collection[str],
+) -> None:
+    """Refuse optimizers without a parameter that another optimizer of the loop has.
+
+    Args:
+        method: The method.
+        model: The model.
+        optimizer: The optimizers that are attached now.
+        before: Those that were attached before, or `None`.
+        cuttable: Names of parameters that the method may cut.
+
+    Raises:
+        UsageError: a trained parameter that can be cut, or one of the optimizers attached before, is in none.
+    """
+    held = _parameters_of(optimizer)
+    held_before = set() if before is None else _parameters_of(before)
+    remedy = "attach all optimizers of the model in one call, as in hooks.attach(first, second)"
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in held or not parameter.requires_grad:
+            continue
+        if id(parameter) in held_before:
+            raise UsageError(f"attach was called again, without the optimizer that has parameter '{name}': {remedy}")
+        if name in cuttable:
+            raise UsageError(
+                f"{type(method).__name__} may cut parameter '{name}', which no attached optimizer has: {remedy}, or "
+                "freeze the parameter (requires_grad_(False)) before"
+            )
+
+
+def _parameters_of(optimizer: Optimizer | Optimizers) -> set[int]:
+    """Return the ids of an optimizer's parameters."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def refuse_twice(optimizers: Iterable[Optimizer]) -> None:
+    """Refuse optimizers that share a parameter, which both would move and only one of which would be cut."""
+    owners: dict[int, Optimizer] = {}
+    for one in optimizers:
+        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
+            if (other := owners.setdefault(id(parameter), one)) is not one:
+                raise UsageError(
+                    f"a parameter of shape {tuple(parameter.shape)} is in two of the attached optimizers, "
+                    f"{type(other).__name__} and {type(one).__name__}"
+                )
+
+
+class _Plain(Optimizer):
+    """An optimizer of torch without torch's compiler.
 
     torch wraps these methods in calls that keep `torch.compile` out of them, and the first of these calls imports the
     compiler, which takes longer than importing torch. The suite compiles forward and backward only, so that the plain
     methods do the same.
     """
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))  # type: ignore[assignment]
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     state_dict = inspect.unwrap(Optimizer.state_dict)
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-class AdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW` without torch's compiler, as `SGD`."""
+class SGD(_Plain, torch.optim.SGD):
+    """`torch.optim.SGD` without torch's compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))  # type: ignore[assignment]
+
+
+class AdamW(_Plain, torch.optim.AdamW):
+    """`torch.optim.AdamW` without torch's compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))  # type: ignore[assignment]
-    zero_grad = inspect.unwrap(Optimizer.zero_grad)
-    add_param_group = inspect.unwrap(Optimizer.add_param_group)
-    state_dict = inspect.unwrap(Optimizer.state_dict)
-    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> SGD | AdamW:

@@ -22,6 +22,7 @@ from suite import files
 from suite.engine.network import model_files
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.training.averages import bare
+from suite.engine.training.data_parallel import random_state, set_random_state
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError, in_words, nearest
 from suite.method import Context, Method, ReconfigPlan
@@ -446,13 +447,10 @@ def _load_into(path: Path, what: str, target: Any, state: Any) -> None:
 
 def _random_state(device: torch.device) -> dict[str, Any]:
     """Return the states of torch's and Python's generators in this process."""
-    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return {"torch": torch.get_rng_state(), "cuda": on_gpu, "python": random.getstate()}
+    return {**random_state(device), "python": random.getstate()}
 
 
 def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    set_random_state(state, device)
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.engine.cost import onednn
 from suite.engine.cost.flops import PRODUCTS, LayerCost
+from suite.engine.cost.torch_hardware import NOT_RECORDED, instruction_set, is_reference, listening, onednn_version
 from suite.engine.network.layers import PlannedConv2d
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.engine.network.products import TORCH
@@ -135,12 +135,12 @@ class ProductCheck:
         If oneDNN's output could not be read, a text says so instead.
         """
         if self.log_error:
-            return f"{onednn.NOT_RECORDED}: {self.log_error}"
+            return f"{NOT_RECORDED}: {self.log_error}"
         return [
             f"{name} {product}: {implementation}"
             for name, products in self.implementations.items()
             for product, implementation in products.items()
-            if onednn.is_reference(implementation)
+            if is_reference(implementation)
         ]
 
     def by_implementation(self) -> dict[str, list[str]]:
@@ -190,7 +190,7 @@ class ProductCheck:
             for product in products:
                 call = calls[product]
                 if self.device.type == "cpu":
-                    with onednn.listening() as heard:
+                    with listening() as heard:
                         found[product] = call()
                     self.log_error = self.log_error or heard.reason
                     implementations[product] = heard.summary()
@@ -308,4 +308,4 @@ def _limit(dtype: torch.dtype, device: torch.device) -> float:
 def _library(device: torch.device) -> str:
     if device.type == "cuda":
         return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
-    return f"torch {torch.__version__}, oneDNN {onednn.version()}, {onednn.instruction_set()}"
+    return f"torch {torch.__version__}, oneDNN {onednn_version()}, {instruction_set()}"

@@ -1,4 +1,16 @@
-"""Ranks: the processes of `torch.distributed` that train one model together. A single process is one rank of one."""
+"""Ranks: the processes of `torch.distributed` that train one model together. A single process is one rank of one.
+
+Ranks measure the bytes that they communicate. There are five kinds of bytes:
+
+    gradients    gradients of the parameters, summed over the ranks once per step
+    statistics   buffers of the network, such as the running mean of batch normalisation
+    decisions    values from which all ranks make the same decision: the loss, and what a method reduces
+    bookkeeping  values that show whether the ranks agree, or that go into records and checkpoints
+    start        parameters and buffers of rank 0, with which all ranks start
+
+A number is the size of the tensor that a rank hands to a collective operation. The bytes on the network depend on the
+algorithm of that operation. `suite.engine.cost.paper_conventions` models them for the ring all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +18,17 @@ import gc
 import io
 import pickle
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.engine.cost.communication import Kind, Traffic, size_of
+from suite.engine.cost.memory import size_of
 from suite.errors import UsageError
 
 if dist.is_available():
@@ -26,6 +39,39 @@ if dist.is_available():
 
 
 ALL_CALL_S = 300.0  # how long rank 0 waits for the others in `Ranks.meet`
+
+
+Kind = Literal["gradients", "statistics", "decisions", "bookkeeping", "start"]
+Collective = Literal["all_reduce", "broadcast", "all_gather"]
+
+
+class Traffic:
+    """Measures what this rank hands to collective operations, in bytes.
+
+    Attributes:
+        bytes: Bytes by kind since the training began, without kinds that have not occurred.
+        all_reduced: The part of `bytes` that was handed to an all-reduce.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = {}
+        self.all_reduced = 0
+
+    def add(self, kind: Kind, collective: Collective, size: int) -> None:
+        """Add `size` bytes that are now handed to a collective operation."""
+        self.bytes[kind] = self.bytes.get(kind, 0) + size
+        if collective == "all_reduce":
+            self.all_reduced += size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed trial needs."""
+        return {"bytes": dict(self.bytes), "all_reduced": self.all_reduced}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add what earlier attempts communicated up to `state_dict`."""
+        for kind, size in state["bytes"].items():
+            self.bytes[kind] = self.bytes.get(kind, 0) + size
+        self.all_reduced += state["all_reduced"]
 
 
 @dataclass(frozen=True)

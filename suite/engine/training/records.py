@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from suite.engine.cost.memory import SavedTensors, held_bytes
+from suite.engine.cost.memory import SavedTensors, held_bytes, size_of
 from suite.engine.training.optimizer_state import SGD, AdamW, tensors_per_parameter
 from suite.recipe import Recipe
 
@@ -114,7 +114,6 @@ class Progress:
         """
         held = saved.bytes + held_bytes(model, optimizer) + average_bytes
         if not optimizer.state:  # an optimizer creates its momentum in the first step
-            size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-            held += tensors_per_parameter(recipe) * size
+            held += tensors_per_parameter(recipe) * size_of(model.parameters())
         self.note_memory(held)
         self.memory_is_counted = True

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.engine.cost.communication import KeptGradients, size_of
+from suite.engine.cost.ledger import KeptGradients
+from suite.engine.cost.memory import size_of
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suite.engine.cost.memory import SavedTensors
-from suite.engine.training.data_parallel import DataParallel
+from suite.engine.training.data_parallel import DataParallel, random_state, set_random_state
 from suite.engine.training.method_runner import MethodRunner
 from suite.recipe import Recipe
 
@@ -174,15 +174,12 @@ def undisturbed(runner: MethodRunner) -> Iterator[None]:
     """
     model, device = runner.model, runner.ctx.device
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    random = torch.get_rng_state()
-    random_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    random = random_state(device)
     yield
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-    torch.set_rng_state(random)
-    if random_cuda is not None:
-        torch.cuda.set_rng_state(random_cuda, device)
+    set_random_state(random, device)
     for layer in runner.planned_layers:
         layer.meter.take()
     model.zero_grad(set_to_none=True)

@@ -6,8 +6,8 @@ A phase is a run of epochs with images of another size than those of an evaluati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,6 @@ from suite.engine.cost.clock import Clock
 from suite.engine.cost.flops import LayerCost, count, count_layers
 from suite.engine.cost.ledger import Ledger, phase_of_state
 from suite.engine.cost.memory import SavedTensors
-from suite.engine.network.forward_pass import survey
 from suite.engine.network.layers import backend_name
 from suite.engine.network.model_files import weights_checksum
 from suite.engine.network.normalisation import estimate_statistics, with_running_statistics
@@ -87,7 +86,8 @@ class Trainer:
         on_step: Callable[[float], None] = lambda share: None,
         compile_backend: str = "inductor",
     ) -> None:
-        check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
+        if recipe.execution != "eager":
+            check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
         if recipe.precise_bn and not with_running_statistics(model):
             raise UsageError("recipe.precise_bn needs a network with batch normalisation and running statistics")
         self.model, self.recipe, self.splits, self.device, self.dtype = model, recipe, splits, device, dtype
@@ -99,7 +99,8 @@ class Trainer:
         # This, too, has to come before the method changes the network.
         counts, trained = count(model, input_shape), _trained(model)
         self.not_counted = counts.not_counted
-        self.phases = Phases(model, recipe, input_shape)
+        check_names(recipe.freeze, model)
+        built = layers_by_phase(model, recipe, input_shape)
         self.ctx = Context(
             model,
             input_shape,
@@ -122,13 +123,14 @@ class Trainer:
         self.average = WeightAverage(self.runner, recipe.averaging.ema) if recipe.averaging.ema else None
         if recipe.averaging.lookahead_steps:
             self.average = Lookahead(self.runner, recipe, splits.train.steps_per_epoch(recipe.batch_size))
-        self.mixing = BatchMixing(recipe.augmentation, num_classes, seed)
+        mixes = recipe.augmentation.mixup or recipe.augmentation.cutmix
+        self.mixing = BatchMixing(recipe.augmentation, num_classes, seed) if mixes else None
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
         self.step = _make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe.evaluation, device, dtype)
         now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
-        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, self.phases.built)
+        self.ledger = Ledger(self.ctx, method, input_shape, counts.layers, now, built)
         self.products = ProductCheck(dtype, device)
         self.parallel.begin(seed, splits.train, recipe)
 
@@ -171,12 +173,12 @@ class Trainer:
         phase = self.recipe.phase_of(self.schedule_epoch)
         if phase != self.ledger.phase:
             if phase.frozen != self.ledger.phase.frozen:
-                self.phases.freeze(self.model, phase.frozen)
+                _freeze_named(self.model, self.recipe.freeze, phase.frozen)
                 self.parallel.wrap()
             self.ledger.enter(phase, self.ctx.epochs_done)
             self.step.forget()
             self.progress.memory_is_counted = False
-        self.phases.enter(phase, self.ctx)
+        self.runner.enter_image_size(phase.image_size)
         self._check_products()
         self.model.train()
         if self.device.type == "cuda":
@@ -435,7 +437,7 @@ class Trainer:
         self.step.forget()
         self.runner.load_state_dict(state["hooks"])
         if phase_of_state(state["ledger"]).frozen:
-            self.phases.freeze(self.model, True)
+            _freeze_named(self.model, self.recipe.freeze, True)
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])
         self.progress = Progress(**state["progress"])
@@ -459,58 +461,24 @@ def _make_step(
     return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](runner, recipe, dtype, scaler)
 
 
-class Phases:
-    """The phases of a recipe. At first, the context's index spaces have the sizes of layers in the first phase.
+def _freeze_named(model: nn.Module, names: Collection[str], frozen: bool) -> None:
+    """Freeze parameters, or unfreeze them. A method may have removed some."""
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(not frozen)
 
-    Args:
-        model: The model as it was built.
-        recipe: The recipe.
-        input_shape: (C, H, W) of the images of an evaluation.
 
-    Attributes:
-        built: Layers of the model as it was built, by phase, without the phase of an evaluation.
-
-    Raises:
-        UsageError: The model has no parameter with a name in `recipe.freeze`.
-    """
-
-    def __init__(self, model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]) -> None:
-        self._channels, self._names = input_shape[0], recipe.freeze
-        check_names(self._names, model)
-        self.built: dict[Phase, dict[str, LayerCost]] = {}
-        for phase in {*recipe.phases()} - {Phase()}:
-            side = phase.image_size
-            shape = input_shape if side is None else (self._channels, side, side)
-            with self._frozen(model, phase.frozen):
-                self.built[phase] = count_layers(model, shape)
-        self._entered = recipe.growing.size_at(0.0)
-
-    def freeze(self, model: nn.Module, frozen: bool) -> None:
-        """Freeze the recipe's parameters, or unfreeze them. A method may have removed some."""
-        for name, parameter in model.named_parameters():
-            if name in self._names:
-                parameter.requires_grad_(not frozen)
-
-    def enter(self, phase: Phase, ctx: Context) -> None:
-        """Set the sizes of layers in the context's index spaces to those for the training images of a phase.
-
-        Methods read these sizes, for example to count their own operations.
-        """
-        size = phase.image_size
-        if size is not None and size != self._entered:
-            ctx.spaces.replace_sizes(ctx.layers, survey(ctx.model, (self._channels, size, size)).shapes)
-            self._entered = size
-
-    @contextmanager
-    def _frozen(self, model: nn.Module, frozen: bool) -> Iterator[None]:
-        """Freeze the recipe's parameters inside the context if `frozen`."""
-        if frozen:
-            self.freeze(model, True)
-        try:
-            yield
-        finally:
-            if frozen:
-                self.freeze(model, False)
+def layers_by_phase(
+    model: nn.Module, recipe: Recipe, input_shape: tuple[int, int, int]
+) -> dict[Phase, dict[str, LayerCost]]:
+    """Return the layers of a model as it was built, by phase, without the phase of an evaluation."""
+    layers = {}
+    for phase in {*recipe.phases()} - {Phase()}:
+        side = phase.image_size
+        _freeze_named(model, recipe.freeze, phase.frozen)
+        layers[phase] = count_layers(model, input_shape if side is None else (input_shape[0], side, side))
+    _freeze_named(model, recipe.freeze, False)
+    return layers
 
 
 def check_names(names: tuple[str, ...], model: nn.Module) -> None:

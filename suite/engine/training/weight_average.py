@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from suite.engine.cost.memory import size_of
+from suite.engine.network.planned_layer import without_plans
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
-from suite.method import EMPTY_PLAN
 from suite.recipe import Recipe
 
 _ROUNDING = 1e-9
@@ -35,21 +36,15 @@ class WeightAverage:
     """
 
     def __init__(self, runner: MethodRunner, decay: float) -> None:
-
         self._runner, self._model = runner, runner.model
-        # A plan refers to the method, which must not be copied with the layers.
-        plans = [(layer, layer.op_plan) for layer in runner.planned_layers]
-        for layer, _ in plans:
-            layer.op_plan = EMPTY_PLAN
-        self._averaged = AveragedModel(self._model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-        for layer, plan in plans:
-            layer.op_plan = plan
+        with without_plans(runner.planned_layers):
+            self._averaged = AveragedModel(self._model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         self._averaged.requires_grad_(False)
         runner.averages.append(self._averaged.module)
 
     @property
     def bytes(self) -> int:
-        return sum(average.numel() * average.element_size() for _, _, average in self._tensors())
+        return size_of(average for _, _, average in self._tensors())
 
     def update(self, share: float) -> None:
         """Add the present weights to the average, after a step of the optimizer.

@@ -139,8 +139,7 @@ def main() -> None:
     if not die_with(asked["parent"]):
         os.kill(os.getpid(), signal.SIGKILL)
     # Only the new process imports torch.
-    from suite.engine.cost.torch_hardware import use_threads_of_environment
-    from suite.subnormals import use_arithmetic
+    from suite.engine.cost.torch_hardware import use_arithmetic, use_threads_of_environment
     from suite.trials.provenance import collect
 
     use_arithmetic(asked["arithmetic"])  # before torch starts threads

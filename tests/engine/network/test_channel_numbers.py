@@ -18,9 +18,9 @@ from suite.engine.network.channels.surgery import apply_plan
 from suite.engine.network.channels.trial_cut import (
     CHANGES_OUTPUTS,
     freeze_what_fails,
-    removes_channels,
     warn_of_frozen_channels,
 )
+from suite.engine.training.method_runner import removes_channels
 from suite.method import Method, ReconfigPlan
 from suite.ops import apply
 

@@ -27,7 +27,7 @@ from suite.engine.network.channels.trial_cut import (
     NOT_FINITE,
     freeze_what_fails,
 )
-from suite.engine.network.copies import copied
+from suite.engine.network.forward_pass import copied
 from suite.ops import apply
 
 

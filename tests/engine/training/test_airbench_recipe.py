@@ -11,7 +11,7 @@ from small_methods import Nothing
 from small_training import RECIPE, SHAPE, SmallBatches, assert_it_resumes, fitted
 
 from suite.engine.cost.flops import PRODUCTS, count_layers
-from suite.engine.training.trainer import Phases, Trainer
+from suite.engine.training.trainer import Trainer, layers_by_phase
 from suite.errors import UsageError
 from suite.method import Method, ReconfigPlan
 from suite.recipe import Phase, Recipe
@@ -98,14 +98,16 @@ def test_twelve_steps_equal_a_loop_written_by_hand(trained):
 @pytest.mark.parametrize(("width", "petaflops"), [(1.0, 0.336), (0.5, 0.092)])
 def test_flops_are_those_that_were_counted_by_hand(width, petaflops):
     recipe = dataclasses.replace(AIRBENCH, epochs=9.9, batch_size=1024, freeze_after=3)
-    phases = Phases(airbench(width=width), recipe, (3, 32, 32))
-    trained = Phases(airbench(width=width), dataclasses.replace(recipe, freeze=(), freeze_after=0), (3, 32, 32))
-    assert (list(phases.built), list(trained.built)) == ([Phase(None, True)], [])
+    model = airbench(width=width)
+    built = layers_by_phase(model, recipe, (3, 32, 32))
+    assert list(built) == [Phase(None, True)]
+    assert model.whiten.bias.requires_grad
+    assert not layers_by_phase(model, dataclasses.replace(recipe, freeze=(), freeze_after=0), (3, 32, 32))
     steps = [recipe.steps_in(epoch, 48) for epoch in range(recipe.whole_epochs)]
     assert (sum(steps[:3]), sum(steps)) == (144, 476)
     both = [
         sum(layer.flops(product) for layer in layers.values() for product in PRODUCTS)
-        for layers in (count_layers(airbench(width=width), (3, 32, 32)), phases.built[Phase(None, True)])
+        for layers in (count_layers(model, (3, 32, 32)), built[Phase(None, True)])
     ]
     assert round(1024 * (144 * both[0] + 332 * both[1]) / 1e15, 3) == petaflops
 

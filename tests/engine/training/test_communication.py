@@ -7,7 +7,7 @@ from gloo_threads import found_by_ranks
 from small_methods import Nothing
 from small_training import small_net
 
-from suite.engine.cost.communication import KeptGradients
+from suite.engine.cost.ledger import KeptGradients
 from suite.errors import UsageError
 from suite.ops import apply
 

@@ -20,7 +20,7 @@ from taped_graph import install
 from test_trainer import trained
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.engine.network.random_keys import KeyBuffer
+from suite.engine.training.cuda_graph import KeyBuffer
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError
 from suite.plan import random_key

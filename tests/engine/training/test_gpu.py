@@ -18,7 +18,7 @@ from small_methods import (
 from small_training import CLASSES, RECIPE, SHAPE, Checkpoints, SmallBatches, small_net, without_times
 
 from methods.sdgp import SDGP
-from suite.engine.network.random_keys import KeyBuffer
+from suite.engine.training.cuda_graph import KeyBuffer
 from suite.engine.training.trainer import Trainer
 from suite.method import EMPTY_PLAN, OpPlan
 from suite.plan import random_key

@@ -10,18 +10,28 @@ import io
 import numpy as np
 import pytest
 import torch
-from small_training import CLASSES, RECIPE, Checkpoints, SmallBatches, assert_it_resumes, small_net, small_trainer
+from small_training import (
+    CLASSES,
+    RECIPE,
+    Checkpoints,
+    SmallBatches,
+    assert_it_resumes,
+    assert_same_weights,
+    small_net,
+    small_trainer,
+)
 from torch import nn
 
 from methods.dense import Dense
 from methods.prunetrain import PruneTrain
 from methods.sdgp import SDGP
 from suite.engine.cost.flops import PRODUCTS, count_layers
+from suite.engine.training import method_runner
 from suite.measure.steps import Steps
-from suite.method import Method, ReconfigPlan
+from suite.method import Method, OpPlan, ReconfigPlan
 from suite.task import Splits
 from tasks.images.augmentation import Normalization
-from tasks.images.decoded import DecodedImages
+from tasks.images.splits import DecodedImages
 from tasks.pipeline import make_splits
 
 SHAPE = (3, 16, 16)
@@ -136,6 +146,42 @@ def test_a_method_is_set_up_for_the_first_training_images():
     method = Looking()
     growing_trainer(method)
     assert method.sizes["0"] == (8, 8)
+
+
+class ReadsSpaces(Method):
+    """Reads the index spaces in `setup`, or in its second step, when a layer follows a plan."""
+
+    late: bool = False
+
+    def setup(self, ctx):
+        if not self.late:
+            self.sizes = dict(ctx.spaces.input_sizes)
+
+    def plan(self, name, layer):
+        return OpPlan(weight_forward=lambda weight, site: weight * 0.5) if name == "0" else None
+
+    def after_optimizer_step(self, ctx):
+        if self.late and ctx.step == 1:
+            random, plan = torch.get_rng_state(), ctx.layers["0"].op_plan
+            self.sizes = dict(ctx.spaces.input_sizes)
+            assert torch.equal(torch.get_rng_state(), random)
+            assert ctx.layers["0"].op_plan is plan
+
+
+def test_a_model_is_traced_when_its_index_spaces_are_first_read_and_trains_the_same(monkeypatch):
+    traced, find = [], method_runner.find_index_spaces
+    monkeypatch.setattr(method_runner, "find_index_spaces", lambda *args: traced.append(1) or find(*args))
+    trainers = []
+    for number, method in enumerate((Dense(), ReadsSpaces(), ReadsSpaces(late=True))):
+        trainer, _ = growing_trainer(method)
+        trainer.fit()
+        assert len(traced) == number
+        trainers.append(trainer)
+    early, late = trainers[1:]
+    assert dict(late.ctx.spaces) == dict(early.ctx.spaces)
+    assert late.ctx.spaces.input_sizes == early.ctx.spaces.input_sizes != early.runner.method.sizes
+    assert late.runner.method.sizes == early.runner.method.sizes
+    assert_same_weights(late, early)
 
 
 def test_operations_of_a_method_are_those_of_each_size():

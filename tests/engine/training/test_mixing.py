@@ -66,7 +66,6 @@ def test_the_draws_depend_on_seed_epoch_and_batch_and_leave_torchs_alone():
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     for seed, epoch, batch in ((1, 3, 4), (0, 2, 4), (0, 3, 5)):
         assert not torch.equal(mixing(seed, mixup=1.0)(*BATCH, epoch, batch)[0], first[0])
-    assert mixing()(*BATCH, 0, 0) == BATCH
 
 
 def test_a_training_uses_the_mixed_batches_and_resumes_bit_for_bit():

@@ -8,7 +8,7 @@ import torch
 from small_training import SHAPE, small_net, small_trainer
 from torch import nn
 
-from suite.engine.cost import onednn
+from suite.engine.cost import torch_hardware
 from suite.engine.cost.flops import count_layers
 from suite.engine.network.products import TorchBackend
 from suite.engine.training.product_check import ProductCheck, WrongProduct
@@ -66,7 +66,7 @@ def test_a_wrong_gradient_ends_the_training_after_the_cut_that_leads_to_it(monke
     text = str(caught.value)
     for part in ("layer '3.branch.0'", "weight gradient", "6 to 6 channels", "kernel 3x3", "input 8x8", "float32"):
         assert part in text
-    assert f"torch {torch.__version__}, oneDNN {onednn.version()}" in text
+    assert f"torch {torch.__version__}, oneDNN {torch_hardware.onednn_version()}" in text
 
 
 def two_alike():
@@ -165,7 +165,7 @@ def test_only_changed_layers_are_checked_again():
 
 
 def test_reference_implementations_are_named(monkeypatch):
-    monkeypatch.setattr(onednn.Heard, "summary", lambda self: "jit:avx2 ref:any")
+    monkeypatch.setattr(torch_hardware.Heard, "summary", lambda self: "jit:avx2 ref:any")
     model = small_net().to(memory_format=torch.channels_last)
     layers, check = convert(model), ProductCheck(torch.float32, CPU)
     check.check(layers, count_layers(model, SHAPE))
@@ -176,7 +176,7 @@ def test_reference_implementations_are_named(monkeypatch):
 
 def test_what_onednn_says_is_read(capfd):
     print("before")
-    with onednn.listening() as heard:
+    with torch_hardware.listening() as heard:
         torch.nn.functional.conv2d(torch.zeros(16, 16, 16, 16), torch.zeros(16, 16, 3, 3))
     print("after")
     assert capfd.readouterr().out == "before\nafter\n"  # nothing of it comes through
@@ -188,11 +188,11 @@ def test_what_onednn_says_is_read(capfd):
     )
     assert heard.implementations() == [("convolution", "ref:any"), ("matmul", "brg_matmul:avx2")]
     assert heard.summary() == "ref:any brg_matmul:avx2"
-    assert onednn.is_reference(heard.summary())
-    assert not onednn.is_reference("jit:avx2")
+    assert torch_hardware.is_reference(heard.summary())
+    assert not torch_hardware.is_reference("jit:avx2")
 
 
 def test_version_and_instructions_are_facts():
-    facts = onednn.facts()
+    facts = torch_hardware.onednn_facts()
     assert facts["onednn"][0].isdigit()
     assert facts["onednn_isa"] != "not recorded"

@@ -59,15 +59,14 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
     return found
 
 
-def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
+def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> None:
     """Freeze the channels of ignored modules, and fix the residual branches that have an ignored module.
+
+    A space that was frozen before keeps its reason.
 
     Args:
         spaces: Index spaces of the model, which are changed.
         ignored: The modules, as `ignored_modules` returns them.
-
-    Returns:
-        The names of the spaces that nothing else froze.
     """
     frozen = {}
     for name, space in spaces.items():
@@ -77,7 +76,6 @@ def leave_out(spaces: IndexSpaces, ignored: Mapping[str, str]) -> set[str]:
         inside = [module for module in ignored if module.startswith(f"{name}.")]
         if reason := _first(ignored, inside) or _first(frozen, branch.spaces):
             spaces.fix_branch(name, reason)
-    return set(frozen)
 
 
 def _first(reasons: Mapping[str, str], names: Iterable[str]) -> str:

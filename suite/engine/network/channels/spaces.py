@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from suite.engine.network.channels.surgery import register_branches
 from suite.engine.network.channels.tracing import ChannelLabels, trace
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import LayerShapes, blank_images, probing, recording_shapes
+from suite.engine.network.forward_pass import LayerShapes, blank_images, copied, probing, recording_shapes
 from suite.index_spaces import IndexSpace, IndexSpaces, Slice
 
 _NOT_OF_MODELS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import LayerShapes, first_input, probing
+from suite.engine.network.forward_pass import LayerShapes, copied, first_input, probing
 from suite.errors import nearest
 from suite.index_spaces import GATHER_INDEX, SCATTER_INDEX, Branch, IndexSpace, IndexSpaces, Slice
 from suite.reconfiguration import IndexMap, ReconfigPlan

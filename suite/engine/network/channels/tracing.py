@@ -21,13 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, fx, nn
 
 from suite.engine.network.channels.numbers import WITHOUT_CHANNELS, ChannelNumbers, Label, groups_of, recording_reads
 from suite.engine.network.channels.surgery import ChannelConstant
-from suite.engine.network.copies import copied
+from suite.engine.network.forward_pass import copied
 from suite.engine.network.layers import computed_by, planned_as
 
 # While the model's forward runs, tracing replaces both in `nn.Module`.
@@ -114,6 +112,10 @@ class ChannelRecord(fx.Interpreter):
 
     def united_channels(self) -> NDArray[np.int64]:
         """Return for each channel the smallest number of a channel that it was united with so far, (count,)."""
+        # SciPy takes a quarter of a second to import, which training without a trace should not cost.
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
         pairs = [np.concatenate([pair[side] for pair in self.united] or [np.empty(0, np.int64)]) for side in (0, 1)]
         graph = coo_matrix((np.ones(len(pairs[0])), (pairs[0], pairs[1])), shape=(self.count, self.count))
         count, component = connected_components(graph, directed=False)
@@ -541,7 +543,6 @@ _FLATTENED = (("start_dim", 0), ("end_dim", -1))
 
 _OF_SHAPES = WITHOUT_CHANNELS | {"shape", "size", "numel", "nelement", "stride"}
 """Attributes and methods of a tensor that depend at most on its shape."""
-_PROPERTIES = {name for name in WITHOUT_CHANNELS if not callable(getattr(Tensor, name))}
 _SHAPED_BY_VALUES = {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
 
 
@@ -549,7 +550,8 @@ class _Numbers(fx.Proxy):
     """A value of the graph whose length a model's code may ask for, or which it may use as a number."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _PROPERTIES and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
+        is_property = k in WITHOUT_CHANNELS and not callable(getattr(Tensor, k))
+        if is_property and isinstance(tensor := self.tracer.value(self.node), Tensor):  # type: ignore[attr-defined]
             return getattr(tensor, k)
         return _NumbersAttribute(self, k)
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from suite.engine.network.channels.surgery import apply_plan
-from suite.engine.network.copies import copied
-from suite.engine.network.forward_pass import first_parameter, probing
+from suite.engine.network.forward_pass import copied, first_parameter, probing
 from suite.index_spaces import IndexSpaces
 from suite.method import Method, ReconfigPlan
 
@@ -94,22 +93,21 @@ def _freeze(spaces: IndexSpaces, names: Collection[str], reason: str) -> None:
             spaces.fix_branch(name, reason)
 
 
-def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collection[str] = ()) -> None:
+def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, wanted: Collection[str] = ()) -> None:
     """Warn of index spaces whose channels cannot be removed, other than the model's input and outputs.
 
     Each space gets a line, or all get one line if there are more than `MOST_WARNINGS`, as in a transformer. A line
-    begins with the name of the method. A method that removes no channels needs no warning.
+    begins with the name of the method.
 
     Args:
         spaces: Index spaces of the model.
         method: The method.
-        ignored: Names of the spaces that are frozen because the user wants it.
+        wanted: Reasons of spaces that are frozen because the user wants it.
     """
-    if not removes_channels(method):
-        return
     name = method.registered_name or type(method).__name__
-    ends = {spaces.model_input, *spaces.model_outputs, *ignored}
-    frozen = [space for space in spaces.values() if space.frozen and space.name not in ends]
+    ends = {spaces.model_input, *spaces.model_outputs}
+    kept = [space for space in spaces.values() if space.frozen and space.name not in ends]
+    frozen = [space for space in kept if space.frozen_because not in wanted]
     if len(frozen) > MOST_WARNINGS:
         layers = {layer for space in spaces.values() if not space.frozen for layer in space.producers}
         reasons = [space.frozen_because for space in frozen]
@@ -122,13 +120,6 @@ def warn_of_frozen_channels(spaces: IndexSpaces, method: Method, ignored: Collec
         return
     for space in frozen:
         log.warning("%s: no channel of '%s' can be removed: %s", name, space.name, space.frozen_because)
-
-
-def removes_channels(method: Method) -> bool:
-    """Return whether a method may remove channels: it says so, reconfigures, or begins with another trial's result."""
-    kind = type(method)
-    begins = kind.defines("begin") and bool(method.depends_on())
-    return kind.shrinks_network or kind.defines("reconfigure") or begins
 
 
 def counted_reasons(reasons: Iterable[str]) -> list[str]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from suite import files
-from suite.engine.cost.communication import KeptGradients
 from suite.engine.cost.flops import weight_density
+from suite.engine.cost.ledger import KeptGradients
 from suite.engine.cost.memory import SavedTensors
 from suite.engine.network import model_files
 from suite.engine.training.conformance.density import expanded

@@ -11,12 +11,14 @@ from torch import nn
 
 from methods.dense import Dense
 from methods.prunetrain.lasso import LassoLayer, penalty
+from suite.engine.cost.torch_hardware import arithmetic_in_use, use_arithmetic
+from suite.engine.training.method_runner import has_subnormal
 from suite.ops import apply
-from suite.subnormals import FLUSH, IEEE, arithmetic_in_use, has_subnormal, use_arithmetic
+from suite.recipe import FLUSH, IEEE
 
 THREADS = """
 import sys, torch
-from suite.subnormals import arithmetic_in_use, use_arithmetic
+from suite.engine.cost.torch_hardware import arithmetic_in_use, use_arithmetic
 if sys.argv[1] == "late":
     torch.ones(2**20).mul(2)  # starts the second thread
 use_arithmetic("flush")
