@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -241,7 +241,7 @@ def ended_text(record: Mapping[str, Any], seconds: float) -> str:
     return f"{text}: {', '.join(parts)}" if parts else text
 
 
-class ProgressListener(Protocol):
+class ProgressListener:
     """Receives what happens while an engine runs trials. A subclass overrides what it needs; the rest does nothing."""
 
     def started(self, trial: TrialSpec) -> None: ...
