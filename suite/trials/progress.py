@@ -312,7 +312,7 @@ class TrialProgress(ProgressListener):
         whole = None if trial.trial_id in self._resumed else seconds
         self._left.ended(trial, whole, failed=record["status"] != "done")
         self._display.remove_task(self._bars.pop(trial.trial_id))
-        self._say(f"{trial.trial_id}  {ended_text(record, seconds)}")
+        print_line(self._display.console, f"{trial.trial_id}  {ended_text(record, seconds)}")
         self._show_all()
 
     def __enter__(self) -> Self:
@@ -339,14 +339,12 @@ class TrialProgress(ProgressListener):
     def _line(self, line: str) -> None:
         """Print what bars show on a terminal."""
         if self._display.disable:
-            self._say(line)
+            print_line(self._display.console, line)
 
-    def _say(self, line: str) -> None:
-        """Print a line above the bars as it is; rich would wrap it, and read its brackets as markup."""
-        if self._display.disable:
-            print(line, file=self._display.console.file, flush=True)
-        else:
-            self._display.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is; rich would wrap it, and read its brackets as markup."""
+    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class Measurements:
@@ -359,7 +357,7 @@ class Measurements:
 
     def __init__(self, trials: Sequence[TrialSpec], console: Console | None = None) -> None:
         self._left, self._lock = TimeLeft(trials), threading.Lock()
-        self._file = console.file if console else None
+        self._console = console or Console()
 
     @contextlib.contextmanager
     def measuring(self, trial: TrialSpec, what: str) -> Iterator[None]:
@@ -373,7 +371,7 @@ class Measurements:
                 line += f"; about {duration(expected)}"
             if (seconds := left.remaining()) is not None and left.num_started < left.total:
                 line += f", about {duration(seconds)} left for all of them"
-            print(line, file=self._file, flush=True)
+            print_line(self._console, line)
         began, failed = time.monotonic(), True
         try:
             yield

@@ -94,7 +94,8 @@ class Engine(ABC):
                 while len(running) < slots and (ready := _next_ready(waiting, running)):
                     waiting.remove(ready)
                     trial, folder = ready
-                    item = Running(trial, folder, _free_number(running), EpochReader(folder))
+                    number = min({*range(len(running) + 1)} - {item.number for item in running})
+                    item = Running(trial, folder, number, EpochReader(folder))
                     status, reason = "skipped", why_skipped(trial, folder)
                     if not reason:
                         try:
@@ -130,10 +131,6 @@ def _next_ready(waiting: Sequence[tuple[TrialSpec, Path]], running: Sequence[Run
     """Return the first trial whose dependencies have all ended; `None` if every trial has to wait."""
     ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
     return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
-
-
-def _free_number(running: Sequence[Running]) -> int:
-    return min(set(range(len(running) + 1)) - {item.number for item in running})
 
 
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
@@ -270,14 +267,11 @@ class LocalEngine(Engine):
             return record.to_json()
         # The trial did not record how it ended.
         if not (item.folder / "trial.json").exists():
-            timed_out, reason = False, "its folder or trial.json was removed while it ran"
-        elif timed_out:
-            reason = f"killed after {self.timeout:g} s (--timeout)"
-        elif status < 0:
-            reason = f"killed by signal {-status}"
-        else:
-            reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
-        return record_end(item.trial, item.folder, "timeout" if timed_out else "error", reason)
+            return record_end(item.trial, item.folder, "error", "its folder or trial.json was removed while it ran")
+        if timed_out:
+            return record_end(item.trial, item.folder, "timeout", f"killed after {self.timeout:g} s (--timeout)")
+        ended = f"killed by signal {-status}" if status < 0 else _last_line(item.folder / "log.txt")
+        return record_end(item.trial, item.folder, "error", ended or f"exit status {status}; log.txt is empty")
 
     def kill(self, item: Running) -> int:
         """Kill the rest of a trial's process group, and return the exit status of its first process.

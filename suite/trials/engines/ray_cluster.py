@@ -15,7 +15,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ class RayEngine(Engine):
         self._total = len(trials)
         with self._closing:
             if trials:
-                self._token = self._closing.enter_context(token_in(trials[0][1].parent))
+                self._token = make_token(trials[0][1].parent)
+                self._closing.callback(self._token.unlink, missing_ok=True)
             super().run(trials, progress)
 
     def slots(self, waiting: Sequence[tuple[TrialSpec, Path]]) -> int:
@@ -255,8 +256,7 @@ def own_variables() -> dict[str, str]:
     return {name: variables[name] for name in (*names, *_OURS) if name in variables}
 
 
-@contextlib.contextmanager
-def token_in(folder: Path) -> Iterator[Path]:
+def make_token(folder: Path) -> Path:
     """Make a file that shows workers whether they share a folder with this machine; remove files of killed commands.
 
     Args:
@@ -265,8 +265,9 @@ def token_in(folder: Path) -> Iterator[Path]:
     files.make_folder(folder)
     for path in folder.glob(f"{TOKEN}*"):
         path.unlink(missing_ok=True)
-    with tempfile.NamedTemporaryFile(prefix=TOKEN, dir=folder) as file:
-        yield Path(file.name)
+    token = folder / f"{TOKEN}{secrets.token_hex(8)}"
+    token.touch()
+    return token
 
 
 def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, Content]) -> Ended:

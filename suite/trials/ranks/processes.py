@@ -94,13 +94,7 @@ class LocalRank:
     """
 
     def __init__(
-        self,
-        rank: int,
-        local_rank: int,
-        folder: Path,
-        rendezvous: str,
-        reports: Path,
-        variables: Mapping[str, str],
+        self, rank: int, local_rank: int, folder: Path, rendezvous: str, reports: Path, variables: Mapping[str, str]
     ) -> None:
         self.report = reports / f"{rank}.json"
         own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, REPORTS: str(reports)}
