@@ -108,7 +108,7 @@ def test_a_follower_leaves_out_trials_for_which_rank_0_does_not_wait_any_more(st
     follower.start()
     while not started:
         time.sleep(0.01)
-    send(leader, "end", End(0))
+    leader.set("end", "")
     follower.join(10)
     assert started == [3]
 

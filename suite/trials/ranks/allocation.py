@@ -42,12 +42,11 @@ MEETING = ".ranks"
 Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
 """Returns the output folder and the trials of a command line."""
 _END = "end"
-_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"  # torch reads it at its import
 
 
 @dataclass(frozen=True)
 class End:
-    """Message: a rank of a trial has ended, or the command of rank 0.
+    """Message: a rank of a trial has ended.
 
     Attributes:
         status: Exit status of its process, negative for a signal.
@@ -147,18 +146,13 @@ class Allocation:
 
 
 def lead(allocation: Allocation, command: Callable[[], int]) -> int:
-    """Run the command of rank 0, and send its exit status to the others when it ends."""
+    """Run the command of rank 0, return its exit status, and tell the others when it ends."""
     die_with(os.getppid())  # torchrun
     store = allocation.store()
-    status = 1
     try:
-        status = command()
-        return status
-    except UsageError:
-        status = 2
-        raise
+        return command()
     finally:
-        send(store, _END, End(status))
+        store.set(_END, "")
 
 
 def follow(allocation: Allocation, plan: Plan) -> int:
@@ -170,13 +164,11 @@ def follow(allocation: Allocation, plan: Plan) -> int:
             0 starts its first trial. Rank 0 has then found no error in the line.
 
     Returns:
-        The exit status of rank 0's command; 1 if torchrun, and with it the store, has ended without one.
-
-    Raises:
-        UsageError: The store has a message that no command of the suite has written.
+        0 after the end of rank 0's command, whose own status is what torchrun sees; 1 if torchrun, and with it the
+        store, has ended before.
     """
     die_with(os.getppid())  # torchrun
-    os.environ.setdefault(_LOG_LEVEL, "FATAL")  # no stack trace when the store is lost
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no stack trace when the store is lost
     import torch.distributed as dist
 
     plan, number = functools.cache(plan), 1
@@ -188,7 +180,7 @@ def follow(allocation: Allocation, plan: Plan) -> int:
                     send(store, f"{TRIALS}/{number}/{allocation.rank}", _run_rank(allocation, store, number, plan))
                 number += 1
             elif store.check([_END]):
-                return receive(store, _END).status
+                return 0
             else:
                 time.sleep(POLL_INTERVAL)
     except dist.DistError:
@@ -211,10 +203,9 @@ def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> En
         folder = _checked_folder(*plan(), store.get(f"{TRIALS}/{number}").decode(errors="replace"))
     except UsageError as error:
         return End(1, Failure(allocation.rank, "error", str(error)))
-    variables = {name: value for name, value in environment(1).items() if name != _LOG_LEVEL}
     url = allocation.rendezvous(folder, number)
     with files.temporary_folder("pdt-rank-") as reports:
-        rank = LocalRank(allocation.rank, allocation.local_rank, folder, url, reports, variables)
+        rank = LocalRank(allocation.rank, allocation.local_rank, folder, url, reports, environment(1))
         try:
             while (status := rank.poll()) is None and not _is_over(store, number):
                 time.sleep(POLL_INTERVAL)
