@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from suite import files
 from suite.choices import RECIPE, MethodChoice
 from suite.errors import UsageError, validate
 from suite.files import canonical_json
 from suite.parameters import Parameter, search_of
-from suite.trials.folder.entries import Strict
 from suite.trials.spec import TrialSpec
 
 NAME = "tune.json"
@@ -41,7 +40,13 @@ RULE = (
 Share = Annotated[float, Ge(0)]
 
 
-class Dimension(Strict):
+class _Content(BaseModel):
+    """A part of `tune.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Dimension(_Content):
     """A parameter that is searched.
 
     Attributes:
@@ -70,7 +75,7 @@ class Dimension(Strict):
         return round(number) if self.is_integer else float(f"{number:.3g}")
 
 
-class Setting(Strict):
+class Setting(_Content):
     """One setting of a method, as a mean over the seeds.
 
     Attributes:
@@ -93,7 +98,7 @@ class Setting(Strict):
     label_with_rate: str = Field(default="", exclude=True)
 
 
-class TunedMethod(Strict):
+class TunedMethod(_Content):
     """One method.
 
     Attributes:
@@ -111,7 +116,7 @@ class TunedMethod(Strict):
     label: str = ""
 
 
-class Tuned(Strict):
+class Tuned(_Content):
     """The content of `tune.json`.
 
     Attributes:
