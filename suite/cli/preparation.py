@@ -25,7 +25,7 @@ from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.planning import Formats, plan
 from suite.trials.provenance import collect
-from suite.trials.ranks.allocation import in_allocation
+from suite.trials.ranks import in_allocation
 from suite.trials.spec import PAPER_SEEDS, Prepared, SuiteSpec, TrialSpec, suite_hash
 
 log = logging.getLogger(__name__)

@@ -37,6 +37,7 @@ from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
 from suite.trials.invocation import command_line
 from suite.trials.progress import TrialProgress, duration
+from suite.trials.ranks import in_allocation
 from suite.trials.ranks.allocation import Allocation, follow, lead
 from suite.trials.spec import Prepared, TrialSpec
 
@@ -59,8 +60,9 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
     """
-    if (allocation := Allocation.of_environment()) is None:
+    if not in_allocation():
         return _run(read_run_options(arguments), functions)
+    allocation = Allocation.of_environment()
     if allocation.rank:
         return follow(allocation, lambda: _planned_by_rank(arguments, allocation))
     return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))

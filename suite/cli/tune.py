@@ -98,9 +98,8 @@ def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) 
         option = f"--{kind.kind}"
         if text and len(read_choices(text, kind, option)) > 1:
             raise UsageError(f"{option} '{text}': tune searches on one {kind.kind}; name one")
-    choices = [MethodChoice.read("dense"), *read_choices(base.methods, MethodChoice, "tune")]
-    choices = list({str(choice): choice for choice in choices}.values())
-    known = {name for choice in choices for name in search.searchable(choice)}
+    choices = {str(choice): choice for choice in read_choices(f"dense,{base.methods}", MethodChoice, "tune")}
+    known = {name for choice in choices.values() for name in search.searchable(choice)}
     for name in only:
         if name not in known:
             raise UsageError(f"--search '{name}': no method declares a search of it{nearest(name, known)}")
@@ -111,11 +110,9 @@ def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) 
         splits = task_of(dense).load(DataCopy(**dense.data_copy), dense.make_recipe(), 0, torch.device("cpu"))
         held_out = max(1, splits.train.num_samples // 10)
     overrides = {**base.overrides, "validation_images": held_out, "evaluate_test": False}
-    searches = []
-    for choice in choices:
-        space = search.space(choice, dense, only, [*base.overrides])
-        searches.append((choice, space, search.draw(choice, space, budget, seed)))
-    methods = ",".join(str(choice.with_typed(values)) for choice, _, drawn in searches for values in drawn)
+    spaces = {text: search.space(choice, dense, only, [*base.overrides]) for text, choice in choices.items()}
+    drawn = {text: search.draw(choice, spaces[text], budget, seed) for text, choice in choices.items()}
+    methods = ",".join(str(choice.with_typed(values)) for text, choice in choices.items() for values in drawn[text])
     command = prepare(options, replace(base, methods=methods, models=dense.model, overrides=overrides))
     trial = command.trials[0]
     alone, copies = replace(command.suite, dtype=trial.dtype), {trial.task: DataCopy(**trial.data_copy)}
@@ -133,6 +130,10 @@ def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) 
             label_with_rate=str(choice.with_typed(parameters | rate)),
         )
 
+    tuned = {
+        text: TunedMethod(method=text, space=spaces[text], settings=tuple(setting(choice, v) for v in drawn[text]))
+        for text, choice in choices.items()
+    }
     return command, Tuned(
         budget=budget,
         search_seed=seed,
@@ -142,10 +143,7 @@ def _prepared(options: RunOptions, only: Sequence[str], budget: int, seed: int) 
         preset=trial.preset,
         validation_images=held_out,
         split_seed=trial.recipe["split_seed"],
-        methods=tuple(
-            TunedMethod(method=str(choice), space=space, settings=tuple(setting(choice, values) for values in drawn))
-            for choice, space, drawn in searches
-        ),
+        methods=tuple(tuned.values()),
     )
 
 
@@ -182,10 +180,9 @@ def _result(options: RunOptions, command: Prepared, planned: Tuned) -> Tuned:
         label = setting.label if rate == shared else setting.label_with_rate
         changed = {"settings": settings, "chosen": chosen, "label": "" if chosen is None else label}
         methods.append(method.model_copy(update=changed))
-    words = [*program_name().split(), "--methods", ",".join(method.label for method in methods)]
-    words += ["--set", f"{LEARNING_RATE}={show(shared)}", *_final_options(options, command)]
-    is_complete = all(method.label for method in methods)
-    return planned.model_copy(update={"methods": tuple(methods), "command": shlex.join(words) if is_complete else ""})
+    labels = [method.label for method in methods]
+    final = _final_command(options, command, labels, shared) if all(labels) else ""
+    return planned.model_copy(update={"methods": tuple(methods), "command": final})
 
 
 def _with_results(setting: Setting, folder: Path) -> Setting:
@@ -199,10 +196,11 @@ def _with_results(setting: Setting, folder: Path) -> Setting:
     return setting.model_copy(update=means)
 
 
-def _final_options(options: RunOptions, command: Prepared) -> list[str]:
-    """Return the options of the final comparison: those of the command, with seeds that had no part in the choice."""
+def _final_command(options: RunOptions, command: Prepared, methods: Sequence[str], rate: Any) -> str:
+    """Return the final comparison: the options of the command, with seeds that had no part in the choice."""
     suite, trial, first = command.suite, command.trials[0], max(command.suite.seeds) + 1
     typed = {
+        "methods": ",".join(methods),
         "task": suite.tasks,
         "model": trial.model,
         "preset": suite.preset,
@@ -213,27 +211,26 @@ def _final_options(options: RunOptions, command: Prepared) -> list[str]:
         "data-root": files.without_home(suite.data_root),
         "out": files.without_home(str(command.folder)),
     }
-    words = [word for name, value in typed.items() if value for word in (f"--{name}", value)]
-    kept = {name: value for name, value in options.overrides.items() if name != "validation_images"}
-    words += [word for name, value in kept.items() for word in ("--set", f"{RECIPE}{name}={show(value)}")]
-    return [*words, *(word for path in suite.plugins for word in ("--plugin", files.without_home(path)))]
+    fields = {"learning_rate": rate, **options.overrides}
+    fields.pop("validation_images", None)
+    pairs = [(name, value) for name, value in typed.items() if value]
+    pairs += [("set", f"{RECIPE}{name}={show(value)}") for name, value in fields.items()]
+    pairs += [("plugin", files.without_home(path)) for path in suite.plugins]
+    return shlex.join([*program_name().split(), *(word for name, value in pairs for word in (f"--{name}", value))])
 
 
 def _as_text(content: Tuned) -> str:
     """Return a table of all settings, with an asterisk at each choice, and the command of the final comparison."""
     lines = []
     for method in content.methods:
-        lines.append(
-            f"{method.method}: {len(method.settings)} settings, chosen on {content.validation_images:,} images"
-        )
+        count = len(method.settings)
+        lines.append(f"{method.method}: {count} settings, chosen on {content.validation_images:,} images")
         for index, setting in enumerate(method.settings):
             values = ", ".join(f"{name}={show(value)}" for name, value in setting.values.items()) or "default"
             accuracy = "-" if setting.val_accuracy is None else f"{100 * setting.val_accuracy:.2f} %"
             mark = "*" if index == method.chosen else " "
             lines.append(f"  {mark} {accuracy:>8}  {values}" + (f"  ({setting.reason})" if setting.reason else ""))
     if content.command:
-        lines += ["final comparison, on the test images and once:", f"  {content.command}"]
-    else:
-        missing = [method.method for method in content.methods if method.chosen is None]
-        lines.append(f"no setting could be chosen for {', '.join(missing)}; log.txt of the trials has the reasons")
-    return "\n".join(lines)
+        return "\n".join([*lines, "final comparison, on the test images and once:", f"  {content.command}"])
+    missing = ", ".join(method.method for method in content.methods if method.chosen is None)
+    return "\n".join([*lines, f"no setting could be chosen for {missing}; log.txt of the trials has the reasons"])

@@ -6,7 +6,7 @@ import torch
 
 from suite.engine.cost.hardware import has_bfloat16_cpu
 from suite.errors import UsageError
-from suite.trials.ranks.allocation import in_allocation
+from suite.trials.ranks import in_allocation
 from suite.trials.spec import read_device, read_dtype
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections import defaultdict
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from suite import files
 from suite.recipe import Recipe
@@ -86,9 +87,9 @@ class EpochReader:
     def read(self) -> list[dict[str, Any]]:
         """Return the records of all lines that were completed since the last call."""
         try:
-            # A resumed trial truncates the file to its checkpoint.
-            self._offset = min(self._offset, self._path.stat().st_size)
             with open(self._path, "rb") as file:
+                # A resumed trial truncates the file to its checkpoint.
+                self._offset = min(self._offset, file.seek(0, os.SEEK_END))
                 file.seek(self._offset)
                 complete, newline, _ = file.read().rpartition(b"\n")
         except OSError:
@@ -102,72 +103,25 @@ class EpochReader:
         return records
 
 
-def work(recipe: Recipe, epochs: float) -> float:
-    """Return the epochs of a schedule so far, each times the pixels of its images; `epochs` if all sizes are equal.
+def share_of_work(recipe: Recipe, fraction: float) -> float:
+    """Return the share of a training's work that is done after a fraction of its epochs.
 
     The time of a step is assumed to grow with the pixels of its images.
-
-    Args:
-        epochs: Number of epochs, of which the last may be partial. Epochs after the schedule count as its last.
     """
-    if len(recipe.growing.train_sizes) < 2:
-        return epochs
-    whole = int(epochs)
-    sides = [phase.image_size or 0 for phase in recipe.phases()]
-    sides += sides[-1:] * (whole + 1 - len(sides))
-    return float(sum(side**2 for side in sides[:whole]) + (epochs - whole) * sides[whole] ** 2)
+    pixels = [(phase.image_size or 1) ** 2 for phase in recipe.phases()]
 
+    def work(epochs: float) -> float:
+        return sum(count * min(max(epochs - epoch, 0.0), 1.0) for epoch, count in enumerate(pixels))
 
-def share_of_work(recipe: Recipe, fraction: float) -> float:
-    """Return the share of a training's work that is done after a fraction of its epochs."""
-    return work(recipe, fraction * recipe.epochs) / work(recipe, recipe.epochs)
-
-
-def remaining_seconds(record: Mapping[str, Any], before: Mapping[str, Any] | None, recipe: Recipe) -> float | None:
-    """Estimate the seconds that the remaining epochs will take; `None` if there are none.
-
-    Training and evaluation count, compilation does not. An epoch is assumed to train as long as the epochs since
-    `before`, because the network may have become smaller; without `before`, as long as the mean of all epochs so far.
-    The time of epochs with images of another size is assumed to grow with their pixels (`work`). The remaining
-    evaluations (`recipe.evaluation.count`) are assumed to take as long as the mean of those so far. Before the first
-    evaluation their time is unknown and left out.
-    """
-    if not (left := record.get("epochs_left")):
-        return None
-    epoch, first, already = record["epoch"], 0, 0.0
-    if before and before["epoch"] < epoch:  # otherwise the trial was repeated
-        first, already = before["epoch"], before["train_time_s"]
-    evaluated = epoch // recipe.evaluation.eval_every
-    to_evaluate = recipe.evaluation.count(epoch + left) - evaluated
-    evaluation = record["eval_time_s"] / evaluated if evaluated else 0.0
-    # A method may have restarted the schedule. Epochs before that belong to an earlier schedule.
-    began = max(0, epoch + left - recipe.whole_epochs)
-    done = work(recipe, epoch - began)
-    since = done - work(recipe, first - began) if first >= began else done + work(recipe, began) - work(recipe, first)
-    ahead = work(recipe, epoch - began + left) - done
-    return float((record["train_time_s"] - already) / since * ahead + evaluation * to_evaluate)
-
-
-SMALLEST_SHARE = 0.02
-"""Share of a trial after which its time is extrapolated. Earlier, its first steps would count too much."""
-
-
-@dataclass
-class _Running:
-    trial: TrialSpec
-    began: float
-    stepping: float  # when its first step began, as far as is known
-    work: float = 0.0  # finished share of the trial's work
-    resumed: float = 0.0  # share of the work that an earlier attempt finished
+    return work(fraction * recipe.epochs) / work(recipe.epochs)
 
 
 class TimeLeft:
     """The remaining time of the trials of a command, or of measurements, each given as the trial that it measures.
 
-    A waiting trial is expected to take as long as the mean of known trials with its method, task, model and epochs. If
-    none is known, its epochs take as long as those of trials with its task and model, or of all trials. Done trials are
-    known, and so are running trials, extrapolated from their finished share of work (`share_of_work`). The number of
-    trials at the same time is assumed to stay as it has been.
+    A trial whose pace is not known is expected to take as long as the mean of known trials with its method, task, model
+    and epochs. If none is known, its epochs take as long as those of trials with its task and model, or of all trials.
+    The number of trials at the same time is assumed to stay as it has been.
 
     Args:
         trials: The trials that will run.
@@ -175,80 +129,67 @@ class TimeLeft:
     Attributes:
         total: Number of trials.
         num_ended: Number of trials that have ended.
+        running: Seconds that each running trial still takes, by its id; `None` as long as its pace is not known.
     """
 
     def __init__(self, trials: Sequence[TrialSpec]) -> None:
         self.total, self.num_ended = len(trials), 0
-        self._waiting = list(trials)
-        self._running: dict[str, _Running] = {}
-        self._done: list[tuple[TrialSpec, float]] = []  # with the seconds of the whole trial
+        self.running: dict[str, float | None] = {}
+        self._waiting, self._started = list(trials), dict[str, TrialSpec]()
+        self._whole: dict[str, float] = {}  # seconds of whole trials, as far as they are known
         self._most_at_once = 1
 
     @property
     def num_started(self) -> int:
         """Number of trials that run or have ended."""
-        return self.num_ended + len(self._running)
-
-    @property
-    def done(self) -> float:
-        """Number of trials that have ended, plus the finished shares of running trials."""
-        return self.num_ended + sum(running.work for running in self._running.values())
+        return self.num_ended + len(self.running)
 
     def started(self, trial: TrialSpec) -> None:
         """Note that a trial has started."""
         # The measurement of a trial may turn out to be of another seed, so any waiting trial with this setting will do.
         if same := [waiting for waiting in self._waiting if _likeness(waiting)[0] == _likeness(trial)[0]]:
             self._waiting.remove(same[0])
-        self._running[trial.trial_id] = _Running(trial, time.monotonic(), time.monotonic())
-        self._most_at_once = max(self._most_at_once, len(self._running))
+        self._started[trial.trial_id], self.running[trial.trial_id] = trial, None
+        self._most_at_once = max(self._most_at_once, len(self.running))
 
-    def position(self, trial: TrialSpec, position: Position) -> None:
-        """Note how far a running trial is."""
-        running, recipe = self._running[trial.trial_id], trial.make_recipe()
-        running.work = share_of_work(recipe, position.fraction)
-        running.resumed = share_of_work(recipe, position.resumed_after / position.epochs)
-        if running.work <= running.resumed:
-            running.stepping = time.monotonic()
+    def pace(self, trial: TrialSpec, whole: float, share: float) -> None:
+        """Note that a running trial takes `whole` seconds at its present pace, and that a share of its work is done."""
+        self._whole[trial.trial_id], self.running[trial.trial_id] = whole, (1 - share) * whole
 
-    def ended(self, trial: TrialSpec, status: str, seconds: float) -> None:
-        """Note that a trial has ended. A trial that is not `done` tells nothing about the others."""
-        running = self._running.pop(trial.trial_id)
+    def ended(self, trial: TrialSpec, seconds: float | None, *, failed: bool) -> None:
+        """Note that a trial has ended. A failed one tells nothing about the others.
+
+        Args:
+            seconds: Time of the whole trial; `None` if a part of it was done before, so that its pace tells more.
+        """
+        del self.running[trial.trial_id]
         self.num_ended += 1
-        if status == "done" and running.resumed < 1:
-            self._done.append((trial, seconds / (1 - running.resumed)))
+        if failed:
+            self._whole.pop(trial.trial_id, None)
+        elif seconds is not None:
+            self._whole[trial.trial_id] = seconds
 
     def expected(self, trial: TrialSpec) -> float | None:
-        """Return the estimated seconds of a trial that waits; `None` if no trial is done yet."""
-        return _expectation(self._done)(trial) if self._done else None
+        """Return the estimated seconds of a trial that waits; `None` if nothing is known yet."""
+        return self._expectation()(trial) if self._whole else None
 
     def remaining(self) -> float | None:
         """Return the estimated seconds until all trials have ended; `None` if nothing is known yet."""
-        now, known, begun = time.monotonic(), list(self._done), []
-        left: list[float] = []
-        for running in self._running.values():
-            share = running.work - running.resumed
-            if share < SMALLEST_SHARE:
-                begun.append(running)
-                continue
-            stepping = (now - running.stepping) / share  # of all work; the start of the process counts once
-            known.append((running.trial, running.stepping - running.began + stepping))
-            left.append(stepping * (1 - running.work))
-        if not known:
-            return None if self._waiting or begun else 0.0
-        expected = _expectation(known)
-        left += [expected(trial) for trial in self._waiting]
-        left += [max(0.0, expected(running.trial) * (1 - running.resumed) - (now - running.began)) for running in begun]
+        unknown = self._waiting + [self._started[name] for name, left in self.running.items() if left is None]
+        if unknown and not self._whole:
+            return None
+        left = [seconds for seconds in self.running.values() if seconds is not None]
+        left += map(self._expectation(), unknown)
         return max([sum(left) / self._most_at_once, *left])
 
-
-def _expectation(known: Sequence[tuple[TrialSpec, float]]) -> Callable[[TrialSpec], float]:
-    """Return a function that gives the expected seconds of a trial, from known trials with theirs; at least one."""
-    per_epoch: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for trial, seconds in known:
-        for key in _likeness(trial):
-            per_epoch[key].append(seconds / _epochs(trial))
-    means = {key: fmean(values) for key, values in per_epoch.items()}
-    return lambda trial: next(means[key] for key in _likeness(trial) if key in means) * _epochs(trial)
+    def _expectation(self) -> Callable[[TrialSpec], float]:
+        """Return a function that gives the expected seconds of a trial, from those of known trials."""
+        per_epoch: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        for name, seconds in self._whole.items():
+            for key in _likeness(self._started[name]):
+                per_epoch[key].append(seconds / _epochs(self._started[name]))
+        means = {key: fmean(values) for key, values in per_epoch.items()}
+        return lambda trial: next(means[key] for key in _likeness(trial) if key in means) * _epochs(trial)
 
 
 def _likeness(trial: TrialSpec) -> tuple[tuple[object, ...], ...]:
@@ -258,7 +199,7 @@ def _likeness(trial: TrialSpec) -> tuple[tuple[object, ...], ...]:
 
 
 def _epochs(trial: TrialSpec) -> float:
-    return max(1.0, float(trial.recipe.get("epochs", 1)))
+    return max(1.0, float(trial.recipe["epochs"]))
 
 
 def duration(seconds: float) -> str:
@@ -271,47 +212,37 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def epoch_text(trial: TrialSpec, record: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    """Return a text about an epoch, with the values that the record has.
+def epoch_text(record: Mapping[str, Any], left: float | None = None) -> str:
+    """Return a text about an epoch, with the values that its record has.
 
     Args:
         record: Record of the epoch.
-        before: Record of an earlier epoch. The epochs since then give the remaining time.
+        left: Seconds that the trial still takes.
     """
-    total = record["epoch"] + record["epochs_left"] if "epochs_left" in record else trial.recipe["epochs"]
-    parts = [f"epoch {record['epoch']}/{total}"]
-    name = "accuracy" if "test_accuracy" in record else "validation accuracy"
-    accuracy = record.get("test_accuracy", record.get("val_accuracy"))
+    text = f"epoch {record['epoch']}/{record['epoch'] + record['epochs_left']}"
     if (loss := record.get("train_loss")) is not None:
-        parts.append(f"loss {loss:.3f}")
-    if accuracy is not None:
-        parts.append(f"{name} {100 * accuracy:.2f} %")
+        text += f"  loss {loss:.3f}"
+    for column, name in (("test_accuracy", "accuracy"), ("val_accuracy", "validation accuracy")):
+        if record.get(column) is not None:
+            text += f"  {name} {100 * record[column]:.2f} %"
     if (seconds := record.get("train_time_s")) is not None:
-        parts.append(duration(seconds))
-    if (remaining := remaining_seconds(record, before, trial.make_recipe())) is not None:
-        parts.append(f"about {duration(remaining)} left")
-    return "  ".join(parts)
+        text += f"  {duration(seconds)}"
+    return f"{text}  about {duration(left)} left" if left else text
 
 
 def ended_text(record: Mapping[str, Any], seconds: float) -> str:
     """Return a text on how a trial ended, from its `trial.json` and the seconds that its process took."""
-    text = f"{record['status']} after {duration(seconds)}"
-    if failed := record.get("provenance", {}).get("callbacks_failed"):
-        text = f"{text}; {'; '.join(failed)}"
+    failed = record.get("provenance", {}).get("callbacks_failed", ())
+    text = "; ".join([f"{record['status']} after {duration(seconds)}", *failed])
     if record.get("message"):
         return f"{text}: {record['message']}"
-    names = ("train_time_s", "eval_time_s", "compile_time_s")
-    training, evaluation, compilation = (record["result"].get(name) or 0.0 for name in names)
-    rest = seconds - training - evaluation - compilation
-    if rest < 0:
-        return text  # an earlier process did a part of this resumed trial
-    compiled = f"compilation {duration(compilation)}, " if compilation else ""
-    parts = f"training {duration(training)}, evaluation {duration(evaluation)}, {compiled}"
-    return f"{text}: {parts}start, files and inference speed {duration(rest)}"
+    times = {"training": "train_time_s", "evaluation": "eval_time_s", "compilation": "compile_time_s"}
+    parts = [f"{name} {duration(spent)}" for name, column in times.items() if (spent := record["result"].get(column))]
+    return f"{text}: {', '.join(parts)}" if parts else text
 
 
-class ProgressListener(Protocol):
-    """Receives what happens while an engine runs trials."""
+class ProgressListener:
+    """Receives what happens while an engine runs trials. A subclass overrides what it needs; the rest does nothing."""
 
     def started(self, trial: TrialSpec) -> None: ...
 
@@ -324,25 +255,11 @@ class ProgressListener(Protocol):
 
 LINE_INTERVAL = 60.0
 """Seconds between two lines about all trials while no trial ends."""
+PACE_INTERVAL = 600.0
+"""Seconds of which the pace of a trial is the mean: its network may become smaller, and evaluations count."""
 
 
-class _Display(Progress):
-    """Bars on a terminal, each with a note; elsewhere only lines."""
-
-    def __init__(self, console: Console, **options: Any) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}", markup=False))
-        times = (TimeElapsedColumn(), TimeRemainingColumn())
-        super().__init__(*columns, *times, console=console, disable=not console.is_terminal, **options)
-
-    def say(self, line: str) -> None:
-        """Print a line above the bars as it is; rich would wrap it, and read its brackets as markup."""
-        if self.disable:
-            print(line, file=self.console.file, flush=True)
-        else:
-            self.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-class TrialProgress:
+class TrialProgress(ProgressListener):
     """A listener that shows trials and their remaining time, with bars on a terminal and lines elsewhere.
 
     Args:
@@ -351,10 +268,18 @@ class TrialProgress:
     """
 
     def __init__(self, trials: Sequence[TrialSpec], console: Console) -> None:
-        self._left, self._display = TimeLeft(trials), _Display(console)
+        self._left = TimeLeft(trials)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}", markup=False))
+        self._display = Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            speed_estimate_period=PACE_INTERVAL,
+            get_time=time.monotonic,
+        )
         self._all = self._display.add_task("all trials", total=len(trials), visible=len(trials) > 1, note="")
         self._bars: dict[str, TaskID] = {}
-        self._before: dict[str, Mapping[str, Any]] = {}  # latest record of each trial
         self._resumed: set[str] = set()
         self._next_line = time.monotonic() + LINE_INTERVAL
 
@@ -367,8 +292,11 @@ class TrialProgress:
 
     def position(self, trial: TrialSpec, position: Position) -> None:
         """Show how far a trial is, and once where a resumed trial continues."""
-        self._left.position(trial, position)
-        self._display.update(self._bars[trial.trial_id], completed=position.fraction)
+        bar, share = self._bars[trial.trial_id], share_of_work(trial.make_recipe(), position.fraction)
+        self._display.update(bar, completed=share)
+        (task,) = (task for task in self._display.tasks if task.id == bar)
+        if task.speed:
+            self._left.pace(trial, 1 / task.speed, share)
         if position.resumed_after and trial.trial_id not in self._resumed:
             self._resumed.add(trial.trial_id)
             self._note(trial, f"resumed after epoch {position.resumed_after}/{position.epochs}")
@@ -377,14 +305,14 @@ class TrialProgress:
 
     def epoch(self, trial: TrialSpec, record: dict[str, Any]) -> None:
         """Show an epoch."""
-        self._note(trial, epoch_text(trial, record, self._before.get(trial.trial_id)))
-        self._before[trial.trial_id] = record
+        self._note(trial, epoch_text(record, self._left.running[trial.trial_id]))
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         """Print a line, and show the remaining time of the others."""
-        self._left.ended(trial, record["status"], seconds)
+        whole = None if trial.trial_id in self._resumed else seconds
+        self._left.ended(trial, whole, failed=record["status"] != "done")
         self._display.remove_task(self._bars.pop(trial.trial_id))
-        self._display.say(f"{trial.trial_id}  {ended_text(record, seconds)}")
+        print_line(self._display.console, f"{trial.trial_id}  {ended_text(record, seconds)}")
         self._show_all()
 
     def __enter__(self) -> Self:
@@ -398,7 +326,8 @@ class TrialProgress:
         """Show how many trials have ended, and the remaining time of the others as soon as it can be estimated."""
         left, seconds = self._left, self._left.remaining()
         note = "" if seconds is None else f"about {duration(seconds)} left"
-        self._display.update(self._all, completed=left.done, note=note)
+        running = sum(task.completed for task in self._display.tasks if task.id != self._all)
+        self._display.update(self._all, completed=left.num_ended + running, note=note)
         if note and left.num_ended < left.total > 1:
             self._next_line = time.monotonic() + LINE_INTERVAL
             self._line(f"{left.num_ended} of {left.total} trials have ended, {note} for all of them")
@@ -410,11 +339,16 @@ class TrialProgress:
     def _line(self, line: str) -> None:
         """Print what bars show on a terminal."""
         if self._display.disable:
-            self._display.say(line)
+            print_line(self._display.console, line)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is; rich would wrap it, and read its brackets as markup."""
+    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class Measurements:
-    """Prints before each measurement what comes, how long it and all others may take, and shows a bar on a terminal.
+    """Prints before each measurement what comes, and how long it and all others may take.
 
     Args:
         trials: The trial of each measurement that comes.
@@ -422,10 +356,8 @@ class Measurements:
     """
 
     def __init__(self, trials: Sequence[TrialSpec], console: Console | None = None) -> None:
-        # A bar that is drawn more often takes time from what is measured.
-        self._display = _Display(console or Console(), transient=True, refresh_per_second=1)
-        self._bar = self._display.add_task("all measurements", total=len(trials), note="")
         self._left, self._lock = TimeLeft(trials), threading.Lock()
+        self._console = console or Console()
 
     @contextlib.contextmanager
     def measuring(self, trial: TrialSpec, what: str) -> Iterator[None]:
@@ -439,15 +371,11 @@ class Measurements:
                 line += f"; about {duration(expected)}"
             if (seconds := left.remaining()) is not None and left.num_started < left.total:
                 line += f", about {duration(seconds)} left for all of them"
-            self._display.say(line)
-            self._display.start()
-        began, status = time.monotonic(), "error"
+            print_line(self._console, line)
+        began, failed = time.monotonic(), True
         try:
             yield
-            status = "done"
+            failed = False
         finally:
             with self._lock:
-                left.ended(trial, status, time.monotonic() - began)
-                self._display.update(self._bar, completed=left.num_ended)
-                if left.num_ended == left.num_started:  # what is printed in between needs no care for a bar
-                    self._display.stop()
+                left.ended(trial, time.monotonic() - began, failed=failed)

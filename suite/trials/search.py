@@ -10,7 +10,6 @@ learning rate is the first dimension of every space, so that all methods try the
 from __future__ import annotations
 
 import contextlib
-import json
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,8 +145,7 @@ class Tuned(_Content):
 
 def write_tuned(folder: Path, content: Tuned) -> Path:
     """Write `tune.json` atomically, and return its path."""
-    text = json.dumps(content.model_dump(mode="json"), indent=2, allow_nan=False, ensure_ascii=False)
-    files.write(folder / NAME, text + "\n")
+    files.write(folder / NAME, content.model_dump_json(indent=2) + "\n")
     return folder / NAME
 
 
@@ -164,9 +162,6 @@ def read_tuned(folder: Path) -> Tuned | None:
         tuned: Tuned = validate(Tuned, files.read_json(path.read_bytes()), f"{path} is damaged")
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}") from error
-    for method in tuned.methods:
-        if method.chosen is not None and method.chosen >= len(method.settings):
-            raise UsageError(f"{path} is damaged: {method.method} has no setting {method.chosen}")
     return tuned
 
 
@@ -176,12 +171,12 @@ def choose(settings: Sequence[Setting]) -> tuple[tuple[Setting, ...], int | None
     The first setting is the default. If it is not done, the cost has no limit.
     """
     default, judged = settings[0], []
-    limits = {name: None if default.val_accuracy is None else getattr(default, name) for name in COSTS}
     for setting in settings:
         reason = "" if setting.val_accuracy is not None else "not all of its trials are done"
-        for column, limit in limits.items():
-            cost = getattr(setting, column)
-            if not (reason or cost is None or limit is None or cost <= TOLERANCE * limit):
+        for column in COSTS:
+            cost, limit = getattr(setting, column), getattr(default, column)
+            known = not reason and None not in (default.val_accuracy, cost, limit)
+            if known and cost > TOLERANCE * limit:
                 reason = f"its {column} are {cost / limit:.3g} times those of the default setting"
         judged.append(setting.model_copy(update={"reason": reason}))
     free = [index for index, setting in enumerate(judged) if not setting.reason]
@@ -208,30 +203,29 @@ def space(
     Raises:
         UsageError: A value is both typed and searched, or nothing is left to search.
     """
-    known, dimensions = searchable(choice), []
+    known = searchable(choice)
     defaults = {RECIPE + name: value for name, value in dense.recipe.items()}
     defaults |= choice.parameters(dense.task_name, dense.preset)
-    for name in [name for name in known if name in only or not only]:
-        if name in choice.typed or name in (RECIPE + field for field in overrides):
-            raise UsageError(
-                f"{choice}: {name} is typed and searched at once; leave it out, or list what is searched with --search"
-            )
-        dimensions.append(_dimension(choice.name, name, known[name].annotation, defaults[name]))
-    if not dimensions:
+    names = [name for name in known if name in only or not only]
+    if not names:
         raise UsageError(f"--search {','.join(only)}: {choice} has none of these; it can search {', '.join(known)}")
-    return tuple(dimensions)
+    if typed := {*choice.typed, *(RECIPE + field for field in overrides)}.intersection(names):
+        raise UsageError(
+            f"{choice}: {min(typed)} is typed and searched at once; leave it out, or restrict the search by --search"
+        )
+    return tuple(_dimension(choice.name, name, known[name].annotation, defaults[name]) for name in names)
 
 
 def _dimension(method: str, name: str, annotation: Any, default: Any) -> Dimension:
     search, plain = search_of(annotation), typing.get_args(annotation)[0]
     assert search is not None
+    values = (False, True) if plain is bool else typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
+    unit = default if search.relative else 1.0
+    if (search.low is None and not values) or type(unit) not in (int, float) or unit <= 0:
+        raise UsageError(f"{method}: {name} cannot be searched over {search.in_words()}; its default is {default}")
     if search.low is None or search.high is None:
-        if plain is not bool and typing.get_origin(plain) is not Literal:
-            raise UsageError(f"{method}: the search of {name} has no bounds, and its type has no list of values")
-        return Dimension(name=name, default=default, values=(False, True) if plain is bool else typing.get_args(plain))
-    if search.relative and (type(default) not in (int, float) or default <= 0):
-        raise UsageError(f"{method}: the search of {name} is relative to its default, which is {default}")
-    low, high = (bound * (default if search.relative else 1.0) for bound in (search.low, search.high))
+        return Dimension(name=name, default=default, values=values)
+    low, high = search.low * unit, search.high * unit
     return Dimension(name=name, default=default, low=low, high=high, log=search.log, is_integer=plain is int)
 
 

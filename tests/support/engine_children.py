@@ -7,12 +7,15 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 from small_trials import untrained
 
+from suite.trials.engines import local
 from suite.trials.engines.local import LocalEngine
 from suite.trials.folder.records import read_record
+from suite.trials.progress import ProgressListener
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,8 +96,8 @@ def spec(method, seed=0, **recipe):
     return untrained(seed, method=method, recipe=untrained().recipe | recipe)
 
 
-class Recorder:
-    """Progress listener that records all calls."""
+class Recorder(ProgressListener):
+    """Records all calls."""
 
     def __init__(self):
         self.told = []
@@ -112,10 +115,16 @@ class Recorder:
         self.told.append(("ended", trial.method, record["status"], record["message"]))
 
 
+def runs(child):
+    """Let engines start this program for each trial."""
+    return mock.patch.object(local, "trial_command", lambda folder: [sys.executable, str(child), str(folder)])
+
+
 def run(child, tmp_path, *methods, jobs=1, timeout=None):
     trials = [(one, tmp_path / one.trial_id) for one in (spec(method, seed) for seed, method in enumerate(methods))]
     recorder = Recorder()
-    LocalEngine(jobs, timeout, lambda folder: [sys.executable, str(child), str(folder)]).run(trials, recorder)
+    with runs(child):
+        LocalEngine(jobs, timeout).run(trials, recorder)
     records = [read_record(folder) for _, folder in trials]
     return records, recorder.told, [folder for _, folder in trials]
 

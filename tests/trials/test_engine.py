@@ -13,13 +13,13 @@ import sys
 
 import pytest
 import torch
-from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, pids_of, run, spec, wait_until
+from engine_children import CHILD, ROOT, Recorder, alive, drive, group_members, pids_of, run, runs, spec, wait_until
 
 from suite.engine.cost.hardware import physical_cores
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.trials import process as of_trial
 from suite.trials.engines import local
-from suite.trials.engines.local import LocalEngine, Place, on_cores, on_gpus, places_for, visible_gpus
+from suite.trials.engines.local import LocalEngine, Place, places_for, visible_gpus
 from suite.trials.folder.records import read_record
 from suite.trials.progress import Position
 
@@ -183,8 +183,8 @@ def test_a_folder_that_is_removed_during_the_run_ends_that_trial_alone(child, tm
                 shutil.rmtree(folders[1])
 
     shown = Removes()
-    engine = LocalEngine(1, None, lambda folder: [sys.executable, str(child), str(folder)])
-    engine.run(list(zip(trials, folders, strict=True)), shown)
+    with runs(child):
+        LocalEngine().run(list(zip(trials, folders, strict=True)), shown)
     reason = "its folder or trial.json was removed while it ran"
     assert [item[1:] for item in shown.told if item[0] == "ended"] == [
         ("sleep", "error", reason),
@@ -204,8 +204,8 @@ def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_pa
     (tmp_path / "elsewhere").mkdir()
     folders[2].symlink_to(tmp_path / "elsewhere")
     recorder = Recorder()
-    engine = LocalEngine(2, None, lambda folder: [sys.executable, str(child), str(folder)])
-    engine.run(list(zip(trials, folders, strict=True)), recorder)
+    with runs(child):
+        LocalEngine(2).run(list(zip(trials, folders, strict=True)), recorder)
     ends = sorted((item for item in recorder.told if item[0] == "ended"), key=lambda item: item[2], reverse=True)
     assert [item[2] for item in ends] == ["error", "error", "error", "done"]
     messages = " | ".join(item[3] for item in ends[:3])
@@ -214,31 +214,31 @@ def test_a_trial_that_cannot_be_started_or_recorded_stops_no_other(child, tmp_pa
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_trials_get_whole_cores_in_equal_numbers():
+def test_trials_get_whole_cores_in_equal_numbers(monkeypatch):
+    trials = [spec("dense")] * 3
+
+    def places(physical, usable, jobs):
+        monkeypatch.setattr(local, "physical_cores", lambda: physical)
+        monkeypatch.setattr(local, "available_cores", lambda: usable)
+        return places_for(trials, jobs)
+
     physical = [(0, 4), (1, 5), (2, 6), (3, 7), (8,)]
-    assert on_cores(physical, 5, 2) == [Place((0, 1, 4, 5), shared_with=1), Place((2, 3, 6, 7), shared_with=1)]
-    assert on_cores(physical, 2, 3) == [Place(shared_with=2)] * 3, "the quota allows fewer cores than there are trials"
-    assert on_cores([], 8, 2) == [Place(shared_with=1)] * 2, "processes cannot be pinned here"
+    assert places(physical, 5, 2) == [Place((0, 1, 4, 5), shared_with=1), Place((2, 3, 6, 7), shared_with=1)]
+    assert places(physical, 2, 3) == [Place(shared_with=2)] * 3, "the quota allows fewer cores than there are trials"
+    assert places([], 8, 2) == [Place(shared_with=1)] * 2, "processes cannot be pinned here"
+    assert places(physical, 5, 1) == places_for(trials[:1], 4) == [Place()]
 
 
-def test_trials_share_gpus_only_if_there_are_too_few():
-    assert on_gpus(["0", "1"], 1, 2) == [Place(gpus=("0",)), Place(gpus=("1",))]
-    assert [place.shared_with for place in on_gpus(["0", "1"], 1, 3)] == [1, 0, 1]
-    assert on_gpus(["3", "5", "7"], 2, 2) == [Place(gpus=("3", "5"), shared_with=1)] * 2
-    assert on_gpus([], 1, 2) == [Place(shared_with=1)] * 2
+def test_trials_share_gpus_only_if_there_are_too_few(monkeypatch):
+    def places(gpus, processes, count, **changes):
+        monkeypatch.setattr(local, "visible_gpus", lambda: gpus)
+        trial = dataclasses.replace(spec("dense"), device="cuda", processes=processes, **changes)
+        return places_for([trial] * count, count)
 
-
-def test_places_depend_on_the_trials(monkeypatch):
-    monkeypatch.setattr(local, "physical_cores", lambda: [(0,), (1,)])
-    monkeypatch.setattr(local, "available_cores", lambda: 2)
-    monkeypatch.setattr(local, "visible_gpus", lambda: ["0", "1"])
-    on_cpu = spec("dense")
-    assert places_for([on_cpu], 4) == places_for([on_cpu] * 2, 1) == [Place()]
-    assert places_for([on_cpu] * 3, 2) == [Place((0,), shared_with=1), Place((1,), shared_with=1)]
-    on_gpu = dataclasses.replace(on_cpu, device="cuda")
-    assert places_for([on_gpu] * 3, 2) == [Place(gpus=("0",)), Place(gpus=("1",))]
-    named = dataclasses.replace(on_gpu, device_index=1)
-    assert places_for([named] * 3, 2) == [Place(shared_with=1)] * 2
+    assert places(["0", "1"], 1, 2) == [Place(gpus=("0",)), Place(gpus=("1",))]
+    assert [place.shared_with for place in places(["0", "1"], 1, 3)] == [1, 0, 1]
+    assert places(["3", "5", "7"], 2, 2) == [Place(gpus=("3", "5"), shared_with=1)] * 2
+    assert places(["0", "1"], 1, 2, device_index=1) == [Place(shared_with=1)] * 2
 
 
 def test_the_gpus_of_the_environment_are_used(monkeypatch):
@@ -259,7 +259,8 @@ def test_a_child_has_the_cores_of_its_place(tmp_path):
     script = tmp_path / "child.py"
     script.write_text(PLACED)
     trials = [(trial, tmp_path / trial.trial_id) for trial in (spec("dense", n) for n in range(2))]
-    LocalEngine(2, None, lambda folder: [sys.executable, str(script), str(folder)]).run(trials, Recorder())
+    with runs(script):
+        LocalEngine(2).run(trials, Recorder())
     found = [json.loads((folder / "trial.json").read_text())["provenance"] for _, folder in trials]
     cpus = [set(trial["cpus"]) for trial in found]
     assert {trial["place"]["shared_with"] for trial in found} == {1}

@@ -17,6 +17,7 @@ from suite.cli import main as cli
 from suite.cli.options import read_run_options
 from suite.cli.run import _of_allocation
 from suite.errors import UsageError
+from suite.trials.ranks import in_allocation
 from suite.trials.ranks.allocation import Allocation
 from suite.trials.ranks.processes import Failure, cause
 
@@ -149,15 +150,14 @@ def test_options_that_torchrun_decides_are_refused(typed, words):
 def test_an_allocation_is_read_from_the_environment(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "PDT_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert Allocation.of_environment() is None
+    assert not in_allocation()
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script, outside of a step
-    assert Allocation.of_environment() is None
+    assert not in_allocation()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(UsageError, match="srun has started this command several times; let it start torchrun"):
-        Allocation.of_environment()
+    assert in_allocation()
     for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="several processes need the store of torchrun"):
+    with pytest.raises(UsageError, match="several times without torchrun; let srun start torchrun once"):
         Allocation.of_environment()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_PORT", "29500")
@@ -165,8 +165,9 @@ def test_an_allocation_is_read_from_the_environment(monkeypatch):
     assert Allocation.of_environment() == Allocation(3, 4, 1, "here", 29500)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert Allocation.of_environment().one_machine
+    assert in_allocation()
     monkeypatch.setenv("PDT_RANK", "1")
-    assert Allocation.of_environment() is None
+    assert not in_allocation()
 
 
 def test_the_cause_is_what_the_other_failures_follow_from():

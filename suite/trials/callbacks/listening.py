@@ -15,7 +15,7 @@ from suite.trials.spec import TrialSpec
 Callback = Callable[[CallbackTrial, dict[str, Any]], object]
 
 
-class CallingListener:
+class CallingListener(ProgressListener):
     """Passes every report of an engine to another listener, and calls functions after each epoch and each trial.
 
     If a function raises an exception, it is not called again for that trial. Trials and other functions go on.

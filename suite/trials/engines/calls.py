@@ -1,14 +1,14 @@
 """Calls of functions in other processes: in a fork, whose memory is free again at its end, or with a trial's settings.
 
-python -m suite.trials.engines.calls MODULE:FUNCTION < arguments.json
+python -m suite.trials.engines.calls MODULE:FUNCTION PARENT < arguments.json
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -47,24 +47,21 @@ def forked(call: Callable[[], Result]) -> Result:
     process = fork.Process(target=_answer, args=(call, writer, os.getpid()))
     process.start()
     writer.close()
-    result: Any = None
     try:
-        result = reader.recv()  # this program's own process wrote it
-        process.join()
+        result: Any = reader.recv()  # this program's own process wrote it
     except EOFError:
-        process.join()
-        if process.exitcode and process.exitcode < 0:
-            print(f"pdt: planning was killed by signal {-process.exitcode}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except BaseException:  # includes Ctrl-C
+        result = SystemExit(1)
+    except KeyboardInterrupt:
         # A terminal has interrupted the call too, and a killed call would leave the part of a file that it downloads.
         for number in (0, signal.SIGINT, signal.SIGKILL):
-            os.kill(process.ident or 0, number)
-            process.join(PATIENCE_S)
-            if process.exitcode is not None:
-                break
+            if process.is_alive():
+                os.kill(process.ident or 0, number)
+                process.join(PATIENCE_S)
         raise
-    if isinstance(result, (UsageError, KeyboardInterrupt)):
+    process.join()
+    if process.exitcode and process.exitcode < 0:
+        print(f"pdt: planning was killed by signal {-process.exitcode}", file=sys.stderr)
+    if isinstance(result, BaseException):
         raise result
     return result  # type: ignore[no-any-return]
 
@@ -73,12 +70,10 @@ def _answer(call: Callable[[], object], writer: Connection, parent: int) -> None
     """Call the function in the forked process, and send its result."""
     if not die_with(parent):  # the call may take long, for example to fetch a data set
         return
-    result: object
     try:
-        result = call()
+        writer.send(call())
     except (UsageError, KeyboardInterrupt) as error:
-        result = error
-    writer.send(result)
+        writer.send(error)
 
 
 class SubprocessResult(NamedTuple):
@@ -118,15 +113,10 @@ def call_in_subprocess(
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
     """
-    asked: dict[str, Any] = {"arguments": {**arguments, "device": device}, "plugins": plugins}
-    asked |= {"arithmetic": arithmetic, "parent": os.getpid()}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "suite.trials.engines.calls", function],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        env=environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-    )
+    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins, "arithmetic": arithmetic}
+    variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    command = [sys.executable, "-P", "-m", "suite.trials.engines.calls", function, str(os.getpid())]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=variables)
     if done.returncode:
         raise RuntimeError(f"{function} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return SubprocessResult(*json.loads(done.stdout.splitlines()[-1]))
@@ -134,10 +124,9 @@ def call_in_subprocess(
 
 def main() -> None:
     """Call the function that the command line names, and print a `SubprocessResult` as the last line."""
-    module, _, name = sys.argv[1].partition(":")
+    if not die_with(int(sys.argv[2])):
+        sys.exit(1)
     asked = json.loads(sys.stdin.read())
-    if not die_with(asked["parent"]):
-        os.kill(os.getpid(), signal.SIGKILL)
     # Only the new process imports torch.
     from suite.engine.cost.torch_hardware import use_arithmetic, use_threads_of_environment
     from suite.trials.provenance import collect
@@ -150,7 +139,7 @@ def main() -> None:
     hardware, busy = facts["hardware"], float(facts["busy_cores"])
     where = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} threads"
     where = f"{where}; other programs kept {busy:.1f} cores busy as it began"
-    value = getattr(importlib.import_module(module), name)(**asked["arguments"])
+    value = pkgutil.resolve_name(sys.argv[1])(**asked["arguments"])
     print(json.dumps(SubprocessResult(value, where, busy)))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,6 @@ from suite.trials.progress import EpochReader, ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec
 
 POLL_INTERVAL = 0.1
-LAST_BYTES = 4096  # end of the log that is searched for the last line
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -94,7 +94,8 @@ class Engine(ABC):
                 while len(running) < slots and (ready := _next_ready(waiting, running)):
                     waiting.remove(ready)
                     trial, folder = ready
-                    item = Running(trial, folder, _free_number(running), EpochReader(folder))
+                    number = min({*range(len(running) + 1)} - {item.number for item in running})
+                    item = Running(trial, folder, number, EpochReader(folder))
                     status, reason = "skipped", why_skipped(trial, folder)
                     if not reason:
                         try:
@@ -130,10 +131,6 @@ def _next_ready(waiting: Sequence[tuple[TrialSpec, Path]], running: Sequence[Run
     """Return the first trial whose dependencies have all ended; `None` if every trial has to wait."""
     ahead = {folder.name for _, folder in waiting} | {item.folder.name for item in running}
     return next((item for item in waiting if not ahead & set(item[0].depends_on.values())), None)
-
-
-def _free_number(running: Sequence[Running]) -> int:
-    return min(set(range(len(running) + 1)) - {item.number for item in running})
 
 
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
@@ -189,6 +186,9 @@ class Place:
 def places_for(trials: Sequence[TrialSpec], jobs: int) -> list[Place]:
     """Return the places of the trials that run at the same time. All trials have one device and number of processes.
 
+    On a CPU, each has equally many physical cores, or all if there are too few. On GPUs, it has one for each process;
+    if there are too few, trials share them.
+
     Args:
         trials: All trials of the command.
         jobs: Largest number of trials that run at the same time.
@@ -201,48 +201,23 @@ def places_for(trials: Sequence[TrialSpec], jobs: int) -> list[Place]:
         return [Place()] * count
     trial = trials[0]
     if trial.device == "cpu":
-        return on_cores(physical_cores(), available_cores(), count)
-    gpus = [] if trial.device_index is not None else visible_gpus()
-    return on_gpus(gpus, trial.processes, count)
-
-
-def on_cores(physical: Sequence[tuple[int, ...]], usable: int, count: int) -> list[Place]:
-    """Give each of `count` trials equally many physical cores; without numbers of cores if there are too few.
-
-    Args:
-        physical: Logical CPUs of each physical core; empty where processes cannot be pinned.
-        usable: Number of cores that the container's quota allows.
-        count: Number of trials that run at the same time.
-    """
-    each = len(physical) // count if usable >= count else 0
-    parts = [physical[index * each : (index + 1) * each] for index in range(count)]
-    return [Place(cpus=tuple(sorted(cpu for core in part for cpu in core)), shared_with=count - 1) for part in parts]
-
-
-def on_gpus(gpus: Sequence[str], processes: int, count: int) -> list[Place]:
-    """Distribute `count` trials over GPUs, in groups with one GPU for each process of a trial.
-
-    Args:
-        gpus: GPUs as in `CUDA_VISIBLE_DEVICES`; empty if the trials use a GPU that the user has named.
-        processes: Number of processes of a trial.
-        count: Number of trials that run at the same time.
-    """
-    groups = [tuple(gpus[i : i + processes]) for i in range(0, len(gpus) - processes + 1, processes)] or [()]
-    taken = [index % len(groups) for index in range(count)]
-    return [Place(gpus=groups[group], shared_with=taken.count(group) - 1) for group in taken]
+        cores = physical_cores()
+        each = len(cores) // count if available_cores() >= count else 0
+        parts = [cores[index * each : (index + 1) * each] for index in range(count)]
+        return [
+            Place(cpus=tuple(sorted(cpu for core in part for cpu in core)), shared_with=count - 1) for part in parts
+        ]
+    gpus, size = [] if trial.device_index is not None else visible_gpus(), trial.processes
+    groups = [tuple(gpus[i : i + size]) for i in range(0, len(gpus) - size + 1, size)] or [()]
+    numbers = [index % len(groups) for index in range(count)]
+    return [Place(gpus=groups[number], shared_with=numbers.count(number) - 1) for number in numbers]
 
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that torch finds, as in `CUDA_VISIBLE_DEVICES`."""
-    count = forked(_count_gpus)
+    count = forked(lambda: pkgutil.resolve_name("torch.cuda:device_count")())  # imports torch in a process that ends
     listed = [name.strip() for name in os.environ.get(_GPUS, "").split(",") if name.strip()]
     return listed[:count] if listed else [str(index) for index in range(count)]
-
-
-def _count_gpus() -> int:
-    import torch  # only a forked process, which ends soon, imports torch
-
-    return torch.cuda.device_count()
 
 
 @register("engine", "local")
@@ -254,7 +229,6 @@ class LocalEngine(Engine):
     Args:
         jobs: Number of trials that run at the same time, each on its own cores or GPUs.
         timeout: Seconds after which a trial is killed; `None` for no limit.
-        command: Returns the command line that runs the trial of a folder.
         place: Where the trials run; `None` gives each trial that runs at the same time a place of its own.
         variables: Environment variables of the trials' processes. They replace those of this process.
     """
@@ -263,12 +237,10 @@ class LocalEngine(Engine):
         self,
         jobs: int = 1,
         timeout: float | None = None,
-        command: Callable[[Path], list[str]] | None = None,
         place: Place | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.jobs, self.timeout, self.command = jobs, timeout, command or trial_command
-        self.place, self.variables = place, dict(variables or {})
+        self.jobs, self.timeout, self.place, self.variables = jobs, timeout, place, dict(variables or {})
 
     def run(self, trials: Sequence[tuple[TrialSpec, Path]], progress: ProgressListener) -> None:
         self._places = [self.place] * self.jobs if self.place else places_for([trial for trial, _ in trials], self.jobs)
@@ -283,7 +255,7 @@ class LocalEngine(Engine):
         write_record(folder, trial, RUNNING)
         files.append(folder / "log.txt", f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n")
         variables = environment(self.jobs * trial.processes) | self._places[number].variables() | self.variables
-        return start_process(self.command(folder), folder, variables)
+        return start_process(trial_command(folder), folder, variables)
 
     def end(self, item: Running) -> dict[str, Any] | None:
         timed_out = item.handle.poll() is None
@@ -295,14 +267,11 @@ class LocalEngine(Engine):
             return record.to_json()
         # The trial did not record how it ended.
         if not (item.folder / "trial.json").exists():
-            timed_out, reason = False, "its folder or trial.json was removed while it ran"
-        elif timed_out:
-            reason = f"killed after {self.timeout:g} s (--timeout)"
-        elif status < 0:
-            reason = f"killed by signal {-status}"
-        else:
-            reason = _last_line(item.folder / "log.txt") or f"exit status {status}; log.txt is empty"
-        return record_end(item.trial, item.folder, "timeout" if timed_out else "error", reason)
+            return record_end(item.trial, item.folder, "error", "its folder or trial.json was removed while it ran")
+        if timed_out:
+            return record_end(item.trial, item.folder, "timeout", f"killed after {self.timeout:g} s (--timeout)")
+        ended = f"killed by signal {-status}" if status < 0 else _last_line(item.folder / "log.txt")
+        return record_end(item.trial, item.folder, "error", ended or f"exit status {status}; log.txt is empty")
 
     def kill(self, item: Running) -> int:
         """Kill the rest of a trial's process group, and return the exit status of its first process.
@@ -329,7 +298,7 @@ class LocalEngine(Engine):
 def _last_line(log: Path) -> str:
     """Return the last non-empty line of a log, shortened for tables."""
     try:
-        lines = log.read_bytes()[-LAST_BYTES:].decode(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()
     except OSError as error:
         return in_words(error)
     return next((line.strip()[:300] for line in reversed(lines) if line.strip() and not line.startswith("--- ")), "")

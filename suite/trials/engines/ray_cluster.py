@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Job:
     timeout: float | None
 
 
-class Ended:
+class Ended(ProgressListener):
     """What a worker sends back: a listener that keeps only how its trial ended.
 
     The command reads the progress from the shared folder.
@@ -82,11 +81,6 @@ class Ended:
     record: dict[str, Any]
     seconds: float
     content: Content | None = None
-
-    def started(self, *told: Any) -> None:
-        pass
-
-    position = epoch = started
 
     def ended(self, trial: TrialSpec, record: dict[str, Any], seconds: float) -> None:
         self.record, self.seconds = record, seconds
@@ -128,12 +122,8 @@ class RayEngine(Engine):
     def slots(self, waiting: Sequence[tuple[TrialSpec, Path]]) -> int:
         if time.monotonic() >= self._look:
             nodes, self._look = self._ray.nodes(), time.monotonic() + NODES_INTERVAL
-            if waiting:
-                try:
-                    self._needs = task_needs(nodes, waiting[0][0], self.jobs)
-                except UsageError:
-                    if not self._needs:  # otherwise the machines that had what a trial needs are down
-                        raise
+            if not self._needs:
+                self._needs = task_needs(nodes, waiting[0][0], self.jobs)
             before, self._slots = self._slots, sum(fits(node, self._needs) for node in nodes)
             if before and not self._slots:
                 log.warning("--engine ray: the machines of the cluster are down; trials wait until one is up again")
@@ -145,14 +135,8 @@ class RayEngine(Engine):
         # A worker that sees the output folder ignores the content that is sent.
         sent = {name: read_content(folder.parent / name) for name in names if (folder.parent / name).is_dir()}
         files.make_folder(folder)
-        remote = self._ray.remote(_run_on_node).options(
-            name=trial.trial_id,
-            num_cpus=self._needs["CPU"],
-            num_gpus=self._needs.get("GPU", 0),
-            max_retries=1,
-            retry_exceptions=False,
-            scheduling_strategy="SPREAD",
-        )
+        declared = {"num_cpus": self._needs["CPU"], "num_gpus": self._needs.get("GPU", 0), "max_retries": 1}
+        remote = self._ray.remote(_run_on_node).options(name=folder.name, scheduling_strategy="SPREAD", **declared)
         return remote.remote(job, self._needs, self._total, sent)
 
     def end(self, item: Running) -> dict[str, Any] | None:
@@ -165,24 +149,16 @@ class RayEngine(Engine):
                 write_content(item.folder, ended.content)
             return ended.record
         except self._ray.exceptions.RayError as error:
-            return record_end(item.trial, item.folder, "error", self._in_words(error))
+            # That of a task ends with what the task raised; the others begin with what happened.
+            line = -1 if isinstance(error, self._ray.exceptions.RayTaskError) else 0
+            reason = f"its Ray task failed: {(str(error).strip().splitlines() or [type(error).__name__])[line]}"[:300]
         except (OSError, UsageError) as error:
             reason = f"what its worker sent is not written: {in_words(error)}"
-            return record_end(item.trial, item.folder, "error", reason)
+        return record_end(item.trial, item.folder, "error", reason)
 
     def kill(self, item: Running) -> None:
         with contextlib.suppress(Exception):  # the cluster may be gone
             self._ray.cancel(item.handle, force=True)
-
-    def _in_words(self, error: Exception) -> str:
-        """Return in one line why a task has no result."""
-        known = self._ray.exceptions
-        cause = getattr(error, "cause", None)
-        lines = str(cause or error).strip().splitlines() or [type(error).__name__]
-        if isinstance(error, known.RayTaskError):
-            return f"its Ray task failed: {lines[0] if isinstance(cause, UsageError) else lines[-1]}"[:300]
-        died = (known.WorkerCrashedError, known.NodeDiedError, known.LocalRayletDiedError, known.OutOfMemoryError)
-        return f"{'its Ray worker died twice' if isinstance(error, died) else 'its Ray task failed'}: {lines[0]}"[:300]
 
 
 def connect(address: str, closing: contextlib.ExitStack) -> Any:
@@ -198,41 +174,39 @@ def connect(address: str, closing: contextlib.ExitStack) -> Any:
     if importlib.util.find_spec("ray") is None:
         raise UsageError("--engine ray: the package ray is not installed; install it with pip install -e '.[ray]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    options: dict[str, Any] = {"address": address}
     if address == "local":
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # everyone could read the file that Ray makes
         # A cluster that never leaves the machine has the loopback address, and its servers listen on that address
         # alone. Ray does so by default on Windows and macOS only. It reads this variable at its import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        options |= {"num_cpus": available_cores(), "object_store_memory": OBJECT_STORE_BYTES}
+        options |= {"include_dashboard": False}
     import ray  # an optional package, which reads these variables at its import
 
     if ray.is_initialized():
         return ray
-    options: dict[str, Any] = {"address": address}
-    if address == "local":
-        options |= {
-            "num_cpus": available_cores(),
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-        }
-    elif address != "auto":
-        _check_reachable(address)
-    variables = {"PYTHONPATH": environment(1)["PYTHONPATH"]} if "PYTHONPATH" in environment(1) else {}
+    variables = {name: value for name, value in environment(1).items() if name == "PYTHONPATH"}
     try:
         if address == "local":
             # Everyone could write to the files and sockets in Ray's default folder.
             options["_temp_dir"] = str(closing.enter_context(files.temporary_folder(TEMPORARY, socket_folder())))
+        elif address != "auto":  # Ray itself waits for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()
         # Ray's workers first import from the folder in which Ray starts.
         with contextlib.chdir(ROOT):
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables})
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         closing.close()
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        reason = text.splitlines()[0].rstrip(".")
         if address == "auto" and isinstance(error, ConnectionError):
             reason = "no Ray cluster is running"  # Ray's message names options that the suite does not have
         raise UsageError(
-            f"--ray-address {address}: {reason.rstrip('.')}; start a cluster with 'ray start --head', or type "
-            "--ray-address local"
+            f"--ray-address {address}: {reason}; start a cluster with 'ray start --head', which prints its address, or "
+            "type --ray-address local"
         ) from error
     closing.callback(ray.shutdown)
     return ray
@@ -242,22 +216,6 @@ def socket_folder() -> str:
     """Return the folder of temporary files, or /tmp if paths of Ray's sockets in that folder would be too long."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) + len(str(os.getuid())) <= LONGEST_TEMPORARY else "/tmp"
-
-
-def _check_reachable(address: str) -> None:
-    """Check that a server listens at an address, because Ray itself waits for minutes.
-
-    Raises:
-        UsageError: No server listens.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise UsageError(
-            f"--ray-address {address}: no Ray cluster answers there ({error.strerror or error}); 'ray start --head' "
-            "prints the address of the cluster that it starts"
-        ) from error
 
 
 def task_needs(nodes: Sequence[Mapping[str, Any]], trial: TrialSpec, jobs: int) -> dict[str, float]:
@@ -307,9 +265,9 @@ def make_token(folder: Path) -> Path:
     files.make_folder(folder)
     for path in folder.glob(f"{TOKEN}*"):
         path.unlink(missing_ok=True)
-    path = folder / f"{TOKEN}{secrets.token_hex(8)}"
-    path.touch()
-    return path
+    token = folder / f"{TOKEN}{secrets.token_hex(8)}"
+    token.touch()
+    return token
 
 
 def _run_on_node(job: Job, needs: Mapping[str, float], total: int, sent: Mapping[str, Content]) -> Ended:
@@ -335,14 +293,18 @@ def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
         UsageError: An earlier process of the same trial does not end.
     """
     if job.token.is_file():  # the output folder is shared
-        with only_process_of(job.folder):
+        files.make_folder(job.folder)
+        try:  # The log is locked, so that no file is added. On another machine, a killed command's processes end later.
+            lock = files.lock(job.folder / "log.txt", EARLIER_WORKER_S)
+        except TimeoutError:
+            raise UsageError(f"another process has trained it for {EARLIER_WORKER_S:.0f} s") from None
+        with lock:
             return _run(job, job.folder, at_a_time)
     with files.temporary_folder(TEMPORARY) as parent:
         for name, content in sent.items():
             write_content(parent / name, content)
-        folder = parent / job.spec.trial_id
-        ended = _run(job, folder, at_a_time)
-        ended.content = read_content(folder)
+        ended = _run(job, parent / job.spec.trial_id, at_a_time)
+        ended.content = read_content(parent / job.spec.trial_id)
         return ended
 
 
@@ -353,21 +315,6 @@ def _run(job: Job, folder: Path, at_a_time: int) -> Ended:
     ended = Ended()
     LocalEngine(1, job.timeout, place=place, variables=variables).run([(job.spec, folder)], ended)
     return ended
-
-
-def only_process_of(folder: Path) -> FileIO:
-    """Lock a trial until the result is closed or this process ends. It locks the log, so that no file is added.
-
-    Processes of a killed command end soon, but on another machine they do not end at once.
-
-    Raises:
-        UsageError: Another process holds the lock after `EARLIER_WORKER_S`.
-    """
-    files.make_folder(folder)
-    try:
-        return files.lock(folder / "log.txt", EARLIER_WORKER_S)
-    except TimeoutError:
-        raise UsageError(f"another process has trained {folder.name} for {EARLIER_WORKER_S:.0f} s") from None
 
 
 def read_content(folder: Path) -> Content:
@@ -383,16 +330,13 @@ def write_content(folder: Path, content: Content) -> None:
     """Replace the files of a folder, each atomically and the record last. Other files are removed.
 
     Raises:
-        UsageError: A path leads out of the folder, or through a symbolic link.
+        UsageError: A file would be written through a symbolic link.
         OSError: A file cannot be written.
     """
     files.make_folder(folder)
     old = set(read_content(folder)) - set(content)
     for name in sorted(content, key=lambda name: (name == "trial.json", name)):
-        path = folder / name
-        if ".." in path.parts or not path.is_relative_to(folder):
-            raise UsageError(f"a worker sent the file {name}, which is not in the folder of its trial")
-        files.make_folder(path.parent)
-        files.write(path, content[name])
+        files.make_folder((folder / name).parent)
+        files.write(folder / name, content[name])
     for name in old:
         (folder / name).unlink(missing_ok=True)

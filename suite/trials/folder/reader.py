@@ -220,7 +220,7 @@ def read(folder: Path, none_runs: bool = False) -> Records:
         damaged,
         times=tuple(_intact(TIMES.read, folder, damage) or ()),
         profiles=tuple(_intact(PROFILES.read, folder, damage) or ()),
-        tuned=_intact(read_tuned, folder, damage),
+        tuned=_intact(read_tuned, folder, damage) if (folder / "tune.json").exists() else None,
         untested=len(trials) - len(tested),
         damage=tuple(damage),
     )

@@ -15,21 +15,20 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from annotated_types import Interval
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from suite import files
 from suite.errors import UsageError
 from suite.trials.folder.records import read_record
-from suite.trials.process import RANK, die_with, environment
+from suite.trials.process import die_with, environment
+from suite.trials.ranks import in_allocation
 from suite.trials.ranks.processes import Failure, LocalRank, RankProcess
 from suite.trials.spec import TrialSpec
 
@@ -37,32 +36,16 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.2
 TRIALS = "trials"
-MEETING = ".ranks-"
-"""Beginning of the name of a file in a trial's folder through which its ranks on one machine meet."""
+"""Prefix of keys of the store: `/N` has the id of the N-th trial, `/N/RANK` how a rank ended; `/N/stop` ends it."""
+MEETING = ".ranks"
+"""File in a trial's folder through which its ranks on one machine meet."""
 Plan = Callable[[], tuple[Path, Sequence[TrialSpec]]]
 """Returns the output folder and the trials of a command line."""
 _END = "end"
-_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"  # torch reads it at its import
-
-ExitStatus = Annotated[int, Interval(ge=-255, le=255)]
-Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
-class Start:
-    """Message: every rank must start a trial.
-
-    Attributes:
-        trial: Id of the trial.
-        meeting: Where its ranks meet: a port, or the random end of the name of a file.
-    """
-
-    trial: Annotated[str, StringConstraints(max_length=255)]
-    meeting: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{1,32}$")]
-
-
-@dataclass(frozen=True)
-class RankEnd:
+class End:
     """Message: a rank of a trial has ended.
 
     Attributes:
@@ -70,16 +53,19 @@ class RankEnd:
         failure: How it failed; `None` if it did not fail or sent no reason.
     """
 
-    status: ExitStatus
+    status: Annotated[int, Interval(ge=-255, le=255)]
     failure: Failure | None = None
 
 
-def send(store: Any, key: str, message: object) -> None:
+_MESSAGE = TypeAdapter(End)
+
+
+def send(store: Any, key: str, message: End) -> None:
     """Write a message to the store."""
-    store.set(key, TypeAdapter(type(message)).dump_json(message))
+    store.set(key, _MESSAGE.dump_json(message))
 
 
-def receive(store: Any, key: str, kind: type[Message]) -> Message:
+def receive(store: Any, key: str) -> End:
     """Wait for a message in the store, and return it.
 
     Raises:
@@ -87,7 +73,7 @@ def receive(store: Any, key: str, kind: type[Message]) -> Message:
     """
     content = store.get(key)
     try:
-        return TypeAdapter(kind).validate_json(content, strict=True)
+        return _MESSAGE.validate_json(content, strict=True)
     except ValidationError:
         raise UsageError(
             f"the store of the ranks has {content[:80]!r} as {key}, which no command of this suite has written"
@@ -115,47 +101,41 @@ class Allocation:
     one_machine: bool = False
 
     @classmethod
-    def of_environment(cls) -> Self | None:
-        """Return the allocation of this command, or of the trial that it has started, as the environment describes it.
-
-        `None` if the command was started alone, and for a rank of a trial.
+    def of_environment(cls) -> Self:
+        """Return the allocation of this process, which belongs to one (`in_allocation`).
 
         Raises:
-            UsageError: Several processes were started without torchrun.
+            UsageError: The commands were started without torchrun.
         """
         variables = os.environ
-        if RANK in variables:
-            return None
-        if int(variables.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in variables:
-            if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                raise UsageError("several processes need the store of torchrun: start the command by torchrun")
-            return cls(
-                rank=int(variables["RANK"]),
-                size=int(variables["WORLD_SIZE"]),
-                local_rank=int(variables["LOCAL_RANK"]),
-                address=variables["MASTER_ADDR"],
-                port=int(variables["MASTER_PORT"]),
-                restart=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
-                one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
-            )
-        # A batch script has SLURM_NTASKS too. Only `srun` sets the number of tasks of a step.
-        if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "TORCHELASTIC_RUN_ID" not in variables:
+        if variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             raise UsageError(
-                "srun has started this command several times; let it start torchrun once per machine: "
+                "this command was started several times without torchrun; let srun start torchrun once per machine: "
                 "srun --ntasks-per-node 1 torchrun ... run_suite.py ... (docs/data-parallel.md)"
             )
-        return None
+        return cls(
+            rank=int(variables["RANK"]),
+            size=int(variables["WORLD_SIZE"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+            address=variables["MASTER_ADDR"],
+            port=int(variables["MASTER_PORT"]),
+            restart=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
+        )
 
-    def rendezvous(self, folder: Path, meeting: str) -> str:
+    def rendezvous(self, folder: Path, number: int) -> str:
         """Return the URL at which the ranks of a trial find each other.
 
-        On one machine this is a file in the folder of the trial, which only its owner can write to.
+        On one machine this is a file in the folder of the trial, which only its owner can write to. On several machines
+        it is a part of the store.
 
         Args:
             folder: Folder of the trial.
-            meeting: As in `Start`.
+            number: Number of the trial among those of rank 0's command, from 1.
         """
-        return f"file://{folder / MEETING}{meeting}" if self.one_machine else f"tcp://{self.address}:{meeting}"
+        if self.one_machine:
+            return f"file://{folder / MEETING}"
+        return f"tcp://{self.address}:{self.port}/pdt/{self.restart}/meeting/{number}"
 
     def store(self) -> Any:
         """Return a connection to the store."""
@@ -166,18 +146,13 @@ class Allocation:
 
 
 def lead(allocation: Allocation, command: Callable[[], int]) -> int:
-    """Run the command of rank 0, and send its exit status to the others when it ends."""
+    """Run the command of rank 0, return its exit status, and tell the others when it ends."""
     die_with(os.getppid())  # torchrun
     store = allocation.store()
-    status = 1
     try:
-        status = command()
-        return status
-    except UsageError:
-        status = 2
-        raise
+        return command()
     finally:
-        send(store, _END, status)
+        store.set(_END, "")
 
 
 def follow(allocation: Allocation, plan: Plan) -> int:
@@ -189,37 +164,28 @@ def follow(allocation: Allocation, plan: Plan) -> int:
             0 starts its first trial. Rank 0 has then found no error in the line.
 
     Returns:
-        The exit status of rank 0's command; 1 if torchrun, and with it the store, has ended without one.
-
-    Raises:
-        UsageError: The store has a message that no command of the suite has written.
+        0 after the end of rank 0's command, whose own status is what torchrun sees; 1 if torchrun, and with it the
+        store, has ended before.
     """
     die_with(os.getppid())  # torchrun
-    os.environ.setdefault(_LOG_LEVEL, "FATAL")  # no stack trace when the store is lost
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no stack trace when the store is lost
     import torch.distributed as dist
 
+    plan, number = functools.cache(plan), 1
     try:
-        return _follow(allocation, allocation.store(), functools.cache(plan))
+        store = allocation.store()
+        while True:
+            if store.check([f"{TRIALS}/{number}"]):
+                if not _is_over(store, number):
+                    send(store, f"{TRIALS}/{number}/{allocation.rank}", _run_rank(allocation, store, number, plan))
+                number += 1
+            elif store.check([_END]):
+                return 0
+            else:
+                time.sleep(POLL_INTERVAL)
     except dist.DistError:
         log.error("torchrun has ended")
         return 1
-
-
-def _follow(allocation: Allocation, store: Any, plan: Plan) -> int:
-    number = 1
-    while True:
-        if store.check([f"{TRIALS}/{number}"]):
-            if not _is_over(store, number):
-                try:
-                    end = _run_rank(allocation, store, number, plan)
-                except UsageError as error:
-                    end = RankEnd(1, Failure(allocation.rank, "error", str(error)))
-                send(store, f"{TRIALS}/{number}/{allocation.rank}", end)
-            number += 1
-        elif store.check([_END]):
-            return receive(store, _END, ExitStatus)
-        else:
-            time.sleep(POLL_INTERVAL)
 
 
 def _is_over(store: Any, number: int) -> bool:
@@ -231,29 +197,21 @@ def _is_over(store: Any, number: int) -> bool:
     return any(store.check([key]) for key in (f"{TRIALS}/{number}/stop", f"{TRIALS}/{number + 1}", _END))
 
 
-def in_allocation() -> bool:
-    """Return whether this process belongs to a command of an allocation."""
-    return Allocation.of_environment() is not None
-
-
-def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> RankEnd:
-    """Run this rank of a trial, and return how it ended.
-
-    Raises:
-        UsageError: This command has not planned that trial, or does not see its folder.
-    """
-    start = receive(store, f"{TRIALS}/{number}", Start)
-    folder = _checked_folder(*plan(), start.trial)
-    variables = {name: value for name, value in environment(1).items() if name != _LOG_LEVEL}
-    url = allocation.rendezvous(folder, start.meeting)
+def _run_rank(allocation: Allocation, store: Any, number: int, plan: Plan) -> End:
+    """Run this rank of a trial, and return how it ended."""
+    try:
+        folder = _checked_folder(*plan(), store.get(f"{TRIALS}/{number}").decode(errors="replace"))
+    except UsageError as error:
+        return End(1, Failure(allocation.rank, "error", str(error)))
+    url = allocation.rendezvous(folder, number)
     with files.temporary_folder("pdt-rank-") as reports:
-        rank = LocalRank(allocation.rank, allocation.local_rank, folder, url, reports, variables)
+        rank = LocalRank(allocation.rank, allocation.local_rank, folder, url, reports, environment(1))
         try:
             while (status := rank.poll()) is None and not _is_over(store, number):
                 time.sleep(POLL_INTERVAL)
         finally:
             rank.kill()
-        return RankEnd(status or 0, rank.failure())
+        return End(status or 0, rank.failure())
 
 
 def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Path:
@@ -265,8 +223,8 @@ def _checked_folder(out: Path, trials: Sequence[TrialSpec], trial_id: str) -> Pa
     planned = next((trial for trial in trials if trial.trial_id == trial_id), None)
     if planned is None:
         raise UsageError(
-            f"rank 0 starts the trial {trial_id!r}, which the command of this rank has not planned; all ranks need the "
-            "same command line and the same kind of machine"
+            f"rank 0 starts the trial {trial_id[:255]!r}, which the command of this rank has not planned; all ranks "
+            "need the same command line and the same kind of machine"
         )
     folder = out / "trials" / trial_id
     record = read_record(folder)
@@ -288,19 +246,19 @@ class RemoteRank:
 
     def __init__(self, store: Any, number: int, rank: int) -> None:
         self._store, self._trial, self._rank = store, f"{TRIALS}/{number}", rank
-        self._ended: RankEnd | None = None
+
+    def _end(self) -> End | None:
+        key = f"{self._trial}/{self._rank}"
+        return receive(self._store, key) if self._store.check([key]) else None
 
     def poll(self) -> int | None:
-        key = f"{self._trial}/{self._rank}"
-        if self._ended is None and self._store.check([key]):
-            self._ended = receive(self._store, key, RankEnd)
-        return self._ended.status if self._ended else None
+        return end.status if (end := self._end()) else None
 
     def kill(self) -> None:
         self._store.set(f"{self._trial}/stop", "")
 
     def failure(self) -> Failure | None:
-        return self._ended.failure if self._ended else None
+        return end.failure if (end := self._end()) else None
 
 
 @contextlib.contextmanager
@@ -310,29 +268,16 @@ def remote_ranks(folder: Path) -> Iterator[tuple[str, Mapping[int, RankProcess]]
     Yields:
         The URL at which the ranks meet, and the other ranks by number; both are empty outside an allocation.
     """
-    allocation = Allocation.of_environment()
-    if allocation is None:
+    if not in_allocation():
         yield "", {}
         return
-    _remove_meetings(folder)  # a killed command may have left some
+    allocation = Allocation.of_environment()
     store = allocation.store()
-    if allocation.one_machine:
-        meeting = secrets.token_hex(16)
-    else:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            meeting = str(free.getsockname()[1])
+    (folder / MEETING).unlink(missing_ok=True)  # a killed command may have left it
     number = store.add("count", 1)
-    send(store, f"{TRIALS}/{number}", Start(folder.name, meeting))
+    store.set(f"{TRIALS}/{number}", folder.name)
     try:
-        yield (
-            allocation.rendezvous(folder, meeting),
-            {rank: RemoteRank(store, number, rank) for rank in range(1, allocation.size)},
-        )
+        ranks = {rank: RemoteRank(store, number, rank) for rank in range(1, allocation.size)}
+        yield allocation.rendezvous(folder, number), ranks
     finally:
-        _remove_meetings(folder)
-
-
-def _remove_meetings(folder: Path) -> None:
-    for path in folder.glob(f"{MEETING}*"):
-        path.unlink(missing_ok=True)
+        (folder / MEETING).unlink(missing_ok=True)

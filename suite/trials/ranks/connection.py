@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -53,28 +51,9 @@ def join_ranks(spec: TrialSpec) -> None:
     if spec.device == "cuda":
         torch.cuda.set_device(cuda_device())
     url = os.environ[RENDEZVOUS]
-    options: dict[str, Any] = {"init_method": url}
-    if url.startswith("file://"):
-        if loopback := _loopback():
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(variable, loopback)
-        # torch would read the name of a folder such as `a#b` as a URL, so it gets a path.
-        options = {"store": dist.FileStore(url.removeprefix("file://"), spec.processes)}
-        options["store"].set_timeout(WAIT_FOR_OTHERS)
-    with _limited(rank):
-        dist.init_process_group(
-            "nccl" if spec.device == "cuda" else "gloo",
-            **options,
-            rank=rank,
-            world_size=spec.processes,
-            timeout=WAIT_FOR_OTHERS,
-        )
-        dist.barrier()  # NCCL connects in its first call
-
-
-@contextlib.contextmanager
-def _limited(rank: int) -> Iterator[None]:
-    """End this process, and with it the trial, if what is inside takes longer than `CONNECT_SECONDS`."""
+    if url.startswith("file://") and (loopback := _loopback()):
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, loopback)
 
     def end() -> None:
         message = f"rank {rank} was not connected with the other ranks after {CONNECT_SECONDS:g} s"
@@ -86,9 +65,27 @@ def _limited(rank: int) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        store = _store(url, spec.processes)
+        store.set_timeout(WAIT_FOR_OTHERS)
+        dist.init_process_group(
+            "nccl" if spec.device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=spec.processes,
+            timeout=WAIT_FOR_OTHERS,
+        )
+        dist.barrier()  # NCCL connects in its first call
     finally:
         timer.cancel()
+
+
+def _store(url: str, processes: int) -> dist.Store:
+    """Return the store through which the ranks of a trial meet: a file, or a part of the store of torchrun."""
+    if url.startswith("file://"):
+        return dist.FileStore(url.removeprefix("file://"), processes)
+    parts = urlsplit(url)
+    store = dist.TCPStore(parts.hostname or "", parts.port or 0, is_master=False, wait_for_workers=False)
+    return dist.PrefixStore(parts.path, store)
 
 
 def _loopback() -> str:

@@ -94,19 +94,11 @@ class LocalRank:
     """
 
     def __init__(
-        self,
-        rank: int,
-        local_rank: int,
-        folder: Path,
-        rendezvous: str,
-        reports: Path,
-        variables: Mapping[str, str],
+        self, rank: int, local_rank: int, folder: Path, rendezvous: str, reports: Path, variables: Mapping[str, str]
     ) -> None:
         self.report = reports / f"{rank}.json"
         own = {RANK: str(rank), LOCAL_RANK: str(local_rank), RENDEZVOUS: rendezvous, REPORTS: str(reports)}
-        # The ranks of a trial have their own store.
-        kept = {name: value for name, value in variables.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
-        self.process = start_process(trial_command(folder), folder, kept | own)
+        self.process = start_process(trial_command(folder), folder, {**variables, **own})
 
     def poll(self) -> int | None:
         return self.process.poll()
