@@ -12,23 +12,22 @@ import json
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 import reports
 from suite import files
-from suite.cli.options import LINE_WIDTH, Parser, whole
+from suite.cli.options import Parser, whole
+from suite.cli.run import console
 from suite.errors import UsageError, in_words, validate
 from suite.trials.folder import packed
 from suite.trials.folder.entries import Entry, EntryFile
 from suite.trials.folder.profiles import PROFILES, MethodProfile
-from suite.trials.folder.reader import NotTestedError, read, update_table
+from suite.trials.folder.reader import NotTestedError, read, read_trials, update_table
 from suite.trials.folder.records import TrialRecord, as_text, load_record, read_record
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
@@ -62,8 +61,8 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--latex", action="store_true", help="also write the first tables for a paper, report.tex")
     namespace = parser.read(arguments)
     folder = _suite_folder(namespace.folder, "report")
-    for path in Store(folder).trial_folders() if namespace.target else ():
-        if (record := read_record(path)) and (classes := record.provenance.get("data", {}).get("classes")):
+    for trial in read_trials(folder, whole=False)[0] if namespace.target else ():
+        if classes := trial.provenance.get("data", {}).get("classes"):
             refuse_guesses(namespace.target, classes)
     update(folder, namespace.target, namespace.latex)
     if namespace.latex:
@@ -173,22 +172,14 @@ def compare(arguments: Sequence[str]) -> int:
     from reports import comparison  # imports numpy and pandas, which take time that wrong options should not cost
 
     difference = comparison.compare(*map(read, paths))
-    tables = comparison.tables(difference)
+    text = comparison.as_markdown(comparison.tables(difference), *paths)
     if page is not None:
         with files.errors_of(page.parent):
-            files.write(page, comparison.as_markdown(tables, *paths))
+            files.write(page, text)
     if typed.json:
         print(json.dumps(comparison.as_json(difference), indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    for table in tables:
-        shown = Table(title=table.caption)
-        for column in table.columns:
-            head = f"{column.title} ({column.unit})" if column.unit else column.title
-            shown.add_column(head, justify="right" if column.numeric else "left", overflow="fold")
-        for row in table.rows:
-            shown.add_row(*(cell.text.replace("[", r"\[") for cell in row))  # rich reads a bracket as a style
-        console.print(shown)
+    console().print(Markdown(re.sub("<sup>(.*?)</sup>", r" ^\1", text)))
     if page is not None:
         print(f"compare: {page}")
     return 0
@@ -270,11 +261,7 @@ def export(arguments: Sequence[str]) -> int:
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
     page = destination / "report.md"
     said = page if page.exists() else "none, since its trials were not evaluated on test images"
-    print(
-        "\n".join(
-            [f"export: {destination}, {size / 1e6:.1f} MB; report: {said}", *(f"damaged: {line}" for line in damage)]
-        )
-    )
+    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {said}", *damage, sep="\ndamaged: ")
     return 0
 
 
@@ -367,23 +354,21 @@ def choose(sources: Sequence[Path]) -> tuple[dict[str, Copy], list[str]]:
         The trials by id, and a line for each trial that is not done in some folders that have it.
 
     Raises:
-        UsageError: A folder has no trial, or a trial is done in two folders with different records.
+        UsageError: A trial is done in two folders with different records.
     """
     copies: dict[str, list[Copy]] = {}
     for source in sources:
         store = Store(source)
-        states = {path: store.state(path.name) for path in store.trial_folders()}
-        if not any(status for status, _ in states.values()):
-            raise UsageError(f"merge {source}: no results: no trials/*/trial.json exists")
-        for path, (status, reason) in states.items():
+        for path in store.trial_folders():
+            status, reason = store.state(path.name)
             if status:
                 state = f"damaged ({reason})" if reason else status
                 copies.setdefault(path.name, []).append(Copy(source, path, state))
     chosen, notes = {}, []
     for name, trials in sorted(copies.items()):
         done = [trial for trial in trials if trial.state == "done"]
-        for other in done[1:]:
-            _check_same(done[0], other)
+        for second in done[1:]:
+            _check_same(done[0], second)
         # An exported copy has fewer files: it lacks the model and the stages.
         best = max(done, key=lambda trial: sum(1 for _ in trial.folder.rglob("*")), default=trials[0])
         if others := [f"{trial.state} in {trial.source}" for trial in trials if trial not in (*done, best)]:
@@ -444,14 +429,11 @@ def combine_commands(sources: Sequence[Path]) -> dict[str, Any]:
         [{"folder": files.without_home(str(source)), **command} for command in suite["commands"]]
         for source, suite in zip(sources, suites, strict=True)
     ]
-    commands: list[dict[str, Any]] = []
-    known: list[dict[str, Any]] = []  # without folders: copied and merged folders have the same commands
+    commands: dict[str, dict[str, Any]] = {}  # by their text without folder: copied folders have the same commands
     for command in heapq.merge(*named, key=time_of):  # commands of a folder keep their order
-        if (plain := {**command, "folder": ""}) not in known:
-            known.append(plain)
-            commands.append(command)
+        commands.setdefault(as_text({**command, "folder": ""}), command)
     latest = max(suites, key=lambda suite: max(map(time_of, suite["commands"]), default=""))
-    return {**latest, "commands": commands}
+    return {**latest, "commands": [*commands.values()]}
 
 
 def combine(
