@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from suite import registry
-from suite.choices import MethodChoice, ModelChoice
+from suite.choices import MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import Parser, read_data_root
 from suite.engine.cost.hardware import emulated_dtype
-from suite.errors import UsageError
 from suite.files import default_data_root
 from suite.recipe import FLUSH
-from suite.trials.planning import read_choices, read_names
+from suite.trials.planning import read_names
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +48,9 @@ def check(arguments: Sequence[str]) -> int:
     if warning := emulated_dtype("cpu", dtype):
         log.warning("%s", warning)
     choice = MethodChoice.read(namespace.method)
-    read_names(namespace.task, "task", "--task")
-    if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
-        raise UsageError(f"--model '{namespace.model}': expected one model")
+    TaskChoice.read(namespace.task)
+    if namespace.model:
+        ModelChoice.read(namespace.model)
     data_root = namespace.data_root or read_data_root(default_data_root())
     subject = choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype
     results = conformance.check(*subject)

@@ -43,7 +43,7 @@ from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
-from suite.trials.folder.records import TrialRecord, read_record
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.store import Store
 from suite.trials.invocation import command_line
 from suite.trials.progress import TrialProgress, duration
@@ -261,8 +261,7 @@ def train(
         with TrialProgress([trial for trial, _ in chosen], console()) as progress:
             engine.run(chosen, CallingListener(progress, trials, functions) if functions else progress)
     except KeyboardInterrupt:
-        records = (read_record(trials / trial.trial_id) for trial in command.trials)
-        if _is_tested(command) and any(record and record.done for record in records):
+        if _is_tested(command):
             log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(command.folder)))
         raise
 

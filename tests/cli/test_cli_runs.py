@@ -126,18 +126,17 @@ def test_ctrl_c_gives_130_and_the_same_command_continues(suite, folder):
     assert suite("--out", "out") == 0
 
 
-@pytest.mark.parametrize("status", ["done", "error"])
-def test_an_interrupted_run_names_the_command_that_shows_what_is_finished(suite, monkeypatch, caplog, status):
+def test_an_interrupted_run_names_the_command_that_shows_what_is_finished(suite, monkeypatch, caplog):
     def interrupted(engine, trials, progress):
         trial, place = trials[0]
         place.mkdir(parents=True)
-        write_record(place, trial, status)
+        write_record(place, trial, "done")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local.LocalEngine, "run", interrupted)
     caplog.set_level("INFO")
     assert suite("--out", "out") == 130
-    assert any(line.endswith("/out shows what is finished") for line in caplog.messages) == (status == "done")
+    assert any(line.endswith("/out shows what is finished") for line in caplog.messages)
 
 
 def test_a_programming_error_keeps_its_traceback(suite, monkeypatch):
