@@ -24,7 +24,7 @@ def check(arguments: Sequence[str]) -> int:
     """
     parser = Parser("check", description="Check that a method keeps the contract of suite/method.py.")
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
-    parser.add_plugins()
+    parser.add_plugins(read=str)
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
     parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
     parser.add_argument("--data-root", metavar="DIR", type=read_data_root, help="folder of the data sets, as for run")
@@ -43,7 +43,6 @@ def check(arguments: Sequence[str]) -> int:
     use_arithmetic(FLUSH)  # before a plugin can make torch start threads
     for path in namespace.plugin:
         registry.load_plugin(path)
-    read_names(namespace.method, "method", "check")
     dtype = resolve_dtype(namespace.dtype, "cpu")
     if warning := emulated_dtype("cpu", dtype):
         log.warning("%s", warning)

@@ -21,7 +21,6 @@ from suite.errors import UsageError, nearest
 from suite.parameters import REQUIRED, allowed, search_of, show
 from suite.recipe import Tuning
 from suite.registry import KINDS
-from suite.trials.planning import read_names
 from suite.trials.spec import PAPER_SEEDS, PRESETS
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ def list_all(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON: {kind: [{name, summary, origin}]}")
     parser.add_plugins("also list what this Python file registers")
     namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        registry.load_plugin(path)
     listed = {
         title: [entry for _, entry in sorted(registry.entries(kind).items())]
         for title, kind in plural.items()
@@ -91,18 +88,14 @@ def describe(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_plugins()
     namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        registry.load_plugin(path)
-    if namespace.task:
-        read_names(namespace.task, "task", "--task")
     name, bracket, _ = namespace.name.partition("[")
-    kinds = [kind for kind in _DESCRIBE if (name in PRESETS if kind == "preset" else registry.find(kind, name))]
-    if not kinds:
+    registered = [kind for kind in KINDS if kind in _DESCRIBE]
+    kind = next((kind for kind in registered if registry.find(kind, name)), "preset" if name in PRESETS else "")
+    if not kind:
         if "/" in name or registry.find("model", f"{name}/"):
             raise UsageError(registry.unknown("model", name))
-        hint = nearest(name, [*PRESETS, *(known for kind in KINDS for known in registry.names(kind))])
+        hint = nearest(name, [*PRESETS, *(known for kind in registered for known in registry.names(kind))])
         raise UsageError(f"nothing is called '{name}'{hint if 'did you mean' in hint else '; list shows all names'}")
-    kind = kinds[0]
     if kind != "model" and (namespace.layers or namespace.data_root):
         raise UsageError(f"describe {name}: --layers and --data-root are for models, and '{name}' is a {kind}")
     if bracket and kind in ("reproduction", "preset"):
@@ -111,8 +104,6 @@ def describe(arguments: Sequence[str]) -> int:
         description = describe_model(namespace.name, namespace.task, namespace.data_root, namespace.layers)
     else:
         description = _DESCRIBE[kind](namespace.name, namespace.task)
-    if len(kinds) > 1:
-        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kind}"
     print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
@@ -179,12 +170,12 @@ def _describe_task(text: str, task: str) -> dict[str, Any]:
     presets = {preset: choice.parameters(preset) for preset in PRESETS}
     of_preset = {preset: choice.build(values) for preset, values in presets.items()}
     thing = choice.build()
-    facts = {
+    return {
         **_common(choice),
         "title": thing.title,
         "input_shapes": {preset: list(built.inputs(built.recipe(preset)).shape) for preset, built in of_preset.items()},
         "classes": thing.num_classes,
-        "detected_in_the_data": thing.detected,
+        "detected_in_the_data": thing.detected or None,
         "source": thing.source,
         "parameters": describe_parameters(choice, presets),
         "paper_recipe": thing.paper_recipe,
@@ -203,8 +194,6 @@ def _describe_task(text: str, task: str) -> dict[str, Any]:
             for name, published in thing.paper_recipes.items()
         },
     }
-    optional = ("detected_in_the_data", "parameters", "default_models_on_cuda")
-    return {name: value for name, value in facts.items() if value or name not in optional}
 
 
 def describe_model(text: str, task: str, data_root: Path | None = None, layers: bool = True) -> dict[str, Any]:
@@ -224,11 +213,9 @@ def describe_model(text: str, task: str, data_root: Path | None = None, layers: 
     from suite.engine.network.layers import plannable
 
     choice = ModelChoice.read(text)
-    arguments = inspect.signature(choice.definition).parameters
-    shape, classes = (
-        arguments[name].default if name in arguments and arguments[name].default is not REQUIRED else value
-        for name, value in (("input_shape", (3, 32, 32)), ("num_classes", 10))
-    )
+    parameters = inspect.signature(choice.definition).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.default is not REQUIRED}
+    shape, classes = defaults.get("input_shape", (3, 32, 32)), defaults.get("num_classes", 10)
     copy = None
     if task:
         chosen = TaskChoice.read(task)

@@ -128,7 +128,9 @@ def _measure(verb: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
     parser.add_argument("--threads", metavar="N", type=whole(1, 1000), help="threads of torch (default: as the trials)")
     parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
-    parser.add_plugins("Python file that defines what the folder trained; a file that is not typed here is not run")
+    parser.add_plugins(
+        "Python file that defines what the folder trained; a file that is not typed here is not run", str
+    )
     typed = {name: value for name, value in vars(parser.read(arguments)).items() if value is not None}
     folder = _suite_folder(typed.pop("folder"), verb)
 

@@ -28,7 +28,6 @@ from suite.trials.folder.targets import read_targets
 from suite.trials.planning import read_names, read_override
 from suite.trials.spec import DTYPES, PRESETS, read_device, read_seeds
 
-LINE_WIDTH = 140  # characters, where the output is not a terminal
 BY_COMMAS = "lists are separated by commas, without spaces"
 
 
@@ -48,9 +47,12 @@ class Parser(argparse.ArgumentParser):
             **keywords,
         )
 
-    def add_plugins(self, text: str = "Python file that registers it") -> None:
-        """Add `--plugin`, which may be repeated."""
-        self.add_argument("--plugin", metavar="FILE", action="append", default=[], help=text)
+    def add_plugins(
+        self, text: str = "Python file that registers it", read: Callable[[str], Any] | None = None
+    ) -> None:
+        """Add `--plugin`, which may be repeated, and whose files are imported unless `read` does something else."""
+        read = read or registry.load_plugin
+        self.add_argument("--plugin", metavar="FILE", action="append", default=[], help=text, type=read)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -98,19 +100,16 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 _POSITIVE, _COUNT = of_type(Annotated[float, Gt(0)]), whole(1, 1000)
-_plugin = functools.partial(read_path, option="--plugin")
 
 
 def read_data_root(text: str) -> Path:
     """Return the folder of the data sets, which exists unless it is the default.
 
     Raises:
-        UsageError: It does not exist, or is a file.
+        UsageError: It does not exist, or is no folder.
     """
     path = read_path(text, "--data-root")
-    if next(folder for folder in (path, *path.parents) if folder.exists()).is_file():
-        raise UsageError(f"--data-root {text}: is a file, not a folder")
-    if text != default_data_root() and not path.exists():  # a download creates the default
+    if text != default_data_root() and not path.is_dir():  # a download creates the default
         raise UsageError(f"--data-root {text}: there is no such folder; create it to download into it")
     return path
 
@@ -121,6 +120,11 @@ def _out(text: str) -> Path:
     path = read_path(text, "--out")
     Store(path).check()
     return path
+
+
+def _plugin(text: str) -> Path:
+    registry.load_plugin(text)
+    return read_path(text, "--plugin")
 
 
 def _ray_address(text: str) -> str:
@@ -272,8 +276,6 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     typed = _given(namespace)
     config = read_config(typed["config"]) if "config" in typed else {}
     values = config | typed
-    for path in values.get("plugin", ()):
-        registry.load_plugin(path)
     for name, kind in (("methods", "method"), ("task", "task"), ("model", "model")):
         if name in values:
             read_names(values[name], kind, f"--{name}")

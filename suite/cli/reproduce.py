@@ -50,8 +50,6 @@ def reproduce(arguments: Sequence[str]) -> int:
         UsageError: The command cannot be run; nothing was written.
     """
     namespace = parser().read(arguments)
-    for path in namespace.plugin or ():
-        registry.load_plugin(path)
     reproduction = registry.get("reproduction", namespace.name)()
     parts = reproduction.declared.parts
     typed_parts = _read_parts(namespace.parts, [part.name for part in parts])

@@ -20,22 +20,8 @@ import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.main import check_system
-from suite.cli.options import (
-    LINE_WIDTH,
-    Parser,
-    RunOptions,
-    add_run_options,
-    program_name,
-    read_run_options,
-    resolve_run_options,
-)
-from suite.engine.cost.hardware import (
-    available_cores,
-    busy_advice,
-    competition,
-    threads_of_environment,
-    too_many_threads,
-)
+from suite.cli.options import Parser, RunOptions, add_run_options, program_name, read_run_options, resolve_run_options
+from suite.engine.cost import hardware
 from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
@@ -52,6 +38,7 @@ from suite.trials.spec import Prepared, TrialSpec
 
 log = logging.getLogger(__name__)
 
+LINE_WIDTH = 140  # characters, where the output is not a terminal
 IN_USE = "; wait for it, or train into another folder with --out and join the two with merge"
 PLAN_EPILOG = """\
 All options of run apply too (run --help). For each kind of trial, 20 steps of each stage are timed with
@@ -219,7 +206,7 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
     Args:
         count: Number of trials that are to run.
     """
-    suite, trials, cores = command.suite, command.trials, available_cores()
+    suite, trials, cores = command.suite, command.trials, hardware.available_cores()
     for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
         log.info("%s: %s", task, note)
     for line in recipe_lines(trials):
@@ -231,9 +218,11 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
     where = f"on {suite.device} in {formats}, into {command.folder}"
     log.info("%d of %d trials to run %s", count, len(trials), where)
     wanted = options.jobs * options.nproc_per_trial
-    if busy := competition(command.provenance["busy_cores"], cores):
-        log.warning("%s%s", busy, "; each trial has one thread" if has_one_thread(options, command) else busy_advice())
-    if warning := too_many_threads(wanted, cores):
+    if busy := hardware.competition(command.provenance["busy_cores"], cores):
+        log.warning(
+            "%s%s", busy, "; each trial has one thread" if has_one_thread(options, command) else hardware.busy_advice()
+        )
+    if warning := hardware.too_many_threads(wanted, cores):
         log.warning("%s", warning)
     if suite.device == "cpu" and options.nproc_per_trial > 1 and wanted > cores and options.engine == "local":
         log.warning("%d processes train at the same time on %d core(s), and take time from each other", wanted, cores)
@@ -302,9 +291,9 @@ def has_one_thread(options: RunOptions, command: Prepared) -> bool:
 
     Several threads would wait for each other, and the times of `smoke` are no results.
     """
-    busy = competition(command.provenance["busy_cores"], available_cores())
+    busy = hardware.competition(command.provenance["busy_cores"], hardware.available_cores())
     smoke = command.suite.preset == "smoke"
-    return bool(busy) and smoke and options.engine == "local" and not threads_of_environment()
+    return bool(busy) and smoke and options.engine == "local" and not hardware.threads_of_environment()
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
@@ -338,25 +327,24 @@ def summary(records: Sequence[TrialRecord]) -> Table:
     for column in ("epochs", "done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
     most: dict[tuple[str, str], float] = {}  # epochs by task and model
-    rows: dict[tuple[str, str, str, float], list[TrialRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.spec.task, record.spec.model, record.spec.label)):
+    rows: dict[tuple[str, str, bool, str, float], list[TrialRecord]] = {}  # dense first, and most epochs first
+    for record in records:
         spec, epochs = record.spec, record.number("epochs") or 0
-        rows.setdefault((spec.task, spec.model, spec.label, epochs), []).append(record)
+        key = (spec.task, spec.model, spec.method != BASELINE, spec.label, -epochs)
+        rows.setdefault(key, []).append(record)
         if "epochs" not in spec.replaced:  # those of its method alone
-            most[spec.task, spec.model] = max(most.get((spec.task, spec.model), 0), epochs)
-    for task, model, method, epochs in sorted(
-        rows, key=lambda row: (*row[:2], row[2].partition("[")[0] != BASELINE, -row[3])
-    ):
-        group = rows[task, model, method, epochs]
+            most[key[:2]] = max(most.get(key[:2], 0), epochs)
+    for key, group in sorted(rows.items(), key=lambda row: row[0]):
+        task, model, _, method, epochs = key
         done = [record for record in group if record.done]
-        longest = rows.get((task, model, BASELINE, most.get((task, model), 0)), ())
+        longest = rows.get((task, model, False, BASELINE, -most.get((task, model), 0)), ())
         whole = next(filter(None, (record.number("train_flops_dense") for record in longest)), None)
         accuracy, seconds = (
             _mean(record.number(name) for record in done) for name in ("test_accuracy", "train_time_s")
         )
         table.add_row(
             *map(escape, (task, model, method)),
-            f"{epochs:g}" if epochs else "",
+            f"{-epochs:g}" if epochs else "",
             f"{len(done)}/{len(group)}",
             "" if accuracy is None else f"{100 * accuracy:.2f} %",
             "" if seconds is None else mark_disturbed(duration(seconds), any(map(is_disturbed, done))),

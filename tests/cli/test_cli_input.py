@@ -36,7 +36,7 @@ NAMES = [
     (["--controls", "--controls"], "--controls is given twice"),
     (["--seeds=--"], "expected a value"),
     (["--contols"], "did you mean '--controls'"),
-    (["--data-root", "toy.py"], "is a file"),
+    (["--data-root", "toy.py"], "there is no such folder"),
     (["--data-root", "dta"], "--data-root dta: there is no such folder; create it to download into it"),
     (["--device", "gpu"], "--device 'gpu'; did you mean 'cuda'?"),
     (["--device", "GPU:1"], "did you mean 'cuda:0'?"),

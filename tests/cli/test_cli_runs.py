@@ -68,7 +68,7 @@ def test_a_failed_trial_gives_1_and_a_report(suite, folder, capsys):
     assert (out / "results.csv").read_text().count("\n") == 4
     capsys.readouterr()
     assert cli.main(["report", "out"]) == 0
-    assert capsys.readouterr().out == f"report: {Path('out', 'report.html')}\n"
+    assert capsys.readouterr().out == f"report: {out / 'report.html'}\n"
 
 
 def test_a_folder_in_use_is_refused(suite, folder, capsys, monkeypatch):
@@ -87,7 +87,7 @@ def test_smoke_trains_with_one_thread_on_a_busy_machine(suite, folder, monkeypat
         return int(path.read_text())
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("suite.cli.run.competition", lambda load, cores: "others are running")
+    monkeypatch.setattr("suite.engine.cost.hardware.competition", lambda load, cores: "others are running")
     assert suite("--out", "busy") == 0
     assert (threads("busy"), "others are running; each trial has one thread" in caplog.text) == (1, True)
     monkeypatch.setenv("OMP_NUM_THREADS", "")

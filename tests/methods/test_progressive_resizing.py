@@ -132,7 +132,9 @@ def test_what_is_impossible_is_refused_when_the_command_is_planned(methods, over
 
 @pytest.mark.parametrize(("model", "smallest"), [("airbench[width=0.125]", 9), ("resnet9[width=0.125]", 11)])
 def test_sizes_that_a_network_cannot_take_are_refused_before_training(model, smallest):
-    with pytest.raises(UsageError, match=rf"the smallest are {smallest}x{smallest}; progressive.* sets the training size 8$"):
+    with pytest.raises(
+        UsageError, match=rf"the smallest are {smallest}x{smallest}; progressive.* sets the training size 8$"
+    ):
         rehearse([trial("progressive_resizing[start=0.25]", model)])
 
 
