@@ -205,6 +205,9 @@ def describe_model(text: str, task: str, data_root: Path | None = None, layers: 
         data_root: Folder of the user's images, for a task that reads them; `None` without one.
         layers: Whether to list the FLOPs of each layer's products.
     """
+    if data_root and not (task and TaskChoice.read(task).build().needs_data_root("quick")):
+        raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
+
     # These import torch, which describing other things does not need.
     from suite.engine.cost.flops import PRODUCTS, count, count_model
     from suite.engine.cost.paper_conventions import CONVENTIONS
@@ -221,11 +224,9 @@ def describe_model(text: str, task: str, data_root: Path | None = None, layers: 
         chosen = TaskChoice.read(task)
         built = chosen.build(chosen.parameters("quick"))
         recipe = built.recipe("quick")
-        if data_root and built.needs_data_root("quick"):
+        if data_root:
             copy = built.prepare(data_root, "quick", recipe)
         shape, classes = built.inputs(recipe, copy)
-    if data_root and copy is None:
-        raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
     choice.check_size(shape, classes)
     model = choice.build(shape, classes)
     counts = count(model, shape)

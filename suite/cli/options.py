@@ -325,7 +325,7 @@ def read_config(text: str) -> dict[str, Any]:
     try:
         words = [word for key, value in tomllib.loads(content.decode()).items() for word in _words(key, value)]
         return _given(run_parser().read(words))
-    except (ValueError, UsageError) as error:
+    except (ValueError, UsageError, RecursionError) as error:  # a table may be nested thousands of times
         raise UsageError(f"--config {text}: {error}") from error
 
 

@@ -67,13 +67,19 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
     """
-    options = read_run_options(arguments)
-    if (allocation := Allocation.of_environment()) is None:
+
+    def run_all(options: RunOptions) -> int:
         return run_prepared(options, prepared(options), functions=functions)
-    options = _of_allocation(options, allocation)
+
+    if (allocation := Allocation.of_environment()) is None:
+        return run_all(read_run_options(arguments))
+
+    def options() -> RunOptions:  # called by `follow` and `lead`, so that rank 0 alone says what is wrong
+        return _of_allocation(read_run_options(arguments), allocation)
+
     if allocation.rank:
-        return follow(allocation, lambda: _planned_by_rank(options))
-    return lead(allocation, lambda: run_prepared(options, prepared(options), functions=functions))
+        return follow(allocation, lambda: _planned_by_rank(options()))
+    return lead(allocation, lambda: run_all(options()))
 
 
 def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -> int:
