@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from suite import registry
-from suite.choices import MethodChoice, ModelChoice
+from suite.choices import MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import Parser, read_data_root
 from suite.engine.cost.hardware import emulated_dtype
-from suite.errors import UsageError
 from suite.files import default_data_root
 from suite.recipe import FLUSH
-from suite.trials.planning import read_choices, read_names
+from suite.trials.planning import read_names
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ def check(arguments: Sequence[str]) -> int:
     """
     parser = Parser("check", description="Check that a method keeps the contract of suite/method.py.")
     parser.add_argument("method", metavar="METHOD", help="method, with parameters in brackets: sdgp[n=1,m=4]")
-    parser.add_plugins()
+    parser.add_plugins(read=str)
     parser.add_argument("--task", metavar="TASK", default="digits", help="task to train on (default: digits)")
     parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
     parser.add_argument("--data-root", metavar="DIR", type=read_data_root, help="folder of the data sets, as for run")
@@ -44,14 +43,13 @@ def check(arguments: Sequence[str]) -> int:
     use_arithmetic(FLUSH)  # before a plugin can make torch start threads
     for path in namespace.plugin:
         registry.load_plugin(path)
-    read_names(namespace.method, "method", "check")
     dtype = resolve_dtype(namespace.dtype, "cpu")
     if warning := emulated_dtype("cpu", dtype):
         log.warning("%s", warning)
     choice = MethodChoice.read(namespace.method)
-    read_names(namespace.task, "task", "--task")
-    if namespace.model and len(read_choices(namespace.model, ModelChoice, "--model")) > 1:
-        raise UsageError(f"--model '{namespace.model}': expected one model")
+    TaskChoice.read(namespace.task)
+    if namespace.model:
+        ModelChoice.read(namespace.model)
     data_root = namespace.data_root or read_data_root(default_data_root())
     subject = choice.name, choice.typed, namespace.task, namespace.model, data_root, dtype
     results = conformance.check(*subject)

@@ -7,7 +7,8 @@ import inspect
 import json
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docstring_parser import DocstringStyle, parse
@@ -20,7 +21,6 @@ from suite.errors import UsageError, nearest
 from suite.parameters import REQUIRED, allowed, search_of, show
 from suite.recipe import Tuning
 from suite.registry import KINDS
-from suite.trials.planning import read_names
 from suite.trials.spec import PAPER_SEEDS, PRESETS
 
 if TYPE_CHECKING:
@@ -28,22 +28,18 @@ if TYPE_CHECKING:
 
 TEXT_WIDTH = 100
 WORDS = {
+    "layers": "FLOPs of one image's training, by layer and product",
     "params": "weights and biases",
     "macs": "multiply-adds of an inference",
-    "inference_flops": "FLOPs of an inference",
-    "training_flops": "FLOPs of one image's training",
-    "input_shape": "images",
     "conventions": "counted by the conventions of papers",
     "data_gradient_share": "share of the data gradient in training FLOPs",
     "channels": "channels, of which those that can be followed can be removed",
     "frozen": "why other channels stay",
-    "not_planned": "layers that no method plans",
     "random_twin": "selects at random with",
     "tuning": "defaults chosen",
     "presets_of_task": "values in parentheses are those of presets of task",
 }
 """Facts of a description whose name is an abbreviation, in words."""
-DESCRIBED = ("method", "task", "model", "reproduction")
 PRESET_TEXTS = {
     "smoke": "Seconds to a few minutes: shows that everything runs. Its accuracies do not compare methods.",
     "quick": "Minutes per trial: small networks and few epochs, for a CPU; the default on a CPU.",
@@ -55,14 +51,11 @@ def list_all(arguments: Sequence[str]) -> int:
     """Print what is registered with the first line of its docstring, without importing it."""
     parser = Parser("list", description="List everything that can be named on the command line.")
     plural = {f"{kind}s": kind for kind in KINDS}
-    parser.add_argument("kind", metavar="KIND", nargs="?", help=f"{', '.join(plural)} (default: all)")
+    about = f"{', '.join(plural)} (default: all)"
+    parser.add_argument("kind", metavar="KIND", nargs="?", choices=(*plural, *KINDS), help=about)
     parser.add_argument("--json", action="store_true", help="print JSON: {kind: [{name, summary, origin}]}")
     parser.add_plugins("also list what this Python file registers")
     namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        registry.load_plugin(path)
-    if namespace.kind and namespace.kind not in (*plural, *KINDS):
-        raise UsageError(f"list: there is no kind '{namespace.kind}'{nearest(namespace.kind, plural)}")
     listed = {
         title: [entry for _, entry in sorted(registry.entries(kind).items())]
         for title, kind in plural.items()
@@ -73,17 +66,14 @@ def list_all(arguments: Sequence[str]) -> int:
         print(json.dumps({title: [{fact: getattr(entry, fact) for fact in shown} for entry in entries]
                           for title, entries in listed.items()}, indent=2))  # fmt: skip
         return 0
-    alone = {
-        title: [entry for entry in entries if not entry.family] + registry.collections(plural[title])
-        for title, entries in listed.items()
-    }
-    width = max((len(entry.typed) for entries in alone.values() for entry in entries), default=0)
     for title, entries in listed.items():
-        print(title, *(f"  {entry.typed:{width}}  {entry.summary}" for entry in alone[title]), sep="\n")
+        alone = [entry for entry in entries if not entry.family] + registry.collections(plural[title])
+        width = max((len(entry.typed) for entry in alone), default=0)
+        print(title, *(f"  {entry.typed:{width}}  {entry.summary}" for entry in alone), sep="\n")
         # The names of a family follow its summary.
         for summary in dict.fromkeys(entry.summary for entry in entries if entry.family):
             members = ", ".join(entry.name for entry in entries if entry.family and entry.summary == summary)
-            print(f"  {summary}", textwrap.indent(textwrap.fill(members, 112), "    "), sep="\n")
+            print(f"  {summary}", *_wrapped(members, "    ", hanging=""), sep="\n")
     return 0
 
 
@@ -93,49 +83,27 @@ def describe(arguments: Sequence[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="name, with parameters in brackets; or smoke, quick, paper")
     parser.add_argument("--task", metavar="TASK", default="", help="task that decides image size and defaults")
     parser.add_argument("--layers", action="store_true", help="for a model: FLOPs of each layer's products")
-    parser.add_argument(
-        "--data-root", metavar="DIR", type=read_data_root, help="for a model on a task of your own images: their folder"
-    )
+    about = "for a model on a task of your own images: their folder"
+    parser.add_argument("--data-root", metavar="DIR", type=read_data_root, help=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_plugins()
     namespace = parser.read(arguments)
-    for path in namespace.plugin:
-        registry.load_plugin(path)
-    if namespace.task:
-        read_names(namespace.task, "task", "--task")
     name, bracket, _ = namespace.name.partition("[")
-    kinds = [kind for kind in DESCRIBED if registry.find(kind, name)] + ["preset"] * (name in PRESETS)
-    if not kinds:
+    registered = [kind for kind in KINDS if kind in _DESCRIBE]
+    kind = next((kind for kind in registered if registry.find(kind, name)), "preset" if name in PRESETS else "")
+    if not kind:
         if "/" in name or registry.find("model", f"{name}/"):
-            raise UsageError(f"describe {name}: {registry.unknown('model', name)}")
-        hint = nearest(name, [*PRESETS, *(known for kind in DESCRIBED for known in registry.names(kind))])
+            raise UsageError(registry.unknown("model", name))
+        hint = nearest(name, [*PRESETS, *(known for kind in registered for known in registry.names(kind))])
         raise UsageError(f"nothing is called '{name}'{hint if 'did you mean' in hint else '; list shows all names'}")
-    kind = kinds[0]
-    for option, is_typed in (("--layers", namespace.layers), ("--data-root", namespace.data_root is not None)):
-        if is_typed and kind != "model":
-            raise UsageError(f"describe {name}: {option} is for models, and '{name}' is a {kind}")
+    if kind != "model" and (namespace.layers or namespace.data_root):
+        raise UsageError(f"describe {name}: --layers and --data-root are for models, and '{name}' is a {kind}")
     if bracket and kind in ("reproduction", "preset"):
         raise UsageError(f"describe '{namespace.name}': a {kind} takes no parameters; name '{name}'")
     if kind == "model":
-        task = TaskChoice.read(namespace.task).build() if namespace.task else None
-        if namespace.data_root and not (task and task.needs_data_root("quick")):
-            raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
-        from suite.cli.describe_models import describe_model  # imports torch
-
-        choice = ModelChoice.read(namespace.name)
-        description = {
-            "name": str(choice.canonical()),
-            "kind": kind,
-            "summary": first_line(choice.definition),
-            **describe_model(namespace.name, namespace.task, namespace.data_root),
-            "parameters": describe_parameters(choice, {"this model": choice.parameters()}),
-        }
-        if not namespace.layers:
-            del description["layers"]
+        description = describe_model(namespace.name, namespace.task, namespace.data_root, namespace.layers)
     else:
         description = _DESCRIBE[kind](namespace.name, namespace.task)
-    if len(kinds) > 1:
-        description["note"] = f"'{name}' is also the name of a {kinds[1]}; this describes the {kind}"
     print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
@@ -175,6 +143,11 @@ def describe_parameters(choice: Choice, presets: Mapping[str, Mapping[str, Any]]
     ]
 
 
+def _common(choice: Choice) -> dict[str, Any]:
+    """Return the facts that all kinds of choices have."""
+    return {"name": str(choice), "kind": choice.kind, "summary": first_line(choice.definition)}
+
+
 def _describe_method(text: str, task: str) -> dict[str, Any]:
     """Return the parameters of a method, with the defaults that each preset of a task sets."""
     choice = MethodChoice.read(text)
@@ -182,13 +155,8 @@ def _describe_method(text: str, task: str) -> dict[str, Any]:
     choice.build()  # refuses the values that `run` would refuse
     task = TaskChoice.read(task or "cifar10").name
     return {
-        "name": str(choice),
-        "kind": "method",
-        "summary": first_line(thing),
-        "source": thing.source,
-        "version": thing.version,
-        "prunes": thing.prunes,
-        "shrinks_network": thing.shrinks_network,
+        **_common(choice),
+        **{fact: getattr(thing, fact) for fact in ("source", "version", "prunes", "shrinks_network")},
         "random_twin": dict(thing.random_twin),
         "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
         "parameters": describe_parameters(choice, {preset: choice.parameters(task, preset) for preset in PRESETS}),
@@ -203,19 +171,17 @@ def _describe_task(text: str, task: str) -> dict[str, Any]:
     of_preset = {preset: choice.build(values) for preset, values in presets.items()}
     thing = choice.build()
     return {
-        "name": str(choice),
-        "kind": "task",
+        **_common(choice),
         "title": thing.title,
-        "summary": first_line(type(thing)),
         "input_shapes": {preset: list(built.inputs(built.recipe(preset)).shape) for preset, built in of_preset.items()},
         "classes": thing.num_classes,
-        **({"detected_in_the_data": thing.detected} if thing.detected else {}),
+        "detected_in_the_data": thing.detected or None,
         "source": thing.source,
-        **({"parameters": describe_parameters(choice, presets)} if choice.declared else {}),
+        "parameters": describe_parameters(choice, presets),
         "paper_recipe": thing.paper_recipe,
         "tuning": [dataclasses.asdict(tuning) for tuning in thing.tuning],
         "default_models": {preset: thing.default_model(preset) for preset in PRESETS},
-        **({"default_models_on_cuda": dict(thing.cuda_models)} if thing.cuda_models else {}),
+        "default_models_on_cuda": dict(thing.cuda_models),
         "recipes": {preset: thing.recipe(preset).fields() for preset in PRESETS},
         "paper_recipes": {
             name: {
@@ -227,6 +193,66 @@ def _describe_task(text: str, task: str) -> dict[str, Any]:
             }
             for name, published in thing.paper_recipes.items()
         },
+    }
+
+
+def describe_model(text: str, task: str, data_root: Path | None = None, layers: bool = True) -> dict[str, Any]:
+    """Return size and cost of a network, which are counted in the network itself.
+
+    Args:
+        text: The model, written as on the command line.
+        task: Task whose images and classes the network is built for; empty for the network's own default.
+        data_root: Folder of the user's images, for a task that reads them; `None` without one.
+        layers: Whether to list the FLOPs of each layer's products.
+    """
+    if data_root and not (task and TaskChoice.read(task).build().needs_data_root("quick")):
+        raise UsageError("describe: --data-root is for a task of your own images, such as --task imagefolder")
+
+    # These import torch, which describing other things does not need.
+    from suite.engine.cost.flops import PRODUCTS, count, count_model
+    from suite.engine.cost.paper_conventions import CONVENTIONS
+    from suite.engine.network.channels.spaces import find_index_spaces
+    from suite.engine.network.channels.trial_cut import counted_reasons
+    from suite.engine.network.layers import plannable
+
+    choice = ModelChoice.read(text)
+    parameters = inspect.signature(choice.definition).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.default is not REQUIRED}
+    shape, classes = defaults.get("input_shape", (3, 32, 32)), defaults.get("num_classes", 10)
+    copy = None
+    if task:
+        chosen = TaskChoice.read(task)
+        built = chosen.build(chosen.parameters("quick"))
+        recipe = built.recipe("quick")
+        if data_root:
+            copy = built.prepare(data_root, "quick", recipe)
+        shape, classes = built.inputs(recipe, copy)
+    choice.check_size(shape, classes)
+    model = choice.build(shape, classes)
+    counts = count(model, shape)
+    costs = counts.layers.values()
+    flops = {cost.name: {product: cost.flops(product) for product in PRODUCTS} for cost in costs}
+    everything = sum(sum(products.values()) for products in flops.values())
+    spaces = find_index_spaces(model, shape)
+    kept = {space.name: space for space in spaces.values() if space.name != spaces.model_input}.values()
+    return {
+        **_common(choice),
+        **count_model(model, shape),
+        "training_flops": everything,
+        "data_gradient_share": sum(products["dgrad"] for products in flops.values()) / max(everything, 1),
+        **({"layers": flops} if layers else {}),
+        "not_counted": list(counts.not_counted),
+        # The trial cut before a training may find more channels that have to stay.
+        "channels": {
+            "followed": sum(space.size for space in kept if not space.frozen),
+            "all": sum(space.size for space in kept),
+        },
+        "frozen": counted_reasons(space.frozen_because for space in kept if space.frozen),
+        "not_planned": plannable(model)[1],
+        "input_shape": list(shape),
+        "classes": classes,
+        "conventions": {name: convention(costs) for name, convention in CONVENTIONS.items()},
+        "parameters": describe_parameters(choice, {"this model": choice.parameters()}),
     }
 
 
@@ -278,22 +304,21 @@ def _describe_part(part: Part) -> dict[str, Any]:
     """Return what a part declares, and how many trials it has."""
     methods = read_list(part.methods, "--methods")
     count = sum(math.prod(map(len, item.alternatives.values())) for item in methods)  # of methods, with their grids
-    compared = [
-        " ".join(filter(None, (one.column, one.over and f"/ {one.over}", one.against))) for one in part.compared
-    ]
-    declared = part.model_dump(exclude={"name"}) | {
+    declared = part.model_dump(exclude={"name", "compared"}, exclude_defaults=True) | {
         "methods": ", ".join(item.text for item in methods),
         "presets": ", ".join(part.presets),
+        "seeds": part.seeds,
         "trials": {preset: count * seeds for preset, seeds in part.seeds.items()},
-        "quantities": len(compared),
-        "compared": list(dict.fromkeys(compared)),
+        "quantities": len(part.compared),
+        "compared": list(dict.fromkeys(item.column for item in part.compared)),
     }
     return {name: value for name, value in declared.items() if value}
 
 
-_DESCRIBE = {
+_DESCRIBE: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "method": _describe_method,
     "task": _describe_task,
+    "model": describe_model,
     "reproduction": _describe_reproduction,
     "preset": _describe_preset,
 }
@@ -307,8 +332,6 @@ def as_text(description: Mapping[str, Any]) -> str:
         if key == "parameters":
             lines.append("parameters:" if value else "parameters: none")
             lines += [line for parameter in value for line in _parameter(parameter)]
-        elif key == "layers":
-            lines += _layers(value)
         elif key == "tuning":
             lines += _fact(name, [Tuning(**item).in_words() for item in value])
         else:
@@ -326,22 +349,6 @@ def _parameter(item: Mapping[str, Any]) -> list[str]:
     return lines + ([f"      Searched by tune: {item['search']}"] if item["search"] else [])
 
 
-def _layers(layers: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a line per layer: FLOPs of its products, and the data gradient's share of the layer and of all layers."""
-    everything = sum(sum(flops.values()) for flops in layers.values())
-    width = max(map(len, layers), default=0)
-    heads = ("forward", "dgrad", "wgrad", "dgrad of layer", "dgrad of all")
-    lines = [
-        "layers (MFLOPs of one image's training):",
-        f"  {'':{width}}  {'  '.join(f'{head:>14}' for head in heads)}",
-    ]
-    for name, flops in layers.items():
-        shares = (flops["dgrad"] / max(sum(flops.values()), 1), flops["dgrad"] / everything)
-        cells = [f"{value / 1e6:14,.2f}" for value in flops.values()] + [f"{100 * share:12.2f} %" for share in shares]
-        lines.append(f"  {name:{width}}  {'  '.join(cells)}")
-    return lines
-
-
 def _fact(name: str, value: Any, indent: str = "") -> list[str]:
     """Return the lines of a fact. A recipe similar to the one before it shows only the differences."""
     inner = f"{indent}  "
@@ -354,7 +361,7 @@ def _fact(name: str, value: Any, indent: str = "") -> list[str]:
         shown: Any = item
         if before and isinstance(item, dict) and item.keys() == value[before].keys():
             changed = {field: new for field, new in item.items() if new != value[before][field]}
-            if len(changed) < len(item) / 4:
+            if len(changed) < len(item) // 4:
                 shown = f"as {before}" + (f", except {_text(changed)}" if changed else "")
         lines += _fact(key, shown, inner)
         before = key if isinstance(item, dict) else ""

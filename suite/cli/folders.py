@@ -12,23 +12,22 @@ import json
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 import reports
 from suite import files
-from suite.cli.options import LINE_WIDTH, Parser, whole
+from suite.cli.options import Parser, whole
+from suite.cli.run import console
 from suite.errors import UsageError, in_words, validate
 from suite.trials.folder import packed
 from suite.trials.folder.entries import Entry, EntryFile
 from suite.trials.folder.profiles import PROFILES, MethodProfile
-from suite.trials.folder.reader import NotTestedError, read, update_table
+from suite.trials.folder.reader import NotTestedError, read, read_trials, update_table
 from suite.trials.folder.records import TrialRecord, as_text, load_record, read_record
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
@@ -51,19 +50,16 @@ def report(arguments: Sequence[str]) -> int:
     """Update the table and the report of a suite from the files in its folder, and return the exit status."""
     parser = Parser("report", description="Update results.csv and the report of an output folder.")
     parser.add_argument("folder", metavar="DIR", help="output folder of a command, or an exported copy")
-    parser.add_argument(
-        "--target",
-        metavar="PERCENT",
-        type=read_targets,
-        default=(),
-        help="accuracies for which the report says what reaching them took: 90 or 88,90 (default: those of "
-        "run --target, otherwise dense's mean accuracy minus the margin)",
+    about = (
+        "accuracies for which the report says what reaching them took: 90 or 88,90 (default: those of run --target, "
+        "otherwise dense's mean accuracy minus the margin)"
     )
+    parser.add_argument("--target", metavar="PERCENT", type=read_targets, default=(), help=about)
     parser.add_argument("--latex", action="store_true", help="also write the first tables for a paper, report.tex")
     namespace = parser.read(arguments)
     folder = _suite_folder(namespace.folder, "report")
-    for path in Store(folder).trial_folders() if namespace.target else ():
-        if (record := read_record(path)) and (classes := record.provenance.get("data", {}).get("classes")):
+    for trial in read_trials(folder, whole=False)[0] if namespace.target else ():
+        if classes := trial.provenance.get("data", {}).get("classes"):
             refuse_guesses(namespace.target, classes)
     update(folder, namespace.target, namespace.latex)
     if namespace.latex:
@@ -72,10 +68,10 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def _suite_folder(text: str, verb: str) -> Path:
-    path = files.read_path(text, verb)
-    if not any((path / name).exists() for name in ("suite.json", "results.csv", "trials")):
-        raise UsageError(f"{verb} {path}: not the folder of a suite: no suite.json, results.csv or trials")
-    return Path(text).expanduser()
+    folder = files.read_path(text, verb)
+    if not any((folder / name).exists() for name in ("suite.json", "results.csv", "trials")):
+        raise UsageError(f"{verb} {folder}: not the folder of a suite: no suite.json, results.csv or trials")
+    return folder
 
 
 def update(folder: Path, targets: Sequence[float] = (), latex: bool = False) -> None:
@@ -97,24 +93,18 @@ def time(arguments: Sequence[str]) -> int:
     Returns:
         1 if a method could not be measured, otherwise 0.
     """
-    parser = Parser(
-        "time",
-        description="Measure the training time of each method relative to dense, by steps of both that run in turn.",
+    about = "Measure the training time of each method relative to dense, by steps of both that run in turn."
+    parser = Parser("time", description=about)
+    about = (
+        "pairs of steps in a pass, one step of the method and one of dense (default: 45); each stage of a trial gets "
+        "at least 3 pairs at its start and 3 at its end"
     )
-    parser.add_argument(
-        "--pairs",
-        metavar="N",
-        type=whole(3, 100_000),
-        help="pairs of steps in a pass, one step of the method and one of dense (default: 45); each stage of a trial "
-        "gets at least 3 pairs at its start and 3 at its end",
+    parser.add_argument("--pairs", metavar="N", type=whole(3, 100_000), help=about)
+    about = (
+        "passes of each method that the folder has when the command ends, each in a new process; a verdict about time "
+        "needs three (default: at least 5, and equally many of each seed)"
     )
-    parser.add_argument(
-        "--passes",
-        metavar="N",
-        type=whole(1, 100),
-        help="passes of each method that the folder has when the command ends, each in a new process; a verdict about "
-        "time needs three (default: at least 5, and equally many of each seed)",
-    )
+    parser.add_argument("--passes", metavar="N", type=whole(1, 100), help=about)
     return _measure("time", parser, arguments)
 
 
@@ -126,12 +116,8 @@ def profile(arguments: Sequence[str]) -> int:
     """
     about = "Measure where the time of a step goes, by part, layer and product, for each method and for dense training."
     parser = Parser("profile", description=about)
-    parser.add_argument(
-        "--rounds",
-        metavar="N",
-        type=whole(6, 100_000),
-        help="steps to measure in each stage, with clocks and as many without (default: 20, fewer if steps take long)",
-    )
+    about = "steps to measure in each stage, with clocks and as many without (default: 20, fewer if steps take long)"
+    parser.add_argument("--rounds", metavar="N", type=whole(6, 100_000), help=about)
     parser.add_argument("--all-stages", action="store_true", help="measure every stage, not only the first and last")
     return _measure("profile", parser, arguments)
 
@@ -142,15 +128,17 @@ def _measure(verb: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--methods", metavar="LIST", help="methods to measure (default: all of the folder)")
     parser.add_argument("--threads", metavar="N", type=whole(1, 1000), help="threads of torch (default: as the trials)")
     parser.add_argument("--busy", action="store_true", help="measure even while other programs use the machine")
-    parser.add_plugins("Python file that defines what the folder trained; a file that is not typed here is not run")
+    parser.add_plugins(
+        "Python file that defines what the folder trained; a file that is not typed here is not run", str
+    )
     typed = {name: value for name, value in vars(parser.read(arguments)).items() if value is not None}
     folder = _suite_folder(typed.pop("folder"), verb)
 
     from suite.measure import profile_pass, time_pass  # import torch
 
     run = time_pass.run if verb == "time" else profile_pass.run
-    with files.errors_of(folder.absolute()):
-        complete = run(folder.absolute(), plugins=typed.pop("plugin"), **typed)
+    with files.errors_of(folder):
+        complete = run(folder, plugins=typed.pop("plugin"), **typed)
     update(folder)
     return 0 if complete else 1
 
@@ -173,22 +161,14 @@ def compare(arguments: Sequence[str]) -> int:
     from reports import comparison  # imports numpy and pandas, which take time that wrong options should not cost
 
     difference = comparison.compare(*map(read, paths))
-    tables = comparison.tables(difference)
+    text = comparison.as_markdown(comparison.tables(difference), *paths)
     if page is not None:
         with files.errors_of(page.parent):
-            files.write(page, comparison.as_markdown(tables, *paths))
+            files.write(page, text)
     if typed.json:
         print(json.dumps(comparison.as_json(difference), indent=2, ensure_ascii=False, allow_nan=False))
         return 0
-    console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
-    for table in tables:
-        shown = Table(title=table.caption)
-        for column in table.columns:
-            head = f"{column.title} ({column.unit})" if column.unit else column.title
-            shown.add_column(head, justify="right" if column.numeric else "left", overflow="fold")
-        for row in table.rows:
-            shown.add_row(*(cell.text.replace("[", r"\[") for cell in row))  # rich reads a bracket as a style
-        console.print(shown)
+    console().print(Markdown(re.sub("<sup>(.*?)</sup>", r" ^\1", text)))
     if page is not None:
         print(f"compare: {page}")
     return 0
@@ -201,47 +181,35 @@ def new_folder(verb: str, destination: Path, sources: Sequence[Path] = ()) -> It
     Args:
         verb: Verb of the command, for messages and for the name of the temporary folder.
         destination: Path of the new folder, or of an empty one.
-        sources: Folders that are read.
+        sources: Folders of suites that are read. No other command may use or change them until the block ends.
 
     Raises:
-        UsageError: The destination is not empty or inside a source, or it or a file cannot be written.
+        UsageError: The destination is not empty or inside a source, it or a file cannot be written, or a source is in
+            use.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UsageError(f"{verb}: {destination} is not an empty folder")
     target = destination.resolve()
+    before = {source: Store(source).fingerprint() for source in sources}
     for source in sources:
         if target.is_relative_to(source.resolve()):
             raise UsageError(f"{verb}: {destination} is inside {source}; choose another destination")
+        if Store(source).is_locked():
+            raise UsageError(f"{verb} {source}: {IN_USE}")
     above = next(folder for folder in target.parents if folder.exists())
     temporary = above / f".{verb}-{secrets.token_hex(8)}"
     with files.errors_of(above):
         temporary.mkdir()
         try:
             yield temporary
+            for source in sources:
+                if Store(source).fingerprint() != before[source]:
+                    raise UsageError(f"{verb} {source}: {IN_USE}")
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary.rename(target)
         finally:
             if temporary.exists():
                 files.remove_folder(temporary)
-
-
-@contextmanager
-def _unchanged(verb: str, folders: Sequence[Path]) -> Iterator[None]:
-    """Refuse folders that other commands use, or change until the block ends.
-
-    Raises:
-        UsageError: One is in use, or is not the folder of a suite.
-    """
-    before = {folder: Store(folder).fingerprint() for folder in folders}
-    for folder in folders:
-        if not (folder / "suite.json").is_file():
-            raise UsageError(f"{verb} {folder}: not the folder of a suite: it has no suite.json")
-        if Store(folder).is_locked():
-            raise UsageError(f"{verb} {folder}: {IN_USE}")
-    yield
-    for folder in folders:
-        if Store(folder).fingerprint() != before[folder]:
-            raise UsageError(f"{verb} {folder}: {IN_USE}")
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -254,13 +222,10 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="DIR", help="output folder of a command")
     parser.add_argument("destination", metavar="DEST", help="new or empty folder")
     namespace = parser.read(arguments)
-    source, destination = (files.read_path(text, "export") for text in (namespace.folder, namespace.destination))
+    source = _suite_folder(namespace.folder, "export")
+    destination = files.read_path(namespace.destination, "export")
     damage: tuple[str, ...] = ()
-    with (
-        new_folder("export", destination, [source]) as temporary,
-        files.errors_of(source),
-        _unchanged("export", [source]),
-    ):
+    with new_folder("export", destination, [source]) as temporary, files.errors_of(source):
         update_table(source)
         with contextlib.suppress(NotTestedError):
             damage = reports.write_report(source).damage  # so that the copied files agree with each other
@@ -270,11 +235,7 @@ def export(arguments: Sequence[str]) -> int:
     size = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
     page = destination / "report.md"
     said = page if page.exists() else "none, since its trials were not evaluated on test images"
-    print(
-        "\n".join(
-            [f"export: {destination}, {size / 1e6:.1f} MB; report: {said}", *(f"damaged: {line}" for line in damage)]
-        )
-    )
+    print(f"export: {destination}, {size / 1e6:.1f} MB; report: {said}", *damage, sep="\ndamaged: ")
     return 0
 
 
@@ -335,12 +296,12 @@ def merge(arguments: Sequence[str]) -> int:
     parser.add_argument("folders", metavar="DIR", nargs="+", help="output folders of commands, or exported copies")
     parser.add_argument("-o", "--out", metavar="DIR", help="new or empty folder", required=True)
     typed = parser.read(arguments)
-    sources = [files.read_path(text, "merge") for text in typed.folders]
+    sources = [_suite_folder(text, "merge") for text in typed.folders]
     destination = files.read_path(typed.out, "--out")
     if len({path.resolve() for path in sources}) < max(2, len(sources)):
         raise UsageError("merge: expected at least two different folders, and -o DIR for the new one")
     said = str(destination / "report.html")
-    with new_folder("merge", destination, sources) as temporary, _unchanged("merge", sources):
+    with new_folder("merge", destination, sources) as temporary:
         files.write(temporary / "suite.json", as_text(combine_commands(sources)))
         chosen, notes = choose(sources)
         for name, trial in chosen.items():
@@ -367,23 +328,21 @@ def choose(sources: Sequence[Path]) -> tuple[dict[str, Copy], list[str]]:
         The trials by id, and a line for each trial that is not done in some folders that have it.
 
     Raises:
-        UsageError: A folder has no trial, or a trial is done in two folders with different records.
+        UsageError: A trial is done in two folders with different records.
     """
     copies: dict[str, list[Copy]] = {}
     for source in sources:
         store = Store(source)
-        states = {path: store.state(path.name) for path in store.trial_folders()}
-        if not any(status for status, _ in states.values()):
-            raise UsageError(f"merge {source}: no results: no trials/*/trial.json exists")
-        for path, (status, reason) in states.items():
+        for path in store.trial_folders():
+            status, reason = store.state(path.name)
             if status:
                 state = f"damaged ({reason})" if reason else status
                 copies.setdefault(path.name, []).append(Copy(source, path, state))
     chosen, notes = {}, []
     for name, trials in sorted(copies.items()):
         done = [trial for trial in trials if trial.state == "done"]
-        for other in done[1:]:
-            _check_same(done[0], other)
+        for second in done[1:]:
+            _check_same(done[0], second)
         # An exported copy has fewer files: it lacks the model and the stages.
         best = max(done, key=lambda trial: sum(1 for _ in trial.folder.rglob("*")), default=trials[0])
         if others := [f"{trial.state} in {trial.source}" for trial in trials if trial not in (*done, best)]:
@@ -444,14 +403,11 @@ def combine_commands(sources: Sequence[Path]) -> dict[str, Any]:
         [{"folder": files.without_home(str(source)), **command} for command in suite["commands"]]
         for source, suite in zip(sources, suites, strict=True)
     ]
-    commands: list[dict[str, Any]] = []
-    known: list[dict[str, Any]] = []  # without folders: copied and merged folders have the same commands
+    commands: dict[str, dict[str, Any]] = {}  # by their text without folder: copied folders have the same commands
     for command in heapq.merge(*named, key=time_of):  # commands of a folder keep their order
-        if (plain := {**command, "folder": ""}) not in known:
-            known.append(plain)
-            commands.append(command)
+        commands.setdefault(as_text({**command, "folder": ""}), command)
     latest = max(suites, key=lambda suite: max(map(time_of, suite["commands"]), default=""))
-    return {**latest, "commands": commands}
+    return {**latest, "commands": [*commands.values()]}
 
 
 def combine(

@@ -6,7 +6,6 @@ Other exceptions keep their traceback.
 
 from __future__ import annotations
 
-import importlib
 import io
 import logging
 import os
@@ -14,7 +13,7 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from suite import registry
 from suite.errors import UsageError, nearest
@@ -23,7 +22,7 @@ from suite.own_packages import check_own_packages
 
 VERBS = {
     "run": "suite.cli.run:run",
-    "plan": "suite.cli.plan:plan",
+    "plan": "suite.cli.run:plan",
     "list": "suite.cli.describe:list_all",
     "describe": "suite.cli.describe:describe",
     "check": "suite.cli.check:check",
@@ -41,7 +40,6 @@ CONTINUED = ("run", "tune", "reproduce", "time", "profile")
 """Verbs that keep each finished trial or measurement, so that the same command continues after an interruption."""
 TRAINING = (*CONTINUED, "plan", "check")
 """Verbs that train, which needs what only POSIX systems have."""
-POSIX = ("os.fork", "os.getloadavg", "os.getuid", "os.killpg", "os.sysconf", "resource.getrusage", "signal.SIGKILL")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,16 +98,14 @@ def _kept(verb: str) -> str:
 def _run(verb: str, words: Sequence[str]) -> int:
     check_own_packages()
     for text in (verb, *words):
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # records are UTF-8
-            shown = text.encode(errors="backslashreplace").decode()
-            raise UsageError(f"the argument '{shown}' is not UTF-8") from None
+        if (shown := text.encode(errors="backslashreplace").decode()) != text:  # records are UTF-8
+            raise UsageError(f"the argument '{shown}' is not UTF-8")
     if verb not in VERBS:
         raise UsageError(f"there is no verb '{verb}'{nearest(verb, VERBS)}")
     if verb in TRAINING and not {"-h", "--help"} & {*words}:
         check_system()
-    return _function(verb)(words)
+    status: int = pkgutil.resolve_name(VERBS[verb])(words)
+    return status
 
 
 def check_system() -> None:
@@ -118,20 +114,11 @@ def check_system() -> None:
     Raises:
         UsageError: It has not.
     """
-    try:
-        for name in POSIX:
-            pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
+    if not hasattr(os, "fork"):
         raise UsageError(
-            f"{sys.platform} has no {name}: this suite trains on Linux and macOS; on Windows use WSL. list, describe, "
+            f"{sys.platform} has no os.fork: this suite trains on Linux and macOS; on Windows use WSL. list, describe, "
             "report, compare, merge, export, load_results and your own loop work here too"
-        ) from None
-
-
-def _function(verb: str) -> Callable[[Sequence[str]], int]:
-    module, _, name = VERBS[verb].partition(":")
-    function: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
-    return function
+        )
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009  a field of `RunOptions` is declared by a function, as those of dataclasses are
 """The parser of all verbs, and the options of `run`, which other verbs share: declared once, typed or in a TOML file.
 
 Each option is given at most once, without abbreviations, and a wrong one gets the nearest name. This module imports no
@@ -8,32 +9,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
+import functools
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from annotated_types import Ge, Gt, Le
 
 from suite import registry
-from suite.choices import TaskChoice
 from suite.errors import UsageError, nearest
 from suite.files import DATA_ROOT, default_data_root, read_bytes, read_path
 from suite.parameters import allowed, convert, show
 from suite.trials.callbacks.calls import read_callbacks
 from suite.trials.folder.targets import read_targets
-from suite.trials.planning import read_choices, read_names, read_override
+from suite.trials.planning import read_names, read_override
 from suite.trials.spec import DTYPES, PRESETS, read_device, read_seeds
 
-LINE_WIDTH = 140  # characters, where the output is not a terminal
-LISTS = ("methods", "task", "model", "seeds", "target", "log")
-"""Options that a TOML file may give as arrays."""
-REPEATED = ("plugin", "set")
-"""Options that may be repeated, and the destinations of those that are short for them."""
+BY_COMMAS = "lists are separated by commas, without spaces"
 
 
 def program_name() -> str:
@@ -52,16 +47,15 @@ class Parser(argparse.ArgumentParser):
             **keywords,
         )
 
-    def add_plugins(self, text: str = "Python file that registers it") -> None:
-        """Add `--plugin`, which may be repeated."""
-        self.add_argument("--plugin", metavar="FILE", action="append", default=[], help=text)
+    def add_plugins(
+        self, text: str = "Python file that registers it", read: Callable[[str], Any] | None = None
+    ) -> None:
+        """Add `--plugin`, which may be repeated, and whose files are imported unless `read` does something else."""
+        read = read or registry.load_plugin
+        self.add_argument("--plugin", metavar="FILE", action="append", default=[], help=text, type=read)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"'{value}'{nearest(value, action.choices)}")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse all arguments.
@@ -69,24 +63,22 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: An argument is unknown, or an option is given more than once.
         """
-        if empty := [text for text in arguments if text.startswith("--") and text.endswith("=--")]:
-            raise UsageError(f"{empty[0]}: expected a value")  # argparse would store an empty list
-        names = [text.partition("=")[0] for text in arguments]
+        names = [text.partition("=")[0] for text in arguments if not text.endswith("=--")]
+        if len(names) < len(arguments):  # argparse would store an empty list
+            raise UsageError("an option ends with '=--': expected a value")
         for action in self._actions:  # argparse alone would keep the last value
             typed = [name for name in names if name in action.option_strings]
-            if len(typed) > 1 and action.dest not in REPEATED:
-                hint = "; lists are separated by commas, without spaces" if action.dest in LISTS else ""
+            if len(typed) > 1 and action.dest not in ("plugin", "overrides"):
+                hint = f"; {BY_COMMAS}" if "LIST" in str(action.metavar) else ""
                 raise UsageError(f"{typed[-1]} is given twice{hint}")
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
-            # Names are compared without dashes, which would make any two options similar.
-            options = [text[2:] for action in self._actions for text in action.option_strings if text[:2] == "--"]
             name = unknown[0].partition("=")[0]
-            if name.startswith("-"):
-                raise UsageError(f"no option is called '{name}'{nearest(name.lstrip('-'), options, '--')}")
-            is_field = name.startswith("recipe.")
-            hint = "repeat --set for each field" if is_field else "lists are separated by commas, without spaces"
-            raise UsageError(f"unexpected argument '{name}'; {hint}")
+            if not name.startswith("-"):
+                raise UsageError(f"unexpected argument '{name}'; {BY_COMMAS}, and --set is repeated")
+            # Names are compared without dashes, which would make any two options similar.
+            known = [text[2:] for text in self._option_string_actions if text.startswith("--")]
+            raise UsageError(f"no option is called '{name}'{nearest(name.lstrip('-'), known, '--')}")
         return namespace
 
 
@@ -107,16 +99,17 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return of_type(Annotated[int, Ge(least), Le(most)])
 
 
+_POSITIVE, _COUNT = of_type(Annotated[float, Gt(0)]), whole(1, 1000)
+
+
 def read_data_root(text: str) -> Path:
     """Return the folder of the data sets, which exists unless it is the default.
 
     Raises:
-        UsageError: It does not exist, or is a file.
+        UsageError: It does not exist, or is no folder.
     """
     path = read_path(text, "--data-root")
-    if next(folder for folder in (path, *path.parents) if folder.exists()).is_file():
-        raise UsageError(f"--data-root {text}: is a file, not a folder")
-    if text != default_data_root() and not path.exists():  # a download creates the default
+    if text != default_data_root() and not path.is_dir():  # a download creates the default
         raise UsageError(f"--data-root {text}: there is no such folder; create it to download into it")
     return path
 
@@ -129,18 +122,38 @@ def _out(text: str) -> Path:
     return path
 
 
+def _plugin(text: str) -> Path:
+    registry.load_plugin(text)
+    return read_path(text, "--plugin")
+
+
 def _ray_address(text: str) -> str:
     if not re.fullmatch(r"auto|local|[^\s:/]+:[0-9]{1,5}", text):
         raise UsageError(f"--ray-address '{text}': expected auto, local or HOST:PORT")
     return text
 
 
-def _field(key: str, option: str) -> Callable[[str], tuple[str, Any]]:
-    """Return the `type` of an option that is short for `--set recipe.KEY=VALUE`."""
-    return lambda text: read_override(f"recipe.{key}={text}", option)
+def _option(metavar: str, text: str, default: Any = "", read: Callable[[str], Any] | Sequence[str] = str) -> Any:
+    """Return a field of `RunOptions` that is typed as the option of its name.
+
+    Args:
+        metavar: What stands for the value in the help.
+        text: The help, which fits on a line of 80 characters; `docs/` says more. It may contain the default as `{}`.
+        default: Value if the option is not typed.
+        read: Type or choices of what is typed.
+    """
+    keywords: dict[str, Any] = {"type": read} if callable(read) else {"choices": read}
+    if metavar == "true|false":
+        keywords |= {"nargs": "?", "const": "true"}
+    if metavar == "FILE":
+        keywords["action"] = "append"
+    return dataclasses.field(default=default, metadata={"metavar": metavar, "help": text.format(default), **keywords})
 
 
-@dataclass(frozen=True)
+_ENGINES, _CALLBACKS = registry.names("engine"), registry.names("callback")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of `run` with their defaults, checked without torch. Empty values were not typed.
 
@@ -149,71 +162,38 @@ class RunOptions:
         data_root_typed: Whether the data root is neither the default nor that of the environment.
     """
 
-    data_root: Path
-    data_root_typed: bool
+    methods: str = _option("LIST", "methods (default: {})", "dense,sdgp,prunetrain")
+    task: str = _option("LIST", "tasks (default: {})", "cifar10")
+    model: str = _option("LIST", "models (default: the task's own)")
+    preset: str = _option("NAME", "smoke, quick or paper (default: quick, CUDA: paper)", "", PRESETS)
+    seeds: tuple[int, ...] = _option("N|LIST", "count, or list: 0,1 or 7, (default: 1, for paper 3)", (), read_seeds)
+    controls: bool = _option("true|false", "add the dense and random trials that a verdict needs", False, of_type(bool))
+    margin: float = _option("POINTS", "difference in accuracy that matters (default: {})", 0.5, _POSITIVE)
+    target: tuple[float, ...] = _option(
+        "PERCENT", "accuracies to reach: 88,90 (default: dense - margin)", (), read_targets
+    )
+    skip_unfit: bool = _option("true|false", "leave out methods that a network does not fit", False, of_type(bool))
+    plugin: tuple[Path, ...] = _option("FILE", "Python file with methods, tasks, ...; may be repeated", (), _plugin)
+    recipe: str = _option("NAME", "another recipe of the preset (see describe TASK)")
+    device: str = _option("DEVICE", "auto, cpu, cuda or cuda:N (default: {})", "auto", read_device)
+    dtype: str = _option("TYPE", "float32, bfloat16, float16 or auto (default: {})", "auto", DTYPES)
+    data_root: Path = _option("DIR", f"data sets (default: $PDT_DATA, or {DATA_ROOT})", Path(), read_data_root)
+    out: Path | None = _option("DIR", "output folder (default: runs/TASK-HASH)", None, _out)
+    only: str = _option(
+        "WHICH", "run missing, failed or all trials (default: {})", "missing", ("missing", "failed", "all")
+    )
+    jobs: int = _option("N", "trials at the same time (default: {})", 1, _COUNT)
+    nproc_per_trial: int = _option("N", "processes that train a model together (default: {})", 1, _COUNT)
+    engine: str = _option("NAME", f"{' or '.join(_ENGINES)} (default: {{}})", "local", _ENGINES)
+    ray_address: str = _option("ADDRESS", "auto, local or HOST:PORT (default: {})", "auto", _ray_address)
+    log: tuple[str, ...] = _option("LIST", f"callbacks: {', '.join(_CALLBACKS)}, or a plugin's (default: none)", ())
+    timeout: float | None = _option("SECONDS", "kill a trial that takes longer (default: no limit)", None, _POSITIVE)
     overrides: Mapping[str, Any]
-    methods: str = "dense,sdgp,prunetrain"
-    task: str = "cifar10"
-    model: str = ""
-    preset: str = ""
-    seeds: tuple[int, ...] = ()
-    controls: bool = False
-    margin: float = 0.005
-    targets: tuple[float, ...] = ()
-    skip_unfit: bool = False
-    plugins: tuple[Path, ...] = ()
-    recipe: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    out: Path | None = None
-    only: str = "missing"
-    jobs: int = 1
-    processes: int = 1
-    engine: str = "local"
-    ray_address: str = "auto"
-    callbacks: tuple[str, ...] = ()
-    timeout: float | None = None
+    data_root_typed: bool
 
 
-_POSITIVE = of_type(Annotated[float, Gt(0)])
-_ENGINES, _CALLBACKS = tuple(registry.names("engine")), registry.names("callback")
-# Metavariable, help, and type or choices of each option; the help fits on a line of 80 characters, and docs/ says more.
-_OPTIONS: dict[str, dict[str, tuple[str, str, Callable[[str], Any] | tuple[str, ...]]]] = {
-    "trials": {
-        "methods": ("LIST", "methods (default: {methods})", str),
-        "task": ("LIST", "tasks (default: {task})", str),
-        "model": ("LIST", "models (default: the task's own)", str),
-        "preset": ("NAME", "smoke, quick or paper (default: quick, CUDA: paper)", PRESETS),
-        "seeds": ("N|LIST", "count, or list: 0,1 or 7, (default: 1, for paper 3)", read_seeds),
-        "controls": ("true|false", "add the dense and random trials that a verdict needs", of_type(bool)),
-        "margin": ("POINTS", "difference in accuracy that matters (default: 0.5)", lambda text: _POSITIVE(text) / 100),
-        "target": ("PERCENT", "accuracies to reach: 88,90 (default: dense - margin)", read_targets),
-        "skip-unfit": ("true|false", "leave out methods that a network does not fit", of_type(bool)),
-        "plugin": ("FILE", "Python file with methods, tasks, ...; may be repeated", str),
-    },
-    "recipe": {
-        "recipe": ("NAME", "another recipe of the preset (see describe TASK)", str),
-        "epochs": ("N", "short for --set recipe.epochs=N", _field("epochs", "--epochs")),
-        "batch-size": ("N", "short for --set recipe.batch_size=N", _field("batch_size", "--batch-size")),
-        "set": ("recipe.KEY=VALUE", "set a field (see describe TASK); may be repeated", read_override),
-    },
-    "execution": {
-        "device": ("DEVICE", "auto, cpu, cuda or cuda:N (default: {device})", read_device),
-        "dtype": ("TYPE", "float32, bfloat16, float16 or auto (default: {dtype})", DTYPES),
-        "data-root": ("DIR", f"data sets (default: $PDT_DATA, or {DATA_ROOT})", read_data_root),
-        "out": ("DIR", "output folder (default: runs/TASK-HASH)", _out),
-        "only": ("WHICH", "run missing, failed or all trials (default: {only})", ("missing", "failed", "all")),
-        "jobs": ("N", "trials at the same time (default: {jobs})", whole(1, 1000)),
-        "nproc-per-trial": ("N", "processes that train a model together (default: {processes})", whole(1, 1000)),
-        "engine": ("NAME", f"{' or '.join(_ENGINES)} (default: {{engine}})", _ENGINES),
-        "ray-address": ("ADDRESS", "auto, local or HOST:PORT (default: {ray_address})", _ray_address),
-        "log": ("LIST", f"callbacks: {', '.join(_CALLBACKS)}, or a plugin's (default: none)", str),
-        "timeout": ("SECONDS", "kill a trial that takes longer (default: no limit)", _POSITIVE),
-        "config": ("FILE", "TOML file with these options; typed ones come first", str),
-    },
-}
-_FIELDS = {"target": "targets", "nproc_per_trial": "processes", "log": "callbacks"}
-"""Fields of `RunOptions` that are not called as their options."""
+_GROUPS = {"methods": "trials", "recipe": "recipe", "device": "execution"}
+"""Titles of the help by the first option below them."""
 
 EXAMPLES = """\
 example:
@@ -249,17 +229,31 @@ def run_parser() -> Parser:
 
 def add_run_options(parser: Parser, shown: bool = True) -> None:
     """Add the options of `run` to the parser of a verb that plans trials, and to its help if `shown`."""
-    defaults = {item.name: item.default for item in dataclasses.fields(RunOptions)}
-    for title, options in _OPTIONS.items():
-        group = parser.add_argument_group(title)
-        for name, (metavar, text, values) in options.items():
-            more: dict[str, Any] = {"choices": values} if isinstance(values, tuple) else {"type": values}
-            if metavar == "true|false":
-                more |= {"nargs": "?", "const": "true"}
-            if name in ("plugin", "epochs", "batch-size", "set"):
-                more |= {"action": "append", "dest": "plugin" if name == "plugin" else "set"}
-            shown_text = text.format(**defaults) if shown else argparse.SUPPRESS
-            group.add_argument(f"--{name}", metavar=metavar, help=shown_text, **more)
+    groups: dict[str, Any] = {}
+
+    def add(name: str, title: str, **keywords: Any) -> None:
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if not shown:
+            keywords["help"] = argparse.SUPPRESS
+        groups[title].add_argument(f"--{name.replace('_', '-')}", default=None, **keywords)
+
+    title = ""
+    for item in dataclasses.fields(RunOptions):
+        title = _GROUPS.get(item.name, title)
+        if item.metadata:
+            add(item.name, title, **item.metadata)
+    of_recipe: dict[str, Any] = {"title": "recipe", "action": "append", "dest": "overrides"}
+    for name in ("epochs", "batch_size"):
+        read = functools.partial(_field, name)
+        add(name, metavar="N", help=f"short for --set recipe.{name}=N", type=read, **of_recipe)
+    about = "set a field (see describe TASK); may be repeated"
+    add("set", metavar="recipe.KEY=VALUE", help=about, type=read_override, **of_recipe)
+    add("config", title, metavar="FILE", help="TOML file with these options; typed ones come first")
+
+
+def _field(name: str, text: str) -> tuple[str, Any]:
+    return read_override(f"recipe.{name}={text}", f"--{name.replace('_', '-')}")
 
 
 def read_run_options(arguments: Sequence[str]) -> RunOptions:
@@ -282,20 +276,15 @@ def resolve_run_options(namespace: argparse.Namespace) -> RunOptions:
     typed = _given(namespace)
     config = read_config(typed["config"]) if "config" in typed else {}
     values = config | typed
-    overrides = _overrides(config) | _overrides(typed)
-    plugins = tuple(read_path(path, "--plugin") for path in values.get("plugin", ()))
-    for path in plugins:
-        registry.load_plugin(path)
     for name, kind in (("methods", "method"), ("task", "task"), ("model", "model")):
         if name in values:
             read_names(values[name], kind, f"--{name}")
     if "log" in values:
         values["log"] = read_callbacks(values["log"])
-    values |= {"overrides": overrides, "plugins": plugins, "data_root_typed": "data_root" in values}
+    values |= {"overrides": _overrides(config) | _overrides(typed), "data_root_typed": "data_root" in values}
     values.setdefault("data_root", read_data_root(default_data_root()))
-    known = {item.name for item in dataclasses.fields(RunOptions)}
-    fields = {_FIELDS.get(name, name): value for name, value in values.items()}
-    options = RunOptions(**{name: value for name, value in fields.items() if name in known})
+    known = [item.name for item in dataclasses.fields(RunOptions) if item.name in values]
+    options = RunOptions(**{name: values[name] for name in known})
     if options.engine == "ray" and options.device.startswith("cuda:"):
         raise UsageError(f"--device {options.device}: Ray chooses the GPU of each trial; type --device cuda")
     if options.engine != "ray" and "ray_address" in values:
@@ -314,7 +303,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: A field is set twice.
     """
     overrides: dict[str, Any] = {}
-    for key, value in given.get("set", ()):
+    for key, value in given.get("overrides", ()):
         if key in overrides:
             raise UsageError(f"recipe.{key} is given twice")
         overrides[key] = value
@@ -332,48 +321,24 @@ def read_config(text: str) -> dict[str, Any]:
     Raises:
         UsageError: The file cannot be read, a key is not an option, or a value is wrong.
     """
-    read_path(text, "--config")
-    content = read_bytes(Path(text).expanduser(), "--config")
+    content = read_bytes(read_path(text, "--config"), "--config")
     try:
         words = [word for key, value in tomllib.loads(content.decode()).items() for word in _words(key, value)]
         return _given(run_parser().read(words))
-    except (ValueError, UsageError) as error:
+    except (ValueError, UsageError, RecursionError) as error:  # a table may be nested thousands of times
         raise UsageError(f"--config {text}: {error}") from error
 
 
 def _words(key: str, value: Any) -> list[str]:
     """Return what would be typed for a key of a file of options: `["--seeds=3,"]` for `seeds = [3]`."""
     name = key.replace("_", "-")
-    if name == "set":
-        fields = value.get("recipe") if isinstance(value, dict) and value.keys() == {"recipe"} else None
-        if not isinstance(fields, dict):
-            raise UsageError("set must be a table [set.recipe] with fields of the recipe")
-        return [f"--set=recipe.{field}={show(item)}" for field, item in fields.items()]
-    if name == "plugin" and isinstance(value, list):
-        return [f"--plugin={path}" for path in value]
-    if name in LISTS and isinstance(value, list):
-        # The comma makes an array with one seed a list of seeds; a number alone is a count.
-        value = ",".join(map(show, value)) + ("," if name == "seeds" else "")
     if name == "config":
         raise UsageError("a file names no other --config")
-    if not isinstance(value, (str, int, float)):
-        raise UsageError(f"{key} is {value!r}; allowed: text or a number")
+    if name == "set" and isinstance(value, dict) and isinstance(value.get("recipe"), dict):
+        return [f"--set=recipe.{field}={show(item)}" for field, item in value["recipe"].items()]
+    if name == "plugin" and isinstance(value, list):
+        return [f"--plugin={path}" for path in value]
+    if isinstance(value, list):
+        # The comma makes an array with one seed a list of seeds; a number alone is a count.
+        value = ",".join(map(show, value)) + ("," if name == "seeds" else "")
     return [f"--{name}={show(value)}"]
-
-
-def check_data_root(options: RunOptions, preset: str) -> None:
-    """Check that the folder of a task whose data is the user's own was named, or is in the default data root.
-
-    Args:
-        options: Options of the command.
-        preset: Preset of the command.
-
-    Raises:
-        UsageError: The task would take the default data root, which holds data sets of other tasks.
-    """
-    if options.data_root_typed or os.environ.get("PDT_DATA"):
-        return
-    for choice in read_choices(options.task, TaskChoice, "--task"):
-        name, task = choice.name, choice.build(choice.parameters(preset, options.recipe))
-        if task.needs_data_root(preset) and not (options.data_root / name).is_dir():
-            raise UsageError(f"task {name} needs --data-root DIR, your folder of data; --preset smoke needs no data")

@@ -50,15 +50,14 @@ def reproduce(arguments: Sequence[str]) -> int:
         UsageError: The command cannot be run; nothing was written.
     """
     namespace = parser().read(arguments)
-    for path in namespace.plugin or ():
-        registry.load_plugin(path)
     reproduction = registry.get("reproduction", namespace.name)()
     parts = reproduction.declared.parts
     typed_parts = _read_parts(namespace.parts, [part.name for part in parts])
     for name in DECIDED:
         if getattr(namespace, name) is not None:
-            option = name.replace("_", "-")
-            raise UsageError(f"reproduce: --{option} cannot be given: {namespace.name} decides its trials")
+            raise UsageError(
+                f"reproduce: --{name.replace('_', '-')} cannot be given: {namespace.name} decides its trials"
+            )
     options = resolve_run_options(namespace)
     if options.model and len(read_names(options.model, "model", "--model")) > 1:
         raise UsageError(f"--model '{options.model}': expected one model to compare with the paper")
@@ -91,23 +90,18 @@ def reproduce(arguments: Sequence[str]) -> int:
 
 def parser() -> Parser:
     """Return the parser of `reproduce`, with the options of `run` except those that the reproduction decides."""
+    entries = sorted(registry.entries("reproduction").items())
+    listing = "\n".join(f"  {name:{max(len(name) for name, _ in entries)}}  {entry.summary}" for name, entry in entries)
     options = Parser(
         "reproduce",
         usage="%(prog)s NAME [OPTION ...]",
         description="Repeat a table or figure of a paper and compare the numbers with the published ones.",
-        epilog=EPILOG.format(listing=listing(), program=program_name()),
+        epilog=EPILOG.format(listing=listing, program=program_name()),
     )
-    options.add_argument("name", metavar="NAME", nargs="?", default="", help="reproduction, listed below")
+    options.add_argument("name", metavar="NAME", help="reproduction, listed below")
     options.add_argument("--parts", metavar="LIST", help="parts to run (default: those of the preset), or all")
     add_run_options(options, shown=False)
     return options
-
-
-def listing() -> str:
-    """Return one line per reproduction, without importing them."""
-    entries = registry.entries("reproduction")
-    width = max(map(len, entries), default=0)
-    return "\n".join(f"  {name:{width}}  {entry.summary}" for name, entry in sorted(entries.items()))
 
 
 def default_folder(name: str, base: SuiteSpec) -> Path:
@@ -119,9 +113,7 @@ def default_folder(name: str, base: SuiteSpec) -> Path:
 
 def _read_parts(text: str | None, known: list[str]) -> list[str]:
     """Return the typed parts, in the order of the reproduction; empty if `--parts` was not given."""
-    if text is None:
-        return []
-    typed = known if text == "all" else [name.strip() for name in text.split(",")]
+    typed = [] if text is None else known if text == "all" else text.split(",")
     for name in typed:
         if name not in known:
             raise UsageError(f"--parts '{text}': no part is called '{name}'{nearest(name, [*known, 'all'])}")

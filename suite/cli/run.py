@@ -1,9 +1,10 @@
-"""The verb `run`: plan and check, run trials, write table and report, print a summary."""
+"""The verbs `run` and `plan`: prepare a command, run its trials and report them, or predict what they will take."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import logging
 import shlex
 import sys
@@ -12,20 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import reports
 from reports.data.disturbed_times import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.main import check_system
-from suite.cli.options import LINE_WIDTH, RunOptions, program_name, read_run_options
-from suite.engine.cost.hardware import (
-    available_cores,
-    busy_advice,
-    competition,
-    threads_of_environment,
-    too_many_threads,
-)
+from suite.cli.options import Parser, RunOptions, add_run_options, program_name, read_run_options, resolve_run_options
+from suite.engine.cost import hardware
 from suite.errors import UsageError
 from suite.files import clean, without_home
 from suite.trials.callbacks.calls import accepts
@@ -33,7 +29,7 @@ from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
-from suite.trials.folder.records import TrialRecord, read_record
+from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.store import Store
 from suite.trials.invocation import command_line
 from suite.trials.progress import TrialProgress, duration
@@ -43,7 +39,19 @@ from suite.trials.spec import Prepared, TrialSpec
 
 log = logging.getLogger(__name__)
 
+LINE_WIDTH = 140  # characters, where the output is not a terminal
 IN_USE = "; wait for it, or train into another folder with --out and join the two with merge"
+PLAN_EPILOG = """\
+All options of run apply too (run --help). For each kind of trial, 20 steps of each stage are timed with
+the learning rate 0. Nothing is trained, and the output folder is not touched. Decoded images, compiled
+kernels and measured choices of kernels are stored, so that the trials find them. docs/scaling.md says
+what is measured, counted and left out.
+
+example:
+  {program} plan --methods dense,sdgp --task cifar10 --seeds 3
+
+exit status: 0 all trials are predicted; 1 a trial could not be measured; 2 wrong usage or missing data
+"""
 
 
 def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = None) -> int:
@@ -60,12 +68,20 @@ def run(arguments: Sequence[str], functions: Mapping[str, Callback] | None = Non
     Raises:
         UsageError: The user can correct the command, a file or a plugin.
     """
+
+    def run_all(options: RunOptions) -> int:
+        return run_prepared(options, prepared(options), functions=functions)
+
     if not in_allocation():
-        return _run(read_run_options(arguments), functions)
+        return run_all(read_run_options(arguments))
     allocation = Allocation.of_environment()
+
+    def options() -> RunOptions:  # called by `follow` and `lead`, so that rank 0 alone says what is wrong
+        return _of_allocation(read_run_options(arguments), allocation)
+
     if allocation.rank:
-        return follow(allocation, lambda: _planned_by_rank(arguments, allocation))
-    return lead(allocation, lambda: _run(_of_allocation(read_run_options(arguments), allocation), functions))
+        return follow(allocation, lambda: _planned_by_rank(options()))
+    return lead(allocation, lambda: run_all(options()))
 
 
 def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -> int:
@@ -82,8 +98,41 @@ def run_with_functions(arguments: Sequence[str], **functions: Callback | None) -
     return run(arguments, given)
 
 
-def _run(options: RunOptions, functions: Mapping[str, Callback] | None) -> int:
-    return run_prepared(options, prepared(options), functions=functions)
+def plan(arguments: Sequence[str]) -> int:
+    """Print the table of the kinds of trials with their predicted cost.
+
+    Returns:
+        1 if a trial that is to run could not be measured, otherwise 0.
+
+    Raises:
+        UsageError: The user can correct the command.
+    """
+    parser = Parser(
+        "plan",
+        usage="%(prog)s [OPTION ...]",
+        description="Predict time, FLOPs and memory of a command's trials before anything is trained.",
+        epilog=PLAN_EPILOG.format(program=program_name()),
+    )
+    add_run_options(parser, shown=False)
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    namespace = parser.read(arguments)
+    options = resolve_run_options(namespace)
+
+    from suite.measure import prediction  # what the other verbs do not need
+
+    command = prepared(options)
+    suite, trials, folder, _ = command
+    threads = 1 if has_one_thread(options, command) else None
+    # stdout is for the table or JSON
+    kinds = prediction.predict(trials, folder, options.only, options.jobs, Console(stderr=True), threads)
+    seconds = prediction.total_s(kinds, trials, options.jobs)
+    if namespace.json:
+        about = {"folder": str(folder), "jobs": options.jobs, "total_s": seconds, "left_out": list(suite.left_out)}
+        print(json.dumps({**about, "trials": prediction.as_json(kinds)}, indent=2, allow_nan=False))
+    else:
+        console().print(prediction.table(kinds))
+        print("\n".join(prediction.lines(kinds, seconds, options.jobs)))
+    return 1 if any("error" in kind.found for kind in kinds) else 0
 
 
 def prepared(options: RunOptions) -> Prepared:
@@ -97,9 +146,8 @@ def prepared(options: RunOptions) -> Prepared:
     return forked(call)
 
 
-def _planned_by_rank(arguments: Sequence[str], allocation: Allocation) -> tuple[Path, list[TrialSpec]]:
+def _planned_by_rank(options: RunOptions) -> tuple[Path, list[TrialSpec]]:
     """Return the output folder and the trials of a command line, as the command of rank 0 plans them."""
-    options = _of_allocation(read_run_options(arguments), allocation)
     from suite.cli.preparation import planned  # imports torch
 
     _, trials, folder = planned(options)
@@ -112,18 +160,14 @@ def _of_allocation(options: RunOptions, allocation: Allocation) -> RunOptions:
     Raises:
         UsageError: The options ask for another number, or for trials at the same time.
     """
-    fits: tuple[tuple[str, int | str, tuple[int | str, ...]], ...] = (
-        ("nproc-per-trial", options.processes, (1, allocation.size)),
-        ("engine", options.engine, ("local",)),
-        ("jobs", options.jobs, (1,)),
-    )
-    for option, value, allowed in fits:
-        if value not in allowed:
+    allowed = {"nproc_per_trial": (1, allocation.size), "engine": ("local",), "jobs": (1,)}
+    for name, values in allowed.items():
+        if (value := getattr(options, name)) not in values:
             raise UsageError(
-                f"--{option} {value}: torchrun has started {allocation.size} processes, which train one trial at a "
-                "time, all together; leave the option out"
+                f"--{name.replace('_', '-')} {value}: torchrun has started {allocation.size} processes, which train "
+                "one trial at a time, all together; leave the option out"
             )
-    return dataclasses.replace(options, processes=allocation.size)
+    return dataclasses.replace(options, nproc_per_trial=allocation.size)
 
 
 def run_prepared(
@@ -170,7 +214,7 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
     Args:
         count: Number of trials that are to run.
     """
-    suite, trials, cores = command.suite, command.trials, available_cores()
+    suite, trials, cores = command.suite, command.trials, hardware.available_cores()
     for task, note in {trial.task: trial.data_copy["note"] for trial in trials}.items():
         log.info("%s: %s", task, note)
     for line in recipe_lines(trials):
@@ -181,12 +225,14 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
     formats = " and ".join(dict.fromkeys(trial.dtype for trial in trials))
     where = f"on {suite.device} in {formats}, into {command.folder}"
     log.info("%d of %d trials to run %s", count, len(trials), where)
-    wanted = options.jobs * options.processes
-    if busy := competition(command.provenance["busy_cores"], cores):
-        log.warning("%s%s", busy, "; each trial has one thread" if has_one_thread(options, command) else busy_advice())
-    if warning := too_many_threads(wanted, cores):
+    wanted = options.jobs * options.nproc_per_trial
+    if busy := hardware.competition(command.provenance["busy_cores"], cores):
+        log.warning(
+            "%s%s", busy, "; each trial has one thread" if has_one_thread(options, command) else hardware.busy_advice()
+        )
+    if warning := hardware.too_many_threads(wanted, cores):
         log.warning("%s", warning)
-    if suite.device == "cpu" and options.processes > 1 and wanted > cores and options.engine == "local":
+    if suite.device == "cpu" and options.nproc_per_trial > 1 and wanted > cores and options.engine == "local":
         log.warning("%d processes train at the same time on %d core(s), and take time from each other", wanted, cores)
 
 
@@ -209,11 +255,10 @@ def train(
     engine = registry.get("engine", options.engine)(jobs=options.jobs, timeout=options.timeout, **of_engine)
     trials = command.folder / "trials"
     try:
-        with TrialProgress([trial for trial, _ in chosen], _console()) as progress:
+        with TrialProgress([trial for trial, _ in chosen], console()) as progress:
             engine.run(chosen, CallingListener(progress, trials, functions) if functions else progress)
     except KeyboardInterrupt:
-        records = (read_record(trials / trial.trial_id) for trial in command.trials)
-        if _is_tested(command) and any(record and record.done for record in records):
+        if _is_tested(command):
             log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(command.folder)))
         raise
 
@@ -231,7 +276,7 @@ def summarise(
     names = {trial.trial_id for trial in command.trials}
     ours = [record for record in records if record.name in names]
     if report:
-        _console().print(summary(ours))
+        console().print(summary(ours))
     for record in ours:
         if not record.done:
             print(f"{record.name}  {record.status}: {record.message}")
@@ -244,7 +289,8 @@ def summarise(
     return 0 if len(ours) == len(names) and ended else 1
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Return the console for tables on stdout."""
     return Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
 
 
@@ -253,66 +299,60 @@ def has_one_thread(options: RunOptions, command: Prepared) -> bool:
 
     Several threads would wait for each other, and the times of `smoke` are no results.
     """
-    busy = competition(command.provenance["busy_cores"], available_cores())
+    busy = hardware.competition(command.provenance["busy_cores"], hardware.available_cores())
     smoke = command.suite.preset == "smoke"
-    return bool(busy) and smoke and options.engine == "local" and not threads_of_environment()
+    return bool(busy) and smoke and options.engine == "local" and not hardware.threads_of_environment()
 
 
 def recipe_lines(trials: Sequence[TrialSpec]) -> list[str]:
     """Return one line per task: whose recipe its trials use, and which methods' papers have another."""
     lines = []
-    settings = dict.fromkeys(
-        (trial.task_name, trial.recipe_source, trial.preset) for trial in trials if trial.recipe_source
-    )
+    settings = dict.fromkeys((trial.task_name, trial.recipe_source, trial.preset) for trial in trials)
     for task, source, preset in settings:
+        if not source:
+            continue
         papers = registry.get("task", task).paper_recipes
-        methods = dict.fromkeys(trial.method for trial in trials if trial.task_name == task)
         others = [
-            name
-            for name in methods
+            f"--recipe {name}"
+            for name in dict.fromkeys(trial.method for trial in trials if trial.task_name == task)
             if name in papers
             and papers[name].preset == preset
             and not source.startswith(papers[name].source.split(",")[0])
         ]
-        line = f"{task}: every method uses the recipe of {source}"
-        if others:
-            have = "the paper of {} has another one" if len(others) == 1 else "the papers of {} have others"
-            choices = " or ".join(f"--recipe {name}" for name in others)
-            line += f"; {have.format(' and '.join(others))} ({choices} selects it for all methods)"
-        lines.append(line)
+        hint = f"; {' or '.join(others)} selects that of another method's paper, for all methods" if others else ""
+        lines.append(f"{task}: every method uses the recipe of {source}{hint}")
     return lines
 
 
 def summary(records: Sequence[TrialRecord]) -> Table:
-    """Return a table of accuracy, training time and FLOPs per method, as means over the seeds that are done.
+    """Return a table of accuracy, training time and FLOPs per method and length, as means over the seeds that are done.
 
-    A method that was trained with fewer epochs than others on its task and model has a row for each number of epochs.
     FLOPs are relative to dense training with the most epochs; without it, to the dense network in the same trial.
     """
     table = Table(title="Means over the seeds that are done; training FLOPs relative to dense training")
     for column in ("task", "model", "method"):
         table.add_column(column, overflow="fold")
-    for column in ("done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
+    for column in ("epochs", "done", "accuracy", "training time", "FLOPs effective", "FLOPs executed"):
         table.add_column(column, justify="right", overflow="fold")
-    most: dict[tuple[str, str], float] = {}
+    most: dict[tuple[str, str], float] = {}  # epochs by task and model
+    rows: dict[tuple[str, str, bool, str, float], list[TrialRecord]] = {}  # dense first, and most epochs first
     for record in records:
-        where = (record.spec.task, record.spec.model)
-        most[where] = max(most.get(where, 0), _epochs(record))
-    dense: dict[tuple[str, ...], float] = {}
-    groups: dict[tuple[str, ...], list[TrialRecord]] = {}
-    for record in sorted(records, key=_place):
-        where, epochs, method = (record.spec.task, record.spec.model), _epochs(record), record.spec.label
-        if method == BASELINE and epochs == most[where]:
-            dense[where] = record.number("train_flops_dense") or dense.get(where, 0.0)
-        if 0 < epochs < most[where]:
-            method += f", {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
-        groups.setdefault((*where, method), []).append(record)
-    for names, group in groups.items():
+        spec, epochs = record.spec, record.number("epochs") or 0
+        key = (spec.task, spec.model, spec.method != BASELINE, spec.label, -epochs)
+        rows.setdefault(key, []).append(record)
+        if "epochs" not in spec.replaced:  # those of its method alone
+            most[key[:2]] = max(most.get(key[:2], 0), epochs)
+    for key, group in sorted(rows.items(), key=lambda row: row[0]):
+        task, model, _, method, epochs = key
         done = [record for record in group if record.done]
-        whole = dense.get(names[:2])
-        accuracy, seconds = (_mean(one.number(name) for one in done) for name in ("test_accuracy", "train_time_s"))
+        longest = rows.get((task, model, False, BASELINE, -most.get((task, model), 0)), ())
+        whole = next(filter(None, (record.number("train_flops_dense") for record in longest)), None)
+        accuracy, seconds = (
+            _mean(record.number(name) for record in done) for name in ("test_accuracy", "train_time_s")
+        )
         table.add_row(
-            *(name.replace("[", r"\[") for name in names),  # rich reads a bracket as the start of a style
+            *map(escape, (task, model, method)),
+            f"{-epochs:g}" if epochs else "",
             f"{len(done)}/{len(group)}",
             "" if accuracy is None else f"{100 * accuracy:.2f} %",
             "" if seconds is None else mark_disturbed(duration(seconds), any(map(is_disturbed, done))),
@@ -320,18 +360,6 @@ def summary(records: Sequence[TrialRecord]) -> Table:
             _share(done, "train_flops_executed", whole),
         )
     return table
-
-
-def _epochs(record: TrialRecord) -> float:
-    """Return the epochs of a trial; 0 if they were typed for its method alone."""
-    return 0 if "epochs" in record.spec.replaced else record.number("epochs") or 0
-
-
-def _place(record: TrialRecord) -> tuple[Any, ...]:
-    """Return where a trial belongs: dense first, then dense with parameters, each with most epochs first."""
-    dense = record.spec.method == BASELINE
-    order = (record.spec.variant, -(record.number("epochs") or 0)) if dense else ()
-    return (record.spec.task, record.spec.model, not dense, *order)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

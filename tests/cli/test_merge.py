@@ -164,8 +164,8 @@ def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, ca
         ((a, a), tmp_path / "out", "at least two different folders"),
         ((a, b), b, "is not an empty folder"),
         ((a, b), a / "out", f"is inside {a}"),
-        ((a, tmp_path / "empty"), tmp_path / "out", "it has no suite.json"),
-        ((a, tmp_path / "absent"), tmp_path / "out", "it has no suite.json"),
+        ((a, tmp_path / "empty"), tmp_path / "out", "not the folder of a suite"),
+        ((a, tmp_path / "absent"), tmp_path / "out", "not the folder of a suite"),
     ):
         assert merge(*folders, out=out) == 2
         assert complaint in capsys.readouterr().err

@@ -13,8 +13,7 @@ from toy_suite import assert_one_line, forget_plugins, listing
 import kernels
 from suite import registry
 from suite.cli import main as cli
-from suite.cli.preparation import rehearse_new, without
-from suite.cli.rehearsal import few_steps, rehearse
+from suite.cli.preparation import few_steps, rehearse, rehearse_new, without
 from suite.engine.training import conformance
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
@@ -232,14 +231,14 @@ def test_a_network_that_cannot_process_a_size_of_training_images_is_refused():
     fields = {"tasks": "imagefolder", "data_root": default_data_root(), "models": "vit_tiny", "seeds": (0,)}
     trials = planned(methods="dense", overrides=sizes, **fields)
     said = "vit_tiny on task imagefolder: the forward pass fails on images of 3x32x32: "
-    with pytest.raises(UsageError, match=rf'{said}.*use --set "recipe.train_sizes=\(\)" instead of 32'):
+    with pytest.raises(UsageError, match=rf'{said}.*--set "recipe.train_sizes=\(\)" drops the training size 32$'):
         rehearse(trials)
 
 
 def test_a_network_that_fails_at_every_size_gets_no_hint_about_sizes(monkeypatch):
     fields = {"tasks": "imagefolder", "data_root": default_data_root(), "models": "mlp", "seeds": (0,)}
     trials = planned(methods="dense", overrides={"train_sizes": (64,)}, **fields)
-    monkeypatch.setattr("suite.cli.rehearsal.build_model", lambda *arguments: torch.nn.Linear(1, 1))
+    monkeypatch.setattr("suite.cli.preparation.build_model", lambda *arguments: torch.nn.Linear(1, 1))
     with pytest.raises(UsageError, match="the forward pass fails on images of 3x64x64: ") as caught:
         rehearse(trials)
     assert "train_sizes" not in str(caught.value)
@@ -279,13 +278,13 @@ def test_trainings_of_few_steps_are_named_once(caplog):
     both = (("dense,sdgp", few), ("dense", shorter))
     rehearse([one for names, fields in both for one in planned(methods=names, preset="quick", overrides=fields)])
     assert caplog.messages == [
-        "digits: 1,400 training images in batches of 64 make 21 steps per epoch and 189 in a trial, which may be too "
-        "few to learn; use a smaller --batch-size or more --epochs"
+        "digits: 1,400 training images in batches of 64 make 189 steps in a trial, which may be too few to learn; use "
+        "a smaller --batch-size or more --epochs"
     ]
 
 
 @pytest.mark.parametrize(("each", "epochs", "named"), [
-    (20, 10, ""), (199, 1, "199 steps per epoch and 199 in a trial"), (1, 199, "1 step per epoch and 199 in a trial"),
+    (20, 10, ""), (199, 1, "199 steps in a trial"), (1, 199, "199 steps in a trial"),
 ])  # fmt: skip
 def test_fewer_than_200_steps_are_few(each, epochs, named):
     trial = planned(methods="dense", overrides={"epochs": epochs})[0]

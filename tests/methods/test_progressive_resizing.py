@@ -11,7 +11,7 @@ from small_trials import planned
 
 from methods.progressive_resizing import ProgressiveResizing
 from suite.choices import build_model
-from suite.cli.rehearsal import rehearse
+from suite.cli.preparation import rehearse
 from suite.engine.cost.flops import PRODUCTS, count_layers
 from suite.errors import UsageError
 from suite.ops import apply
@@ -132,7 +132,9 @@ def test_what_is_impossible_is_refused_when_the_command_is_planned(methods, over
 
 @pytest.mark.parametrize(("model", "smallest"), [("airbench[width=0.125]", 9), ("resnet9[width=0.125]", 11)])
 def test_sizes_that_a_network_cannot_take_are_refused_before_training(model, smallest):
-    with pytest.raises(UsageError, match=rf"cannot take 8 pixels: .*the smallest are {smallest}x{smallest}"):
+    with pytest.raises(
+        UsageError, match=rf"the smallest are {smallest}x{smallest}; progressive.* sets the training size 8$"
+    ):
         rehearse([trial("progressive_resizing[start=0.25]", model)])
 
 

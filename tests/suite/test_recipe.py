@@ -128,8 +128,8 @@ def test_a_papers_recipe_is_chosen_by_name_and_named_in_the_trial(tmp_path, monk
     assert {trial.recipe_source for trial in plan(suite)} == {"Ours (2020)"}
     (line,) = recipe_lines(plan(suite))
     assert line == (
-        "digits: every method uses the recipe of Ours (2020); the paper of prunetrain has another one "
-        "(--recipe prunetrain selects it for all methods)"
+        "digits: every method uses the recipe of Ours (2020); --recipe prunetrain selects that of another method's "
+        "paper, for all methods"
     )
     chosen = dataclasses.replace(suite, recipe="prunetrain", overrides={"epochs": 3, "batch_size": 32})
     trials = plan(chosen)

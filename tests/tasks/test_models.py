@@ -8,7 +8,7 @@ from torch import nn
 
 from suite import registry
 from suite.choices import build_model
-from suite.cli.describe_models import describe_model
+from suite.cli.describe import describe_model
 from suite.engine.cost.flops import count_model
 from suite.engine.network.channels.spaces import find_index_spaces
 from tasks.models.imagenet_resnet import Blurred

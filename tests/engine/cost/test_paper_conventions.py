@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.choices import build_model
-from suite.cli.describe_models import describe_model
+from suite.cli.describe import describe_model
 from suite.engine.cost.flops import LayerCost, count_layers
 from suite.engine.cost.ledger import Ledger
 from suite.engine.cost.paper_conventions import (
