@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from suite import registry
 from suite.errors import UsageError, nearest
 from suite.files import clean
-from suite.own_packages import check_own_packages
 
 VERBS = {
     "run": "suite.cli.run:run",
@@ -98,7 +97,7 @@ def _kept(verb: str) -> str:
 
 
 def _run(verb: str, words: Sequence[str]) -> int:
-    check_own_packages()
+    registry.check_own_packages()
     for text in (verb, *words):
         try:
             text.encode()

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from suite import registry
-from suite.brackets import Request, read_list
-from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
+from suite.choices import Choice, MethodChoice, ModelChoice, Request, TaskChoice, read_list
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from suite import registry
-from suite.brackets import split
 from suite.errors import UsageError, nearest
+from suite.parameters import split
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger("pdt.callbacks")
