@@ -36,7 +36,7 @@ from suite.method import Method
 from suite.parameters import split
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.trials.devices import resolve_device
+from suite.trials.building import resolve_device
 from tasks.cifar import NORMALIZATION
 from tasks.pipeline import DeviceBatches
 

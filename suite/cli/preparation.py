@@ -20,7 +20,7 @@ from suite.cli.rehearsal import rehearse
 from suite.engine.cost.hardware import emulated_dtype
 from suite.errors import UsageError
 from suite.measure.number_format import faster_formats
-from suite.trials.devices import check_processes, resolve_device, resolve_dtype
+from suite.trials.building import check_processes, resolve_device, resolve_dtype
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.planning import Formats, plan

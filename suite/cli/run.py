@@ -28,14 +28,14 @@ from suite.engine.cost.hardware import (
 )
 from suite.errors import UsageError
 from suite.files import clean, without_home
-from suite.trials.callbacks.calls import accepts
+from suite.parameters import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
-from suite.trials.invocation import command_line
+from suite.trials.process import command_line
 from suite.trials.progress import TrialProgress, duration
 from suite.trials.ranks.allocation import Allocation, follow, lead
 from suite.trials.spec import Prepared, TrialSpec

@@ -20,7 +20,7 @@ from typing import Any
 from suite import files, registry
 from suite.errors import UsageError
 from suite.files import read_bytes, without_home
-from suite.trials.invocation import ROOT
+from suite.registry import ROOT
 
 MOST_BYTES = 1 << 24  # size of a module that a plugin imports
 _ROOMS = frozenset(("suite", "methods", "tasks", "kernels", "reports"))

@@ -16,8 +16,9 @@ from suite.engine.cost import onednn
 from suite.engine.cost.hardware import busy_cores, hardware_id, program_output
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.files import clean, without_home
+from suite.registry import ROOT
 from suite.subnormals import arithmetic_in_use
-from suite.trials.invocation import FLAG_PREFIXES, ROOT, command_line
+from suite.trials.process import FLAG_PREFIXES, command_line
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x")
 

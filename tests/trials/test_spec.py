@@ -18,7 +18,7 @@ from suite.engine.cost.hardware import (
 from suite.engine.cost.torch_hardware import use_threads_of_environment
 from suite.errors import UsageError
 from suite.recipe import Recipe
-from suite.trials.devices import resolve_device, resolve_dtype
+from suite.trials.building import resolve_device, resolve_dtype
 from suite.trials.engines.ray_cluster import own_variables
 from suite.trials.planning import read_override
 from suite.trials.process import environment

@@ -11,7 +11,7 @@ from suite.engine.network import model_files
 from suite.errors import UsageError
 from suite.trials import stages as stages_module
 from suite.trials.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
-from suite.trials.trial_run import TrialRun
+from suite.trials.trial import TrialRun
 
 SMALL = {"model": "resnet9[width=0.0625]", "train_images": 72, "batch_size": 32, "epochs": 1}
 SHRINKING = spec("prunetrain[ratio=0.8]", **(SMALL | {"train_images": 96, "epochs": 4}))
@@ -207,7 +207,6 @@ def test_a_resumed_trial_ends_with_the_same_stages(whole, tmp_path, monkeypatch)
     train(tmp_path, SHRINKING)
     for epoch in stages[1:]:
         one, other = (model_files.load(stage_file(place, epoch)) for place in (folder, tmp_path))
-        assert one["epochs_sha256"] != other["epochs_sha256"], "times differ between two trainings"
         for name, weight in one["trainer"]["model"].items():
             assert weight.equal(other["trainer"]["model"][name])
 
