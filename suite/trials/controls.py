@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from suite.choices import MethodChoice
@@ -102,25 +102,13 @@ def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | 
     return twin
 
 
-def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
-    """Describe in one line the trials that `--controls` added to a command.
-
-    Args:
-        added: The trials that the command has only because of `--controls`.
-        epochs: Epochs of the command's recipe, by task.
-    """
-    added = list(added)
+def summary(added: Sequence[TrialSpec]) -> str:
+    """Describe in one line the trials that `--controls` added to a command."""
     if not added:
         return "--controls adds no trials: the command names all of them"
-
-    def is_shorter(trial: TrialSpec) -> bool:
-        return trial.label == BASELINE and trial.recipe["epochs"] < epochs[trial.task]
-
-    lengths = sorted({trial.recipe["epochs"] for trial in added if is_shorter(trial)})
-    shorter = f"dense with fewer epochs ({', '.join(map(str, lengths))})"
-    kinds = Counter(shorter if is_shorter(trial) else trial.label for trial in added)
-    parts = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
-    return f"--controls adds {len(added)} {'trial' if len(added) == 1 else 'trials'}: {parts}"
+    counts = Counter((trial.label, trial.recipe["epochs"]) for trial in added)
+    parts = ", ".join(f"{count} of {label} ({epochs:g} epochs)" for (label, epochs), count in counts.items())
+    return f"--controls adds {len(added)} trials: {parts}"
 
 
 def _distinct(methods: Iterable[MethodChoice], task: str, preset: str) -> list[MethodChoice]:
