@@ -155,10 +155,8 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
     facts = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:
         facts["test_images"] = splits.test.num_samples
-        labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
-        whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-        if whole and labels.numel() and labels.min() >= 0:
-            facts["largest_test_class"] = int(labels.bincount().max())
+        if isinstance(splits.test, LabelledBatches) and splits.test.labels.ndim == 1:
+            facts["largest_test_class"] = int(splits.test.labels.bincount().max())
     return facts
 
 
@@ -215,7 +213,7 @@ def build_trainer(
         device=device,
         dtype=getattr(torch, spec.dtype),
         task=spec.task_name,
-        network=spec.model.partition("[")[0],
+        network=spec.model_name,
         preset=spec.preset,
         others=_others(spec, trials),
         **callbacks,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -106,8 +106,11 @@ def summary(added: Sequence[TrialSpec]) -> str:
     """Describe in one line the trials that `--controls` added to a command."""
     if not added:
         return "--controls adds no trials: the command names all of them"
-    counts = Counter((trial.label, trial.recipe["epochs"]) for trial in added)
-    parts = ", ".join(f"{count} of {label} ({epochs:g} epochs)" for (label, epochs), count in counts.items())
+    epochs: dict[str, list[float]] = defaultdict(list)
+    for trial in added:
+        epochs[trial.label].append(trial.recipe["epochs"])
+    lengths = {label: ", ".join(f"{number:g}" for number in sorted({*numbers})) for label, numbers in epochs.items()}
+    parts = ", ".join(f"{len(epochs[label])} of {label} ({text} epochs)" for label, text in lengths.items())
     return f"--controls adds {len(added)} trials: {parts}"
 
 

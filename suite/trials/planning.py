@@ -173,10 +173,8 @@ def _setting(
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
         _check_names(model, {"the recipe": recipe.fields(), f"task {choice.name}": parameters})
-    return _checked(
-        suite,
-        _Setting(str(choice), choice.definition, parameters, task, recipe, source, models, methods),
-    )
+    setting = _Setting(str(choice), choice.definition, parameters, task, recipe, source, models, methods)
+    return _checked(suite, setting)
 
 
 def _checked(suite: SuiteSpec, setting: _Setting) -> _Setting:
@@ -208,8 +206,8 @@ def _with_controls(suite: SuiteSpec, setting: _Setting) -> list[_Setting]:
         # The override is that of `--epochs`, so that recipe and source equal those of a command without --controls.
         overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
         recipe, source = _recipe(setting.task, dataclasses.replace(suite, overrides=overrides))
-        changed = {"recipe": recipe, "recipe_source": source, "methods": methods, "is_control": True}
-        return _checked(suite, dataclasses.replace(setting, **changed))
+        part = dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
+        return _checked(suite, part)
 
     lengths = control_epochs(setting.recipe.epochs)
     others = controls.control_methods(setting.methods, task, suite.preset, lengths)

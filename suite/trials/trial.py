@@ -245,9 +245,8 @@ class TrialRun:
             earlier, done = state["provenance"], state["trainer"]["hooks"]["epochs_done"]
             before = comparable(earlier)
             lines = records.read_text(encoding="utf-8").splitlines(keepends=True)[:done]
-            if state["trial"] != self.spec.hash or [json.loads(line)["epoch"] for line in lines] != [
-                *range(1, done + 1)
-            ]:
+            epochs = [json.loads(line)["epoch"] for line in lines]
+            if state["trial"] != self.spec.hash or epochs != list(range(1, done + 1)):
                 raise ValueError("checkpoint.pt and epochs.jsonl do not belong together")
         except Exception as error:  # whatever the files hold
             hint = f"delete {path} to start from the beginning"
