@@ -111,7 +111,7 @@ def summary(added: Sequence[TrialSpec]) -> str:
         epochs[trial.label].append(trial.recipe["epochs"])
     lengths = {label: ", ".join(f"{number:g}" for number in sorted({*numbers})) for label, numbers in epochs.items()}
     parts = ", ".join(f"{len(epochs[label])} of {label} ({text} epochs)" for label, text in lengths.items())
-    return f"--controls adds {len(added)} trials: {parts}"
+    return f"--controls adds {len(added)} trial(s): {parts}"
 
 
 def _distinct(methods: Iterable[MethodChoice], task: str, preset: str) -> list[MethodChoice]:

@@ -22,7 +22,7 @@ from suite.trials.building import resolve_device, resolve_dtype
 from suite.trials.engines.ray_cluster import own_variables
 from suite.trials.planning import read_override
 from suite.trials.process import environment
-from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_dtype, read_seeds, suite_hash
+from suite.trials.spec import SuiteSpec, TrialSpec, read_device, read_seeds, suite_hash
 
 RECIPE = Recipe(epochs=3, batch_size=4, learning_rate=0.1, milestones=(0.5, 0.75)).fields()
 SPEC = TrialSpec(
@@ -171,7 +171,6 @@ def test_presets_devices_and_types(tmp_path):
     for function, text in (
         (read_device, "gpu"),
         (read_device, "cuda:x"),
-        (read_dtype, "float8"),
     ):
         with pytest.raises(UsageError):
             function(text)
