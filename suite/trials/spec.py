@@ -283,7 +283,7 @@ def read_seeds(text: str) -> tuple[int, ...]:
         raise UsageError(f"--seeds '{text}': {hint}") from None
     if "," not in text:
         if not 1 <= seeds[0] <= MOST_SEEDS:
-            raise UsageError(f"--seeds {text}: the count must be from 1 to {MOST_SEEDS}; {hint}")
+            raise UsageError(f"--seeds '{text}': the count must be from 1 to {MOST_SEEDS}; {hint}")
         return tuple(range(seeds[0]))
     if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
         raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")

@@ -123,7 +123,7 @@ def test_suite_spec_and_its_hash():
         dtype="float32",
         data_root="/d",
     )
-    plain = json.loads(json.dumps(suite.to_json()))
+    plain = json.loads(json.dumps(dataclasses.asdict(suite)))
     assert (plain["methods"], plain["seeds"], plain["overrides"]) == ("dense", [0, 1], {"milestones": [0.5]})
     other = dataclasses.replace(SPEC, seed=8)
     assert suite_hash([SPEC, other]) == suite_hash([other, SPEC]) != suite_hash([SPEC])
