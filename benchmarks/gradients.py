@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from benchmarks.measured import Results, enter_trial_environment
 from kernels import PruneRule, compress_nm, prune_nm
 from kernels.compressed.dispatch import available, data_gradient, weight_gradient
-from suite.brackets import split
 from suite.choices import build_model
 from suite.engine.cost.flops import LayerCost, count_layers
 from suite.engine.cost.interleaved import interleaved_times, ratio_of
 from suite.errors import UsageError
 from suite.method import Compressed, Geometry
 from suite.ops import TORCH
+from suite.parameters import split
 
 CPU = torch.device("cpu")
 KEY = 1  # of random masks

@@ -26,7 +26,6 @@ from torch import nn
 
 from benchmarks.measured import Results, enter_trial_environment
 from suite import registry
-from suite.brackets import split
 from suite.choices import MethodChoice, build_method, build_model
 from suite.engine.cost.clock import stamps_of
 from suite.engine.cost.interleaved import interleaved_ratio
@@ -34,9 +33,10 @@ from suite.engine.network.model_files import load_model
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
 from suite.method import Method
+from suite.parameters import split
 from suite.recipe import Recipe
 from suite.task import Splits
-from suite.trials.devices import resolve_device
+from suite.trials.building import resolve_device
 from tasks.cifar import NORMALIZATION
 from tasks.pipeline import DeviceBatches
 

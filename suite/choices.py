@@ -1,7 +1,12 @@
 """Methods and models as a command line names them: a registered class or function with values for its parameters.
 
+    dense,sdgp[n=2,m=4]            a comma list; commas inside brackets separate parameters
+    sdgp[mode=random|magnitude]    a grid: one choice per alternative, in the order of declaration
+    net[milestones=(0.5,0.75)]     parentheses or brackets around a value protect its commas
+    torchvision/vgg11              a member of a collection (`suite.registry.register_collection`)
+
 A choice looks up its class in the registry and reads the declared parameters, each once. `suite.parameters` knows the
-types, and `suite.brackets` the syntax.
+types.
 """
 
 from __future__ import annotations
@@ -11,14 +16,14 @@ import inspect
 import itertools
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from suite import registry
-from suite.brackets import Request, read_list
 from suite.errors import UsageError, nearest
-from suite.parameters import REQUIRED, Parameter, allowed, check, convert, declared, normal, resolve, show
+from suite.parameters import REQUIRED, Parameter, allowed, check, convert, declared, resolve, show, split
 from suite.recipe import FOR_ONE_METHOD, Recipe
 
 if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
@@ -26,6 +31,58 @@ if TYPE_CHECKING:  # listing and describing tasks must not wait for torch
 
 MAX_CHOICES = 10_000  # choices in one grid
 RECIPE = "recipe."  # prefix of a recipe field that is typed for one method
+
+
+@dataclass(frozen=True)
+class Request:
+    """One item of a list, as text.
+
+    Attributes:
+        text: Item as typed.
+        name: Name of a method, task or model; `COLLECTION/NAME` for a member of a collection.
+        alternatives: Typed values by key; several for a grid.
+    """
+
+    text: str
+    name: str
+    alternatives: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_list(text: str, option: str) -> list[Request]:
+    """Read a comma-separated list of `name` or `name[key=value,...]`.
+
+    Args:
+        text: Text as typed.
+        option: Name of the option for error messages.
+
+    Raises:
+        UsageError: The text does not have this syntax.
+    """
+    try:
+        return [_read_item(item) for item in split(text)]
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
+
+
+def _read_item(item: str) -> Request:
+    matched = re.fullmatch(r"((?:\w+/)?[\w-]+)(?:\[(.*)\])?", item, flags=re.DOTALL)
+    if matched is None:
+        raise UsageError(f"'{item}': expected name or name[key=value,...]")
+    name, inside = matched.groups()
+    if inside is None:
+        return Request(item, name)
+    alternatives: dict[str, list[str]] = {}
+    for assignment in split(inside):
+        key, equals, value = (part.strip() for part in assignment.partition("="))
+        values = split(value, "|")
+        if not key or not equals or not all(values):
+            before = next(reversed(alternatives), "")
+            hint = f"; several values need parentheses: {before}=(A,B)" if before else ""
+            raise UsageError(f"'{item}': '{assignment}' is not key=value{hint}")
+        if key in alternatives:
+            raise UsageError(f"'{item}': {key} is given twice")
+        alternatives[key] = values
+    return Request(item, name, alternatives)
 
 
 @dataclass(frozen=True)
@@ -117,16 +174,37 @@ class Choice:
         Args:
             layers: Defaults by parameter that override the declared ones, the last one first.
         """
-        defaults = {key: normal(value, self.declared[key].annotation) for key, value in self._values(*layers).items()}
-        return replace(self, typed={key: one for key, one in self.typed.items() if not _is_default(key, one, defaults)})
+        defaults = {key: (type(value), value) for key, value in self._values(*layers).items()}  # 1 is not `true`
+        typed = {key: value for key, value in self.typed.items() if defaults.get(key) != (type(value), value)}
+        return replace(self, typed=typed)
 
     def _values(self, *layers: Mapping[str, Any]) -> dict[str, Any]:
         return resolve(self.definition, *layers)
 
+    def _construct(self, label: str, values: Mapping[str, Any]) -> Any:
+        """Call the definition.
 
-def _is_default(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Return whether a value is the default. 1 is not `true`, and a parameter without a default has none."""
-    return key in defaults and type(value) is type(defaults[key]) and value == defaults[key]
+        Raises:
+            UsageError: It raised a `ValueError`. For a plugin, any exception counts.
+        """
+        try:
+            return self.definition(**values)
+        except Exception as error:
+            if message := self._refusal(error):
+                raise UsageError(f"{label}: {message}") from error
+            raise
+
+    def _refusal(self, error: Exception) -> str:
+        """Return a message for the user about a failed constructor; empty for an error of the project's own."""
+        if isinstance(error, (ValueError, UsageError)):
+            return " ".join(str(error).removeprefix(f"{self.name}: ").split())  # libraries write several lines
+        # With these messages, torch reports too little memory and a size beyond 64 bits.
+        if isinstance(error, (MemoryError, OverflowError)) or "allocate" in str(error) or "verflow" in str(error):
+            return "does not fit into memory"
+        if registry.is_own(self.kind, self.name):
+            return ""
+        place = registry.fault_in_plugin(error)
+        return f"its constructor raises {type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 class MethodChoice(Choice):
@@ -177,20 +255,8 @@ class MethodChoice(Choice):
         Raises:
             UsageError: The constructor raised a `ValueError`. For a method of a plugin, any exception counts.
         """
-        label = label or str(self)
         values = self._values(self.typed_parameters if parameters is None else parameters)
-        try:
-            method = self.definition(**values)
-        except Exception as error:
-            if message := _refusal(error, "method", self.name):
-                raise UsageError(f"{label}: {message}") from error
-            raise
-        depends_on, files = method.depends_on(), method.files()
-        if not (isinstance(depends_on, (tuple, list)) and all(map(_is_text, depends_on))):
-            raise UsageError(f"{label}: depends_on() returned {depends_on!r}, not a tuple of methods as text")
-        if not (isinstance(files, Mapping) and set(files) <= set(values) and all(map(_is_text, files.values()))):
-            raise UsageError(f"{label}: files() returned {files!r}, not a mapping from parameters to paths")
-        return method
+        return self._construct(label or str(self), values)
 
 
 class TaskChoice(Choice):
@@ -214,11 +280,9 @@ class TaskChoice(Choice):
         values = self._values(self.typed if parameters is None else parameters)
         try:
             check(self.definition, values)
-            return self.definition(**values)
-        except Exception as error:
-            if message := _refusal(error, "task", self.name):
-                raise UsageError(f"{self}: {message}") from error
-            raise
+        except ValueError as error:
+            raise UsageError(f"{self}: {error}") from None
+        return self._construct(str(self), values)
 
 
 class ModelChoice(Choice):
@@ -243,12 +307,8 @@ class ModelChoice(Choice):
 
         given = {"num_classes": num_classes, "input_shape": input_shape, "in_channels": input_shape[0]}
         accepted = inspect.signature(self.definition).parameters
-        try:
-            model = self.definition(**self.typed, **{name: value for name, value in given.items() if name in accepted})
-        except Exception as error:
-            if message := _refusal(error, "model", self.name):
-                raise UsageError(f"{self}: {message}") from error
-            raise
+        given = {name: value for name, value in given.items() if name in accepted}
+        model = self._construct(str(self), {**self.typed, **given})
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"{self}: its function returned {type(model).__name__}, not a torch.nn.Module")
         if not any(True for _ in model.parameters()):
@@ -304,20 +364,3 @@ def build_model(text: str, input_shape: tuple[int, int, int], num_classes: int) 
 def build_task(name: str, parameters: Mapping[str, Any]) -> Any:
     """Construct a registered task, with the errors of `TaskChoice.build`."""
     return TaskChoice(name, definition=registry.get("task", name)).build(parameters)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _refusal(error: Exception, kind: str, name: str) -> str:
-    """Return a message for the user about a failed constructor; empty for a programming error in the project itself."""
-    if isinstance(error, (ValueError, UsageError)):
-        return " ".join(str(error).removeprefix(f"{name}: ").split())  # libraries write several lines
-    # With these messages, torch reports too little memory and a size beyond 64 bits.
-    if isinstance(error, (MemoryError, OverflowError)) or "allocate" in str(error) or "verflow" in str(error):
-        return "does not fit into memory"
-    if registry.is_own(kind, name):
-        return ""
-    place = registry.fault_in_plugin(error)
-    return f"its constructor raises {type(error).__name__}: {error}" + (f" ({place})" if place else "")

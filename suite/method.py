@@ -63,9 +63,8 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from suite.class_check import check_class, check_facts
 from suite.index_spaces import IndexSpaces
-from suite.parameters import LISTED_LAST, check
+from suite.parameters import LISTED_LAST, check, check_class
 from suite.plan import (
     EMPTY_PLAN,
     Backend,
@@ -233,9 +232,8 @@ class Method:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        check_class(cls, Method, Context)
         dataclass(kw_only=True, eq=False, repr=False)(cls)
-        check_facts(cls)
+        check_class(cls, Method)
 
     def __new__(cls, **values: Any) -> Self:
         """Check the values of parameters against their declared types and bounds (`ValueError`)."""

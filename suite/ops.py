@@ -21,12 +21,11 @@ from suite.engine.training.data_parallel import reduce_gradients
 from suite.engine.training.own_loop import OwnLoop
 from suite.errors import UsageError, nearest
 from suite.method import EMPTY_PLAN, Context, Method
-from suite.own_packages import check_own_packages
 
 __all__ = ["TORCH", "PlannedConv2d", "PlannedLinear", "apply", "convert", "reduce_gradients", "restore"]
 
 
-check_own_packages()
+registry.check_own_packages()
 
 REQUIRED = {"input_shape": (3, 32, 32), "num_classes": 10, "epochs": 2, "batch_size": 16}
 """Attributes of a context that a training loop must give, with values for an example."""

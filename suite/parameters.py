@@ -11,29 +11,33 @@ A parameter is declared once, as an annotated class attribute or a keyword of a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
 import re
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MultipleOf
 
-from suite.brackets import CLOSING, OPENING, split
-from suite.errors import UsageError
+from suite.errors import UsageError, nearest
 from suite.files import canonical_json
 
+OPENING, CLOSING = "[(", "])"
 REQUIRED = inspect.Parameter.empty
 CONTEXT = ("num_classes", "input_shape", "in_channels")
 """Arguments of a model that the task supplies; they cannot be typed."""
 LISTED_LAST = types.MappingProxyType({"listed": "last"})
 """Metadata of a dataclass's field that its subclasses inherit, and that is listed after their own."""
+SIMILAR = 0.75
+"""How similar the name of a method is to that of a hook with the same arguments which is probably meant."""
+_WORDS = {"none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -95,37 +99,21 @@ def declared(thing: Any) -> Mapping[str, Parameter]:
     fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     factories = {item.name: item.default_factory for item in fields}
     last = {item.name for item in fields if item.metadata == LISTED_LAST}
+    constructor = thing if fields or not inspect.isclass(thing) else thing.__init__  # fields have their class's names
+    try:
+        annotations = typing.get_type_hints(constructor, include_extras=True)
+    except NameError as error:
+        raise UsageError(f"{thing.__name__}: a type is not defined in its module: {error}") from error
     parameters: dict[str, Parameter] = {}
-    for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda one: one[0] in last):
+    for name, parameter in sorted(inspect.signature(thing).parameters.items(), key=lambda item: item[0] in last):
         if name in CONTEXT or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         factory = factories.get(name)  # dataclasses.MISSING, which cannot be called, if the default is a value
         default = factory() if callable(factory) else parameter.default
-        annotation = _annotation(thing, name, parameter.annotation)
+        annotation = annotations.get(name, Any)
         is_group = fields and dataclasses.is_dataclass(annotation)
         parameters |= declared(annotation) if is_group else {name: Parameter(name, annotation, default)}
     return types.MappingProxyType(parameters)
-
-
-def _annotation(thing: Any, name: str, annotation: Any) -> Any:
-    """Evaluate an annotation that is a string.
-
-    A dataclass inherits fields. Their string annotations must be evaluated in the module that declares them.
-    """
-    if not isinstance(annotation, str):
-        return annotation
-    if dataclasses.is_dataclass(thing):
-        kinds = inspect.getmro(thing)  # type: ignore[arg-type]
-        declaring = next(parent for parent in kinds if name in inspect.get_annotations(parent))
-        namespace = vars(sys.modules[declaring.__module__])
-    else:
-        namespace = (thing.__init__ if inspect.isclass(thing) else thing).__globals__
-    try:
-        return eval(annotation, namespace)  # no new risk: the file with the annotation is imported already
-    except NameError as error:
-        raise UsageError(
-            f"{thing.__name__}: the type of parameter '{name}' is not defined in its module: {error}"
-        ) from error
 
 
 def takes_leaves(cls: Any) -> Any:
@@ -163,29 +151,98 @@ def check(thing: Any, values: Mapping[str, Any], prefix: str = "") -> None:
             _check_value(values[name], parameter.annotation, prefix + name)
 
 
+def check_class(cls: Any, base: Any) -> None:
+    """Check a new class of parameters and hooks, a dataclass that derives from `base`.
+
+    Without this, an attribute could become or miss becoming a parameter without a message, a misspelt hook would never
+    be called, and a hook with wrong arguments would fail only in the middle of a trial.
+
+    Raises:
+        TypeError: One line that names class and attribute.
+        UsageError: The annotation of a parameter cannot be evaluated.
+    """
+    known, fields = declared(cls), {field.name for field in dataclasses.fields(base)}
+    annotations = inspect.get_annotations(cls)
+    signatures = {name: inspect.signature(hook) for name, hook in inspect.getmembers(base, inspect.isfunction)}
+    for name, value in ({**dict.fromkeys(annotations), **vars(cls)}).items():
+        where, constant = f"{cls.__name__}.{name}", "; annotate a constant as ClassVar[...]"
+        is_member = isinstance(value, type) or inspect.isroutine(value) or hasattr(value, "__get__")
+        is_own_parameter = name in annotations and name in known
+        if name in fields or (hasattr(base, name) and is_own_parameter) or (name in signatures and not is_member):
+            raise TypeError(f"{where} would replace {base.__name__}.{name}; rename it{constant * is_own_parameter}")
+        if is_own_parameter and (name.startswith("_") or not can_be_set(known[name].annotation)):
+            kind = inspect.formatannotation(known[name].annotation)
+            raise TypeError(
+                f"{where} is annotated, but cannot be a parameter that users type (of type {kind}); create state in "
+                f"setup(), as self.{name} = ...{constant}"
+            )
+        if name.startswith("_"):
+            continue
+        if not (is_member or name in annotations or hasattr(base, name)):
+            raise TypeError(
+                f"{where} has no type annotation, so it is not a parameter; write '{name}: {type(value).__name__} = "
+                f"{value!r}' for a parameter{constant}"
+            )
+        if inspect.isfunction(value):
+            taken = list(inspect.signature(value).parameters)
+            if name in signatures:
+                wanted = list(signatures[name].parameters)
+                if not accepts(value, len(wanted)):
+                    hook = f"{name}({', '.join(wanted)})"
+                    raise TypeError(f"{where}({', '.join(taken)}) has other arguments than the hook {hook}")
+            elif difflib.get_close_matches(
+                name, alike := [hook for hook, item in signatures.items() if list(item.parameters) == taken], 1, SIMILAR
+            ):  # nothing would ever call it
+                raise TypeError(f"{where} is not a hook{nearest(name, alike)} A helper may be called _{name}")
+
+
+def accepts(function: Callable[..., Any], arguments: int) -> bool:
+    """Return whether a function can be called with this number of positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
 def _check_value(value: Any, annotation: Any, name: str) -> None:
-    if not _validator(annotation)(value):
-        plain = value is None or type(value) in (bool, int, float, tuple, list)
-        shown = f"'{value}'" if isinstance(value, str) else show(value) if plain else repr(value)
-        raise ValueError(f"{name} is {shown}; allowed: {allowed(annotation)}")
+    from pydantic import ValidationError  # not needed to list or describe
+
+    try:
+        _validator(annotation)(value)
+    except ValidationError:
+        raise ValueError(f"{name} is {value!r}; allowed: {allowed(annotation)}") from None
 
 
 @functools.cache
-def _validator(annotation: Any) -> Callable[[Any], bool]:
-    """Return a function that checks whether a value has the type and is within the bounds."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # not needed to list or describe
+def _validator(annotation: Any) -> Callable[[Any], Any]:
+    """Return a function that checks the type and the bounds of a value, and returns it in the annotated type."""
+    from pydantic import ConfigDict, TypeAdapter  # not needed to list or describe
 
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-    adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation, config=config)
+    return TypeAdapter(annotation, config=config).validate_python
 
-    def is_valid(value: Any) -> bool:
-        try:
-            adapter.validate_python(value)
-        except ValidationError:
-            return False
-        return True
 
-    return is_valid
+def split(text: str, separator: str = ",") -> list[str]:
+    """Split text at the separators outside of brackets, and strip the parts.
+
+    Raises:
+        UsageError: Brackets are not balanced.
+    """
+    parts, start, opened = [], 0, ""
+    for position, character in enumerate(text):
+        if character in OPENING:
+            opened += character
+        elif character in CLOSING:
+            if not opened or OPENING.index(opened[-1]) != CLOSING.index(character):
+                raise UsageError(f"'{text}': the '{character}' at position {position + 1} closes nothing")
+            opened = opened[:-1]
+        elif character == separator and not opened:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    if opened:
+        raise UsageError(f"'{text}': a '{opened[-1]}' is never closed")
+    return [*parts, text[start:].strip()]
 
 
 def convert(text: str, annotation: Any, name: str) -> Any:
@@ -194,62 +251,36 @@ def convert(text: str, annotation: Any, name: str) -> Any:
     Raises:
         UsageError: `name is 'text'; allowed: ...`.
     """
-    try:
-        value = _convert(text.strip(), annotation)
-        _check_value(value, annotation, name)
-    except ValueError:
-        raise UsageError(f"{name} is '{text}'; allowed: {allowed(annotation)}") from None
-    return value
+    if not can_be_set(annotation):
+        raise UsageError(f"{name}: a parameter of type {inspect.formatannotation(annotation)} cannot be typed")
+    for value in _readings(text.strip()):
+        with contextlib.suppress(ValueError):
+            return _validator(annotation)(value)
+    raise UsageError(f"{name} is '{text}'; allowed: {allowed(annotation)}")
 
 
-def _convert(text: str, annotation: Any) -> Any:
-    annotation, _ = _type_and_bounds(annotation)
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        for value in arguments:
-            if show(value) == text:
-                return value
-        raise ValueError(text)
-    if origin in (typing.Union, types.UnionType):
-        # `str` accepts any text, so it must come last.
-        for member in sorted(arguments, key=lambda member: member is str):
-            try:
-                return _convert(text, member)
-            except ValueError:
-                continue
-        raise ValueError(text)
-    if origin is tuple:
-        inside = text[1:-1] if text[:1] in OPENING and text[-1:] in CLOSING else text
-        parts = split(inside) if inside.strip() else []
-        if len(parts) > 1 and not parts[-1]:
-            parts.pop()  # drops the empty part after a last comma: Python writes a tuple of one value as `(1,)`
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            arguments = (arguments[0],) * len(parts)
-        if len(parts) != len(arguments):
-            raise ValueError(text)
-        return tuple(_convert(part, argument) for part, argument in zip(parts, arguments, strict=True))
-    if annotation is bool:
-        lowered = text.lower()
-        if lowered not in ("true", "false"):
-            raise ValueError(text)
-        return lowered == "true"
-    if annotation is int:
-        # torch, numpy and Parquet store 64 bits. Python itself refuses more than 4,300 digits.
-        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
-            raise ValueError(text)
+def _readings(text: str) -> Iterator[Any]:
+    """Yield the values that a typed text may stand for; the text itself comes last."""
+    yield _scalar(text)
+    with contextlib.suppress(UsageError):
+        parts = split(text[1:-1] if text[:1] in OPENING and text[-1:] in CLOSING else text)
+        if not parts[-1]:
+            parts.pop()  # of an empty list, or after a last comma: Python writes a tuple of one value as `(1,)`
+        yield from (tuple(map(_scalar, parts)), tuple(parts))
+    yield text
+
+
+def _scalar(text: str) -> bool | float | str | None:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    # torch, numpy and Parquet store 64 bits. Python itself refuses more than 4,300 digits.
+    if re.fullmatch(r"[+-]?[0-9]{1,19}", text) and -(2**63) <= int(text) < 2**63:
         return int(text)
-    if annotation is float:
-        # JSON has no infinities. "1_0" is more likely a typing error than a number.
-        if "_" in text or not math.isfinite(value := float(text)):
-            raise ValueError(text)
-        return value + 0.0  # turns -0.0 into 0.0, so that equal values have equal hashes
-    if annotation in (None, types.NoneType):
-        if text.lower() != "none":
-            raise ValueError(text)
-        return None
-    if annotation is str:
+    try:
+        # "1_0" is more likely a typing error than a number. 0.0 turns -0.0 into 0.0: equal values have equal hashes.
+        return text if "_" in text else float(text) + 0.0
+    except ValueError:
         return text
-    raise UsageError(f"a parameter of type {inspect.formatannotation(annotation)} cannot be typed")
 
 
 def _type_and_bounds(annotation: Any) -> tuple[Any, list[Any]]:

@@ -1,6 +1,6 @@
 """The registry of methods, tasks, models, engines, callbacks and reproductions.
 
-A decorator registers a class or function. The registry finds the decorator without running the file:
+A decorator registers a class or function. In the project's packages, the registry finds it without running the file:
 
     @register("method", "sdgp")
     class SDGP(Method):
@@ -29,17 +29,36 @@ import sys
 import tomllib
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from suite.errors import UsageError, nearest
 from suite.files import read_bytes, read_path
-from suite.own_packages import check_own_packages
 
 KINDS = ("method", "task", "model", "engine", "callback", "reproduction")
+ROOT = Path(__file__).resolve().parents[1]
+_OWN_PACKAGES = ("kernels", "methods", "reports", "tasks")
 _DECORATORS = ("register", "register_family", "register_collection")  # of this module
+
+
+@functools.cache
+def check_own_packages() -> None:
+    """Check that Python finds the project's own packages, and not others of the same names.
+
+    Raises:
+        UsageError: A file or folder of the user's hides one; the message names both.
+    """
+    for name in _OWN_PACKAGES:
+        ours = ROOT / name / "__init__.py"
+        specification = importlib.util.find_spec(name)
+        origin = specification.origin if specification is not None else None
+        if origin is None or Path(origin).resolve() != ours:
+            raise UsageError(
+                f"import {name}: {origin} hides the suite's own {ours}; rename yours, or start the program in another "
+                "folder"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,8 +70,7 @@ class Entry:
         name: Registered name; that of a collection ends in `/`.
         origin: Name of a module, value of an entry point, or path of a plugin.
         summary: First line of the docstring.
-        family: Whether `register_family` registered the name with others. All of them have the same summary.
-        collection: Whether this is a collection, whose members are typed as `COLLECTION/NAME`.
+        family: Whether `register_family` registered the name with others of the project. All have the same summary.
     """
 
     kind: str
@@ -60,47 +78,16 @@ class Entry:
     origin: str
     summary: str
     family: bool = False
-    collection: bool = False
+
+    @property
+    def collection(self) -> bool:
+        """Whether this is a collection, whose members are typed as `COLLECTION/NAME`."""
+        return self.name.endswith("/")
 
     @property
     def typed(self) -> str:
         """The name as a user types it: for a collection `COLLECTION/NAME`."""
         return f"{self.name}NAME" if self.collection else self.name
-
-
-def read_entries(path: Path, origin: str, text: str) -> list[Entry]:
-    """Read the entries of all decorators of `suite.registry` in the text of a file, without running the file.
-
-    Raises:
-        UsageError: The arguments of a decorator are no literal strings or names of them, or the kind is unknown.
-    """
-    tree = ast.parse(text, str(path))
-    constants: dict[str, ast.expr | None] = {}
-    listed = []
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = None if isinstance(node, ast.AugAssign) else getattr(node, "value", None)
-        constants |= {target.id: value for target in targets if isinstance(target, ast.Name)}
-        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            continue
-        for decorator in node.decorator_list:
-            called = decorator.func if isinstance(decorator, ast.Call) else None
-            name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", None)
-            if name not in _DECORATORS or not isinstance(decorator, ast.Call):
-                continue
-            family, collection = name == "register_family", name == "register_collection"
-            where = f"{path}:{decorator.lineno}"
-            given = [constants.get(one.id) if isinstance(one, ast.Name) else one for one in decorator.args]
-            texts = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            if len(texts) != len(given) or not (len(texts) >= 2 if family else len(texts) == 2):
-                wanted = "a kind and names, as literal strings" if family else "two literal strings, a kind and a name"
-                raise UsageError(f"{where}: {name} needs {wanted}, or constants of this file (NAME = 'name')")
-            if texts[0] not in KINDS:
-                raise UsageError(f"{where}: cannot register a '{texts[0]}'{nearest(texts[0], KINDS)}")
-            summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
-            end = "/" if collection else ""
-            listed += [Entry(texts[0], own + end, origin, summary, family, collection) for own in texts[1:]]
-    return listed
 
 
 PACKAGES = {
@@ -138,8 +125,7 @@ _plugin_sources: dict[str, bytes] = {}  # content of each plugin by path when it
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Return a decorator that registers a class or function as `name`.
 
-    Both arguments must be literal strings, or names of literal strings in the same file (`NAME = "name"`), so that the
-    registry can read them without running the file.
+    In the project's own packages both arguments must be literal strings, which are read without running the file.
 
     Args:
         kind: One of `KINDS`.
@@ -155,7 +141,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     def decorate(thing: Registered) -> Registered:
         held = _objects.get((kind, name))
         if held is not None and (held.__module__, held.__qualname__) != (thing.__module__, thing.__qualname__):
-            raise ValueError(f"{kind} '{name}' is registered twice, in {held.__module__} and {thing.__module__}")
+            raise ValueError(f"{kind} '{name}' exists already, in {held.__module__}; choose another name")
         _objects[kind, name] = thing
         thing.registered_name = name  # type: ignore[attr-defined]
         return thing
@@ -166,7 +152,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 def register_family(kind: str, *names: str) -> Callable[[Registered], Registered]:
     """Return a decorator of a function that makes the class or function for each of several names.
 
-    The function receives a name and returns what `register` would decorate. All arguments must be literal strings.
+    The function receives a name and returns what `register` would decorate.
     """
 
     def decorate(make: Registered) -> Registered:
@@ -182,7 +168,7 @@ def register_collection(kind: str, name: str) -> Callable[[Registered], Register
 
     `@register_collection("model", "torchvision")` decorates a function without parameters, which may import the
     library. The function returns by name what `register` would decorate. A user types each as `torchvision/NAME`, so it
-    never clashes with a registered name. Both arguments must be literal strings.
+    never clashes with a registered name.
     """
     return register(kind, f"{name}/")
 
@@ -257,7 +243,9 @@ def get(kind: str, name: str) -> Any:
         module_name, base = CONTRACTS[kind]
         contract = getattr(importlib.import_module(module_name), base)
         if not (inspect.isclass(thing) and issubclass(thing, contract)):
-            raise UsageError(f"{kind} '{name}' in {_where(kind, name)} does not derive from {module_name}.{base}")
+            entry = find(kind, name)
+            where = entry.origin if entry is not None else "this program"
+            raise UsageError(f"{kind} '{name}' in {where} does not derive from {module_name}.{base}")
     return thing
 
 
@@ -305,11 +293,6 @@ def fault_in_plugin(error: BaseException) -> str:
     return f"{found[-1].filename}, line {found[-1].lineno}, in {found[-1].name}" if found else ""
 
 
-def _where(kind: str, name: str) -> str:
-    entry = find(kind, name)
-    return entry.origin if entry is not None else "this program"
-
-
 def load_plugin(path: str | Path) -> list[Entry]:
     """Run a Python file that registers methods, tasks, models or callbacks, and return their entries.
 
@@ -323,21 +306,10 @@ def load_plugin(path: str | Path) -> list[Entry]:
     if module_name in sys.modules:
         return [entry for entry in _plugin_entries.values() if entry.origin == str(path)]
     try:
-        text = source.decode()
-        listed = read_entries(path, str(path), text)
-        code = compile(text, str(path), "exec")
+        code = compile(source.decode(), str(path), "exec")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         # Invalid UTF-8 and null bytes raise a ValueError. Brackets that are nested too deeply raise a MemoryError.
         raise UsageError(f"--plugin {path}: is not a Python file: {error or type(error).__name__}") from error
-    if not listed:
-        raise UsageError(f"--plugin {path}: registers nothing; write @register('method', 'name') above a class")
-    for entry in listed:
-        if _NAME.fullmatch(entry.name.removesuffix("/") if entry.collection else entry.name) is None:
-            raise UsageError(
-                f"--plugin {path}: '{entry.name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'"
-            )
-        if entry.name in _all_entries(entry.kind):
-            raise UsageError(f"--plugin {path}: {entry.kind} '{entry.name}' exists already; choose another name")
     # An import would leave a __pycache__ in the user's folder, and the name of the file would have to end in .py.
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
@@ -345,20 +317,34 @@ def load_plugin(path: str | Path) -> list[Entry]:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # the plugin may import its neighbours; last, so that they hide nothing
     try:
-        exec(code, vars(module))
-        missing = [entry for entry in listed if (entry.kind, entry.name) not in _objects]
-        if missing:
-            raise UsageError(f"{missing[0].kind} '{missing[0].name}' is not registered; use suite.registry.register")
+        if b"register" in source:  # any other program should not run
+            exec(code, vars(module))
+        listed = [_plugin_entry(path, *key, thing) for key, thing in _registered_in(module_name).items()]
+        if not listed:
+            raise UsageError("registers nothing; write @suite.registry.register('method', 'name') above a class")
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        for entry in listed:
-            _objects.pop((entry.kind, entry.name), None)
+        for key in _registered_in(module_name):
+            del _objects[key]
         message = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         place = "" if isinstance(error, UsageError) else _line_in(error, str(path))
         raise UsageError(f"--plugin {path}: {place}{message}") from error
     _plugin_entries.update({(entry.kind, entry.name): entry for entry in listed})
     _plugin_sources[str(path)] = source
     return listed
+
+
+def _registered_in(module: str) -> dict[tuple[str, str], Any]:
+    return {key: thing for key, thing in _objects.items() if getattr(thing, "__module__", "") == module}
+
+
+def _plugin_entry(path: Path, kind: str, name: str, thing: Any) -> Entry:
+    entry = Entry(kind, name, str(path), (thing.__doc__ or "").split("\n", 1)[0])
+    if _NAME.fullmatch(name.removesuffix("/")) is None:
+        raise UsageError(f"'{name}' is not a valid name; use 1 to 64 letters, digits, '_' or '-'")
+    if name in _all_entries(kind):
+        raise UsageError(f"{kind} '{name}' exists already; choose another name")
+    return entry
 
 
 def _line_in(error: BaseException, path: str) -> str:
@@ -376,22 +362,35 @@ def _own(kind: str) -> dict[str, Entry]:
 def _in_package(package: str) -> list[Entry]:
     """Read the entries of all modules of a package and its subpackages."""
     check_own_packages()
-    specification = importlib.util.find_spec(package)
+    folder = ROOT.joinpath(*package.split("."))
     listed: list[Entry] = []
-    for folder in (specification and specification.submodule_search_locations) or ():
-        for path in sorted(Path(folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            if "@register" in text:  # parsing the other files would take most of the time of listing
-                parts = path.relative_to(folder).with_suffix("").parts
-                module = ".".join([package, *(part for part in parts if part != "__init__")])
-                listed += read_entries(path, module, text)
-        for path in sorted(Path(folder).rglob("*.toml")):  # papers declare their reproductions
-            text = path.read_text(encoding="utf-8")
-            tables = tomllib.loads(text)["reproductions"] if "[reproductions." in text else {}
-            listed += [
-                Entry("reproduction", name, f"{package}.contract", one["summary"]) for name, one in tables.items()
-            ]
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "@register" in text:  # parsing the other files would take most of the time of listing
+            parts = path.relative_to(folder).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            listed += _decorated(module, text)
+    for path in sorted(folder.rglob("*.toml")):  # papers declare their reproductions
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)["reproductions"] if "[reproductions." in text else {}
+        listed += [
+            Entry("reproduction", name, f"{package}.contract", table["summary"]) for name, table in tables.items()
+        ]
     return listed
+
+
+def _decorated(module: str, text: str) -> Iterator[Entry]:
+    """Yield the entries of the decorators in a module of the project, whose arguments are literal strings."""
+    for node in ast.parse(text).body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            continue
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _DECORATORS:
+                kind, *names_of_node = map(ast.literal_eval, call.args)
+                summary = (ast.get_docstring(node) or "").split("\n", 1)[0]
+                end = "/" if call.func.id == "register_collection" else ""
+                for name in names_of_node:
+                    yield Entry(kind, name + end, module, summary, call.func.id == "register_family")
 
 
 @functools.cache

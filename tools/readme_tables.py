@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from suite.brackets import split
+from suite.parameters import split
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

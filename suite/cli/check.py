@@ -38,7 +38,7 @@ def check(arguments: Sequence[str]) -> int:
     from suite.engine.cost.torch_hardware import use_arithmetic
     from suite.engine.network.model_files import EQUAL_STARTS
     from suite.engine.training import conformance
-    from suite.trials.devices import resolve_dtype
+    from suite.trials.building import resolve_dtype
 
     use_arithmetic(FLUSH)  # before a plugin can make torch start threads
     for path in namespace.plugin:

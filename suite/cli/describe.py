@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from docstring_parser import DocstringStyle, parse
 
 from suite import registry
-from suite.brackets import read_list
-from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
+from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice, read_list
 from suite.cli.options import Parser, program_name, read_data_root
 from suite.errors import UsageError, nearest
 from suite.parameters import REQUIRED, allowed, search_of, show

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from suite import registry
 from suite.errors import UsageError, nearest
 from suite.files import clean
-from suite.own_packages import check_own_packages
 
 VERBS = {
     "run": "suite.cli.run:run",
@@ -96,7 +95,7 @@ def _kept(verb: str) -> str:
 
 
 def _run(verb: str, words: Sequence[str]) -> int:
-    check_own_packages()
+    registry.check_own_packages()
     for text in (verb, *words):
         if (shown := text.encode(errors="backslashreplace").decode()) != text:  # records are UTF-8
             raise UsageError(f"the argument '{shown}' is not UTF-8")

@@ -38,8 +38,7 @@ from suite.measure.number_format import faster_formats
 from suite.method import Context
 from suite.recipe import Recipe
 from suite.task import Batches, DataCopy, Inputs
-from suite.trials.building import inputs_of, task_of
-from suite.trials.devices import check_processes, resolve_device, resolve_dtype
+from suite.trials.building import check_processes, inputs_of, resolve_device, resolve_dtype, task_of
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.planning import Formats, plan, read_choices

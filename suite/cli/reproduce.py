@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import registry
-from suite.brackets import split
 from suite.cli.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options
 from suite.cli.run import run_prepared
 from suite.errors import UsageError, nearest
 from suite.files import canonical_json
+from suite.parameters import split
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.planning import plan, read_names

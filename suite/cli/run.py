@@ -24,14 +24,14 @@ from suite.cli.options import Parser, RunOptions, add_run_options, program_name,
 from suite.engine.cost import hardware
 from suite.errors import UsageError
 from suite.files import clean, without_home
-from suite.trials.callbacks.calls import accepts
+from suite.parameters import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.store import Store
-from suite.trials.invocation import command_line
+from suite.trials.process import command_line
 from suite.trials.progress import TrialProgress, duration
 from suite.trials.ranks import in_allocation
 from suite.trials.ranks.allocation import Allocation, follow, lead

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from suite.brackets import split
 from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
+from suite.parameters import split
 from suite.recipe import FLUSH
 from suite.trials.folder.reader import read, read_trials
 from suite.trials.folder.records import TrialRecord

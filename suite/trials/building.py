@@ -1,4 +1,4 @@
-"""The objects of a trial, built from its specification: device, data, network with its first weights, and trainer."""
+"""The objects of a trial: device, data, network with its first weights, and trainer. All of this needs torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kernels import cache
 from suite.choices import build_method, build_model, build_task
+from suite.engine.cost.hardware import has_bfloat16_cpu
 from suite.engine.network import model_files
 from suite.engine.training.data_parallel import check_batches
 from suite.engine.training.trainer import Trainer
@@ -21,8 +22,64 @@ from suite.method import OtherTrial
 from suite.recipe import Recipe
 from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits, Task
 from suite.trials.folder.records import lacking, read_record
+from suite.trials.ranks import in_allocation
 from suite.trials.ranks.connection import cuda_device
-from suite.trials.spec import TrialSpec
+from suite.trials.spec import TrialSpec, read_device
+
+
+def resolve_device(text: str) -> tuple[str, int | None]:
+    """Return the kind of device, `cpu` or `cuda`, and the index of the GPU.
+
+    Raises:
+        UsageError: torch does not find the requested GPU.
+    """
+    kind, _, index = read_device(text).partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return "cpu", None
+    if not torch.cuda.is_available():
+        reason = "sees no CUDA GPU" if torch.version.cuda else "is built without CUDA"
+        raise UsageError(f"--device {text}: torch {torch.__version__} {reason}; use --device cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {text}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return "cuda", int(index or 0)
+
+
+def resolve_dtype(text: str, kind: str, index: int | None = None) -> str:
+    """Return a number format. `auto` is bfloat16 if the hardware multiplies it faster than float32, otherwise float32.
+
+    Raises:
+        UsageError: The user asked for float16 on a CPU.
+    """
+    if text == "float16" and kind != "cuda":
+        raise UsageError("--dtype float16 needs a CUDA device; on the CPU use bfloat16, float32 or auto")
+    if text != "auto":
+        return text
+    if kind == "cuda":
+        return "bfloat16" if torch.cuda.get_device_capability(index) >= (8, 0) else "float32"
+    return "bfloat16" if has_bfloat16_cpu() else "float32"
+
+
+def check_processes(processes: int, typed: str, device: str, count: bool) -> None:
+    """Check that each process of a trial has a device.
+
+    Args:
+        processes: Number of processes of each trial.
+        typed: The device as typed.
+        device: `cpu` or `cuda`.
+        count: Whether this machine must have enough GPUs.
+
+    Raises:
+        UsageError: There are fewer GPUs than processes, or the user has named one GPU for several processes.
+    """
+    if processes == 1 or device == "cpu" or in_allocation():
+        return
+    if ":" in typed:
+        raise UsageError(f"--device {typed} names one GPU; --nproc-per-trial {processes} needs --device cuda")
+    if count and (gpus := torch.cuda.device_count()) < processes:
+        raise UsageError(f"--nproc-per-trial {processes}: this machine has {gpus} GPU(s), and each process needs one")
 
 
 def device_of(spec: TrialSpec) -> torch.device:
@@ -98,10 +155,8 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
     facts = {"classes": classes, "train_images": splits.train.num_samples}
     if splits.test is not None:
         facts["test_images"] = splits.test.num_samples
-        labels: Any = splits.test.labels if isinstance(splits.test, LabelledBatches) else None
-        whole = isinstance(labels, torch.Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-        if whole and labels.numel() and labels.min() >= 0:
-            facts["largest_test_class"] = int(labels.bincount().max())
+        if isinstance(splits.test, LabelledBatches) and splits.test.labels.ndim == 1:
+            facts["largest_test_class"] = int(splits.test.labels.bincount().max())
     return facts
 
 
@@ -158,7 +213,7 @@ def build_trainer(
         device=device,
         dtype=getattr(torch, spec.dtype),
         task=spec.task_name,
-        network=spec.model.partition("[")[0],
+        network=spec.model_name,
         preset=spec.preset,
         others=_others(spec, trials),
         **callbacks,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from suite.choices import MethodChoice
@@ -102,25 +102,16 @@ def random_twin(choice: MethodChoice, task: str, preset: str) -> MethodChoice | 
     return twin
 
 
-def summary(added: Iterable[TrialSpec], epochs: Mapping[str, float]) -> str:
-    """Describe in one line the trials that `--controls` added to a command.
-
-    Args:
-        added: The trials that the command has only because of `--controls`.
-        epochs: Epochs of the command's recipe, by task.
-    """
-    added = list(added)
+def summary(added: Sequence[TrialSpec]) -> str:
+    """Describe in one line the trials that `--controls` added to a command."""
     if not added:
         return "--controls adds no trials: the command names all of them"
-
-    def is_shorter(trial: TrialSpec) -> bool:
-        return trial.label == BASELINE and trial.recipe["epochs"] < epochs[trial.task]
-
-    lengths = sorted({trial.recipe["epochs"] for trial in added if is_shorter(trial)})
-    shorter = f"dense with fewer epochs ({', '.join(map(str, lengths))})"
-    kinds = Counter(shorter if is_shorter(trial) else trial.label for trial in added)
-    parts = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
-    return f"--controls adds {len(added)} {'trial' if len(added) == 1 else 'trials'}: {parts}"
+    epochs: dict[str, list[float]] = defaultdict(list)
+    for trial in added:
+        epochs[trial.label].append(trial.recipe["epochs"])
+    lengths = {label: ", ".join(f"{number:g}" for number in sorted({*numbers})) for label, numbers in epochs.items()}
+    parts = ", ".join(f"{len(epochs[label])} of {label} ({text} epochs)" for label, text in lengths.items())
+    return f"--controls adds {len(added)} trial(s): {parts}"
 
 
 def _distinct(methods: Iterable[MethodChoice], task: str, preset: str) -> list[MethodChoice]:

@@ -12,13 +12,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from suite import registry
-from suite.brackets import Request, read_list
-from suite.choices import Choice, MethodChoice, ModelChoice, TaskChoice
+from suite.choices import Choice, MethodChoice, ModelChoice, Request, TaskChoice, read_list
 from suite.engine.training.execution import check_execution
 from suite.errors import UsageError, nearest
 from suite.files import read_path
-from suite.parameters import at_default, convert, declared, normal
-from suite.recipe import FEWEST_BUDGETS, FLUSH, Recipe, control_epochs
+from suite.parameters import at_default, convert, declared, resolve
+from suite.recipe import FEWEST_BUDGETS, Recipe, control_epochs
 from suite.trials import controls
 from suite.trials.folder.targets import refuse_guesses
 from suite.trials.plugin_files import defining_files
@@ -58,16 +57,13 @@ def read_override(text: str, option: str = "--set") -> tuple[str, Any]:
         raise UsageError(f"{option} '{text}': repeat {option} for each field")
     known = declared(Recipe)
     if key not in known:
-        hint = f"; did you mean '{SHORT_NAMES[key]}'?" if key in SHORT_NAMES else nearest(key, known)
-        # Tasks import torch. A wrong field needs an answer without torch.
-        close = key in SHORT_NAMES or difflib.get_close_matches(key, known, cutoff=0.8)
-        if not close and (
-            tasks := [name for name in registry.names("task") if key in declared(registry.get("task", name))]
-        ):
-            hint = f"; it is a parameter of tasks: --task '{tasks[0]}[{key}={value}]'"
+        hint = nearest(SHORT_NAMES.get(key, key), known)
+        if key not in SHORT_NAMES and not difflib.get_close_matches(key, known, cutoff=0.8):
+            # Tasks import torch, and a misspelt field needs an answer without torch.
+            tasks = [name for name in registry.names("task") if key in declared(registry.get("task", name))]
+            hint = f"; it is a parameter of tasks: --task '{tasks[0]}[{key}={value}]'" if tasks else hint
         raise UsageError(f"{option} '{text}': recipe has no field '{key}'{hint}")
-    annotation = known[key].annotation
-    return key, normal(convert(value, annotation, option if option != "--set" else f"--set recipe.{key}"), annotation)
+    return key, convert(value, known[key].annotation, option if option != "--set" else f"--set recipe.{key}")
 
 
 def plan(
@@ -90,40 +86,35 @@ def plan(
     """
     methods = read_choices(suite.methods, MethodChoice, "--methods")
     methods.sort(key=lambda choice: str(choice) != "dense")
-    typed = [_without_defaults(choice, suite) for choice in read_choices(suite.tasks, TaskChoice, "--task")]
-    chosen = {str(choice): choice for choice in typed}
-    tasks = {text: choice.build(choice.parameters(suite.preset, suite.recipe)) for text, choice in chosen.items()}
-    typed_models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
-
-    settings = [_setting(suite, chosen[text], task, methods, typed_models) for text, task in tasks.items()]
-    parts = {one.task: _with_controls(suite, one, tasks[one.task]) if suite.controls else [one] for one in settings}
+    models = read_choices(suite.models, ModelChoice, "--model") if suite.models else []
+    typed = read_choices(suite.tasks, TaskChoice, "--task")
+    choices = {str(choice): choice for choice in (_without_defaults(choice, suite) for choice in typed)}
+    settings = [_setting(suite, choice, methods, models) for choice in choices.values()]
+    parts = {setting.name: _with_controls(suite, setting) if suite.controls else [setting] for setting in settings}
     if copies is None:
-        copies = {
-            one.task: tasks[one.task].prepare(Path(suite.data_root), suite.preset, one.recipe) for one in settings
-        }
+        root = Path(suite.data_root)
+        copies = {setting.name: setting.task.prepare(root, suite.preset, setting.recipe) for setting in settings}
         for setting in settings:
-            _check_fits(tasks[setting.task], copies[setting.task], setting, suite.processes)
-            classes = tasks[setting.task].inputs(setting.recipe, copies[setting.task]).classes
+            _check_fits(setting, copies[setting.name], suite.processes)
+            classes = setting.task.inputs(setting.recipe, copies[setting.name]).classes
             refuse_guesses(suite.targets, classes)
             if classes == 1 and not formats:  # the first plan of a command has no formats
-                log.warning("%s has one class: accuracy is always 100 %%, and comparing means nothing", setting.task)
+                log.warning("%s has one class: accuracy is always 100 %%, and comparing means nothing", setting.name)
 
     specs: dict[str, TrialSpec] = {}
     own: dict[str, TrialSpec] = {}  # without trials that only controls need
     for setting in settings:
-        data_copy = copies[setting.task].fields()
-        shape = tasks[setting.task].inputs(setting.recipe, copies[setting.task]).shape
         for model in setting.models:
-            dtype = formats.get((setting.task, str(model.canonical())), suite.dtype)
+            dtype = formats.get((setting.name, str(model.canonical())), suite.dtype)
             for_network = dataclasses.replace(suite, dtype=dtype)
-            templates = [
-                (_template(for_network, part, method, model, data_copy, shape), part.is_control)
-                for part in parts[setting.task]
+            planned = [
+                (_trials(for_network, part, method, model, part.recipe, copies[setting.name]), part.is_control)
+                for part in parts[setting.name]
                 for method in part.methods
             ]
             for seed in suite.seeds:
-                for template, is_control in templates:
-                    trials = template.trials(seed)
+                for first_trials, is_control in planned:
+                    trials = _with_seed(first_trials, seed)
                     if trials[-1].hash in own and not is_control:
                         log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
                     for digest, trial in [(trial.hash, trial) for trial in trials]:
@@ -131,78 +122,35 @@ def plan(
                         if not is_control:
                             own.setdefault(digest, trial)
     if suite.controls:
-        added = [trial for digest, trial in specs.items() if digest not in own]
-        log.info("%s", controls.summary(added, {setting.task: setting.recipe.epochs for setting in settings}))
+        log.info("%s", controls.summary([trial for digest, trial in specs.items() if digest not in own]))
         for setting in settings:
-            if len(shorter := control_epochs(setting.recipe.epochs)) + 1 < FEWEST_BUDGETS:
+            if (lengths := len(control_epochs(setting.recipe.epochs)) + 1) < FEWEST_BUDGETS:
                 log.warning(
                     "%s: %g epochs allow %d lengths of dense training, and a verdict at equal cost needs %d: none can "
-                    "follow", setting.task, setting.recipe.epochs, len(shorter) + 1, FEWEST_BUDGETS,
+                    "follow", setting.name, setting.recipe.epochs, lengths, FEWEST_BUDGETS,
                 )  # fmt: skip
     return list(specs.values())
 
 
 @dataclass(frozen=True)
-class _Method:
-    """A method on one task.
-
-    Attributes:
-        choice: The method with its typed parameters.
-        parameters: Values of all parameters, with paths of files made absolute.
-        files: SHA-256 of the files that parameters name, by parameter.
-        before: The methods that it depends on, by the text with which it names them.
-        recipe: The recipe, with the fields that were typed for this method.
-        built: The method.
-    """
-
-    choice: MethodChoice
-    parameters: Mapping[str, Any]
-    files: Mapping[str, str]
-    before: Mapping[str, _Method]
-    recipe: Recipe
-    built: Any
-
-
-@dataclass(frozen=True)
 class _Setting:
-    """What trials of a task share: recipe, source of the recipe, models, methods, and whether they are controls.
+    """What trials of a task share: the task, its recipe, models, methods, and whether they are controls.
 
     Attributes:
-        task: The task as text.
-        definition: Its class.
-        task_parameters: Values of all its parameters.
+        name: The task with its parameters, as text.
+        definition, parameters, task: Its class, the values of all its parameters, and the task made from them.
+        recipe, recipe_source: The command's recipe, and where it is from.
     """
 
-    task: str
+    name: str
     definition: Any
-    task_parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    task: Any
     recipe: Recipe
     recipe_source: str
     models: list[ModelChoice]
-    methods: list[_Method]
+    methods: Sequence[MethodChoice]
     is_control: bool = False
-
-
-@dataclass(frozen=True)
-class _Template:
-    """The trials of one method on one network, which differ in their seed alone.
-
-    Attributes:
-        trial: The trial of the first seed, without dependencies.
-        before: Templates of the trials that it depends on, by the text with which the method names them.
-    """
-
-    trial: TrialSpec
-    before: Mapping[str, _Template]
-
-    def trials(self, seed: int) -> list[TrialSpec]:
-        """Return the trial of a seed, preceded by those that it depends on."""
-        before: list[TrialSpec] = []
-        depends_on = {}
-        for text, template in self.before.items():
-            before += template.trials(seed)
-            depends_on[text] = before[-1].trial_id
-        return [*before, dataclasses.replace(self.trial, seed=seed, depends_on=depends_on)]
 
 
 def _without_defaults(choice: TaskChoice, suite: SuiteSpec) -> TaskChoice:
@@ -211,21 +159,29 @@ def _without_defaults(choice: TaskChoice, suite: SuiteSpec) -> TaskChoice:
 
 
 def _setting(
-    suite: SuiteSpec, choice: TaskChoice, task: Any, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
+    suite: SuiteSpec, choice: TaskChoice, methods: Sequence[MethodChoice], typed_models: list[ModelChoice]
 ) -> _Setting:
+    parameters = choice.parameters(suite.preset, suite.recipe)
+    task = choice.build(parameters)
     try:
         recipe, source = _recipe(task, suite)
     except ValueError as error:
         raise UsageError(f"task {choice.name}: {error}") from error
     default = task.paper_recipes[suite.recipe].model if suite.recipe else ""
     models = typed_models or [ModelChoice.read(default or task.model_on(suite.device, suite.preset))]
-    parameters = choice.parameters(suite.preset, suite.recipe)
     for model in models:
         model.check_size(*task.inputs(recipe))
         model.build(*task.inputs(recipe))
         _check_names(model, {"the recipe": recipe.fields(), f"task {choice.name}": parameters})
-    own = [_method(suite, method, choice.name, recipe) for method in methods]
-    return _Setting(str(choice), choice.definition, parameters, recipe, source, models, own)
+    setting = _Setting(str(choice), choice.definition, parameters, task, recipe, source, models, methods)
+    return _checked(suite, setting)
+
+
+def _checked(suite: SuiteSpec, setting: _Setting) -> _Setting:
+    """Construct each method of a setting once, so that wrong ones are found before data is fetched."""
+    for choice in setting.methods:
+        _trials(suite, setting, choice, setting.models[0], setting.recipe, None)
+    return setting
 
 
 def _check_names(model: ModelChoice, others: Mapping[str, Mapping[str, Any]]) -> None:
@@ -242,26 +198,31 @@ def _check_names(model: ModelChoice, others: Mapping[str, Mapping[str, Any]]) ->
             named[name] = where
 
 
-def _with_controls(suite: SuiteSpec, setting: _Setting, task: Any) -> list[_Setting]:
+def _with_controls(suite: SuiteSpec, setting: _Setting) -> list[_Setting]:
     """Return the setting of a task among those of its controls, in the order in which a seed is trained."""
+    task = setting.task.registered_name
 
-    name = task.registered_name
-
-    def control(choices: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
+    def control(methods: Sequence[MethodChoice], epochs: float = setting.recipe.epochs) -> _Setting:
         # The override is that of `--epochs`, so that recipe and source equal those of a command without --controls.
         overrides = {"epochs": epochs, **{key: value for key, value in suite.overrides.items() if key != "epochs"}}
-        recipe, source = _recipe(task, dataclasses.replace(suite, overrides=overrides))
-        methods = [_method(suite, choice, name, recipe) for choice in choices]
-        return dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
+        recipe, source = _recipe(setting.task, dataclasses.replace(suite, overrides=overrides))
+        part = dataclasses.replace(setting, recipe=recipe, recipe_source=source, methods=methods, is_control=True)
+        return _checked(suite, part)
 
     lengths = control_epochs(setting.recipe.epochs)
-    others = controls.control_methods([method.choice for method in setting.methods], name, suite.preset, lengths)
+    others = controls.control_methods(setting.methods, task, suite.preset, lengths)
     shorter = [control([controls.dense()], epochs) for epochs in lengths]
     return [control([controls.dense()]), setting, *shorter, control(others)]
 
 
-def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -> _Method:
-    """Construct a method and the methods that it depends on, with the same recipe, and check that their files exist.
+def _trials(
+    suite: SuiteSpec, setting: _Setting, choice: MethodChoice, model: ModelChoice, recipe: Recipe, copy: Any
+) -> list[TrialSpec]:
+    """Return the trial of a method on a network for the first seed, preceded by those that it depends on.
+
+    Args:
+        recipe: The setting's recipe, or that of a method which depends on this one.
+        copy: The prepared data; `None` if it is not known yet.
 
     Raises:
         UsageError: A parameter is not allowed, a file is missing, or the recipe's execution is impossible.
@@ -269,79 +230,66 @@ def _method(suite: SuiteSpec, choice: MethodChoice, task: str, recipe: Recipe) -
     recipe = recipe.changed(**choice.recipe_fields)
     if recipe.execution != "eager":
         check_execution(recipe.execution, suite.device, choice.definition, choice.name, suite.processes)
-    parameters = choice.parameters(task, suite.preset)
+    parameters = choice.parameters(setting.task.registered_name, suite.preset)
     method = choice.build(parameters)
-    before = {}
+    before: list[TrialSpec] = []
+    depends_on = {}
     for text in method.depends_on():
-        read_names(text, "method", f"{choice} depends on")
         try:
-            before[text] = _method(suite, MethodChoice.read(text), task, recipe)
+            before += _trials(suite, setting, MethodChoice.read(text), model, recipe, copy)
         except UsageError as error:
             raise UsageError(f"{choice} depends on '{text}': {str(error).removeprefix(f'{text}: ')}") from None
-    paths = {name: read_path(path, f"{choice}: {name} is") for name, path in method.files().items()}
-    for name, path in paths.items():
-        if not path.is_file():
-            raise UsageError(f"{choice}: {name} is '{path}': no such file")
-    files = {name: checksum(path, f"{choice}: {name}") for name, path in paths.items()}
-    return _Method(
-        choice,
-        {**parameters, **{name: str(path) for name, path in paths.items()}},
-        files,
-        before,
-        recipe,
-        method,
-    )
-
-
-def _template(
-    suite: SuiteSpec,
-    setting: _Setting,
-    method: _Method,
-    model: ModelChoice,
-    data_copy: dict[str, Any],
-    shape: tuple[int, int, int],
-) -> _Template:
-    fields, shared = declared(Recipe), setting.recipe.fields()
+        depends_on[text] = before[-1].trial_id
+    files = {}
+    for name, typed in method.files().items():
+        path = read_path(typed, f"{choice}: {name} is")
+        files[name], parameters[name] = checksum(path, f"{choice}: {name}"), str(path)
     try:
-        recipe = method.recipe.changed(**method.built.recipe_fields(method.recipe, shape))
+        own = recipe.changed(**method.recipe_fields(recipe, setting.task.inputs(setting.recipe, copy).shape)).fields()
     except ValueError as error:
-        raise UsageError(f"{method.choice}: {error}") from error
-    own = {name: normal(value, fields[name].annotation) for name, value in recipe.fields().items()}
-    defaults = [f"method.{name}" for name in at_default(method.choice.definition, method.parameters)]
+        raise UsageError(f"{choice}: {error}") from error
+    own, shared = resolve(Recipe, own), resolve(Recipe, setting.recipe.fields())
+    defaults = [f"method.{name}" for name in at_default(choice.definition, parameters)]
     defaults += at_default(Recipe, own) + at_default(model.definition, model.parameters())
-    defaults += at_default(setting.definition, setting.task_parameters)
+    defaults += at_default(setting.definition, setting.parameters)
     trial = TrialSpec(
-        method=method.choice.name,
-        variant=method.choice.variant,
-        parameters=method.parameters,
-        method_version=method.choice.definition.version,
-        task=setting.task,
-        task_parameters=setting.task_parameters,
+        method=choice.name,
+        variant=choice.variant,
+        parameters=parameters,
+        method_version=choice.definition.version,
+        task=setting.name,
+        task_parameters=setting.parameters,
         model=str(model.canonical()),
         model_parameters=model.parameters(),
         preset=suite.preset,
         recipe=own,
         at_default=tuple(sorted(defaults)),
-        replaced={name: normal(shared[name], fields[name].annotation) for name in own if own[name] != shared[name]},
+        replaced={name: shared[name] for name in own if own[name] != shared[name]},
         recipe_source=setting.recipe_source,
         seed=suite.seeds[0],
         device=suite.device,
         device_index=suite.device_index,
         dtype=suite.dtype,
-        data_copy=data_copy,
+        data_copy=copy.fields() if copy else {"checksum": ""},
         processes=suite.processes,
-        control=method.built.is_control(),
-        prunes=method.choice.definition.prunes,
-        arithmetic=FLUSH,
+        control=method.is_control(),
+        prunes=choice.definition.prunes,
         plugins=suite.plugins,
         callbacks=suite.callbacks,
-        files=method.files,
-        defined_by=defining_files(method=method.choice.name, task=setting.task.partition("[")[0], model=model.name),
+        depends_on=depends_on,
+        files=files,
+        defined_by=defining_files(method=choice.name, task=setting.task.registered_name, model=model.name),
     )
-    before = {
-        text: _template(suite, setting, needed, model, data_copy, shape) for text, needed in method.before.items()
-    }
-    return _Template(trial, before)
+    return [*before, trial]
+
+
+def _with_seed(trials: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
+    """Return a trial and those that it depends on, which precede it, with another seed."""
+    seeded: dict[str, TrialSpec] = {}
+    for trial in trials:
+        depends_on = {text: seeded[trial_id].trial_id for text, trial_id in trial.depends_on.items()}
+        seeded[trial.trial_id] = dataclasses.replace(trial, seed=seed, depends_on=depends_on)
+    return list(seeded.values())
 
 
 def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
@@ -368,7 +316,7 @@ def _recipe(task: Any, suite: SuiteSpec) -> tuple[Recipe, str]:
     return recipe.changed(**suite.overrides), source
 
 
-def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None:
+def _check_fits(setting: _Setting, copy: Any, processes: int) -> None:
     """Check the models, and that the data has the images that a recipe asks for, by creating its splits once.
 
     Raises:
@@ -377,12 +325,12 @@ def _check_fits(task: Any, copy: Any, setting: _Setting, processes: int) -> None
     """
     from suite.trials.building import check_splits  # it imports torch, which reading of names does not need
 
-    recipe = setting.recipe
     try:
-        check_splits(task, copy, recipe, processes)
+        check_splits(setting.task, copy, setting.recipe, processes)
     except UsageError as error:
-        raise UsageError(f"task {setting.task}: {error}") from error
-    if (inputs := task.inputs(recipe, copy)) != task.inputs(recipe):
+        raise UsageError(f"task {setting.name}: {error}") from error
+    inputs = setting.task.inputs(setting.recipe, copy)
+    if inputs != setting.task.inputs(setting.recipe):
         for model in setting.models:
             model.check_size(*inputs)
             model.build(*inputs)

@@ -20,10 +20,10 @@ from typing import Any
 from suite import files, registry
 from suite.errors import UsageError
 from suite.files import read_bytes, without_home
-from suite.trials.invocation import ROOT
+from suite.registry import ROOT
 
 MOST_BYTES = 1 << 24  # size of a module that a plugin imports
-_ROOMS = frozenset(("suite", "methods", "tasks", "kernels", "reports"))
+_ROOMS = ("suite", "methods", "tasks", "kernels", "reports")
 
 
 def defining_files(**things: str) -> dict[str, dict[str, Any]]:
@@ -39,13 +39,8 @@ def defining_files(**things: str) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: A file cannot be read.
     """
-    files = {}
-    for kind, name in things.items():
-        if not registry.is_own(kind, name):
-            path = _file_of(kind, name)
-            if path is not None:
-                files[kind] = _described(path)
-    return files
+    paths = {kind: _file_of(kind, name) for kind, name in things.items() if not registry.is_own(kind, name)}
+    return {kind: _described(path) for kind, path in paths.items() if path is not None}
 
 
 def digests(files: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -66,9 +61,9 @@ def check_defining_files(planned: Mapping[str, Mapping[str, Any]], **things: str
     Raises:
         UsageError: A file has changed.
     """
-    now = defining_files(**things)
+    before, now = digests(planned), digests(defining_files(**things))
     for kind, file in planned.items():
-        if digests({kind: file}) != digests({kind: now[kind]} if kind in now else {}):
+        if before[kind] != now.get(kind):
             raise UsageError(
                 f"the {kind} '{things[kind]}' is defined by {file['path']}, which has changed since this trial was "
                 "planned; run the command again"
@@ -152,7 +147,7 @@ def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
     """
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return  # such a file cannot be imported, so it cannot affect results
     start, inside = _places(plugin)
     for node in ast.walk(tree):
@@ -161,26 +156,22 @@ def _imported(file: Path, content: bytes, plugin: Path) -> Iterator[Path]:
             names = [(start, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else start
-            module = f"{node.module}." if node.module else ""
-            names = [(base, module + alias.name) for alias in node.names]
+            names = [(base, f"{node.module or ''}.{alias.name}".lstrip(".")) for alias in node.names]
         for base, name in names:
-            for file_of_module in _modules(base, name.split(".")):
-                if file_of_module.is_relative_to(inside) and not _is_project(file_of_module):
-                    yield file_of_module
+            modules = _modules(base, name.split("."))
+            yield from (module for module in modules if module.is_relative_to(inside) and not _is_project(module))
 
 
 def _modules(folder: Path, parts: list[str]) -> Iterator[Path]:
     """Yield the files that importing `parts` from a folder executes: those of the parent packages, and the module."""
     for part in parts:
-        for file in (folder / part / "__init__.py", folder / f"{part}.py"):
-            if file.is_file():
-                yield file
+        yield from filter(Path.is_file, (folder / part / "__init__.py", folder / f"{part}.py"))
         folder /= part
 
 
 def _is_project(file: Path) -> bool:
     """Return whether a file belongs to the project; a plugin may be in the folder of a checkout."""
-    return file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in _ROOMS
+    return any(file.is_relative_to(ROOT / room) for room in _ROOMS)
 
 
 def _places(plugin: Path) -> tuple[Path, Path]:

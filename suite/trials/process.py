@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shlex
 import signal
 import site
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from suite import files
 from suite.engine.cost.hardware import available_cores, threads_of_environment
-from suite.trials.invocation import ROOT, command_line
+from suite.registry import ROOT
 
 PARENT = "PDT_LIFELINE_PARENT"
 """Environment variable with the process id of the engine, for a process whose standard input is the engine's pipe."""
@@ -36,6 +37,23 @@ MALLOC: Final = {
     "MALLOC_TOP_PAD_": str(2**28),
 }
 _PR_SET_PDEATHSIG = 1
+FLAG_PREFIXES = (
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
+)
+"""Beginnings of the names of environment variables that matter to bits and times."""
+
+
+def command_line() -> str:
+    """Return the command line of this process, without the folder that its program is installed in.
+
+    That folder is part of the first argument for `python -m` and for an installed program.
+    """
+    program = Path(sys.argv[0])
+    if program.is_absolute():
+        here = Path.cwd()
+        program = program.relative_to(here) if program.is_relative_to(here) else Path(program.name)
+    return shlex.join([str(program), *sys.argv[1:]])
 
 
 def trial_command(folder: Path) -> list[str]:

@@ -15,7 +15,8 @@ import torch
 from suite.engine.cost.hardware import busy_cores, hardware_id, program_output
 from suite.engine.cost.torch_hardware import arithmetic_in_use, hardware_facts, onednn_facts
 from suite.files import clean, without_home
-from suite.trials.invocation import FLAG_PREFIXES, ROOT, command_line
+from suite.registry import ROOT
+from suite.trials.process import FLAG_PREFIXES, command_line
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x")
 

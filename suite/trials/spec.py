@@ -110,9 +110,9 @@ class TrialSpec:
             **{name: getattr(self, name) for name in _HASHED},
             "depends_on": sorted({*self.depends_on.values()}),
             "task": self.task_name,
-            "model": self.model.partition("[")[0],
+            "model": self.model_name,
             "data": self.data_copy["checksum"],
-            "defined_by": digests(self.defined_by),
+            "defined_by": digests(self.defined_by) if self.defined_by else {},
             "values": values,
         }
         content = {name: value for name, value in determines.items() if _DEFAULTS.get(name) != value}
@@ -147,6 +147,11 @@ class TrialSpec:
         return self.task.partition("[")[0]
 
     @property
+    def model_name(self) -> str:
+        """Registered name of the model."""
+        return self.model.partition("[")[0]
+
+    @property
     def label(self) -> str:
         """The method with its typed parameters: `sdgp[n=2,m=4]`."""
         return f"{self.method}[{self.variant}]" if self.variant else self.method
@@ -157,9 +162,8 @@ class TrialSpec:
         Raises:
             UsageError: A file is missing or has changed.
         """
-        check_defining_files(
-            self.defined_by, method=self.method, task=self.task_name, model=self.model.partition("[")[0]
-        )
+        if self.defined_by:
+            check_defining_files(self.defined_by, method=self.method, task=self.task_name, model=self.model_name)
         for name, digest in self.files.items():
             if checksum(Path(self.parameters[name]), name) != digest:
                 raise UsageError(f"{name}: {self.parameters[name]} has changed since this trial was planned")
@@ -172,7 +176,7 @@ class TrialSpec:
         Raises:
             UsageError: The trial needs a plugin that was not typed.
         """
-        check_known(self.defined_by, method=self.method, task=self.task_name, model=self.model.partition("[")[0])
+        check_known(self.defined_by, method=self.method, task=self.task_name, model=self.model_name)
         return dataclasses.replace(self, plugins=tuple(plugins))
 
     def make_recipe(self) -> Recipe:
@@ -238,11 +242,6 @@ class SuiteSpec:
     targets: tuple[float, ...] = ()
     left_out: tuple[Mapping[str, str], ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for `suite.json`."""
-        lists = {name: list(getattr(self, name)) for name in ("seeds", "plugins", "callbacks", "targets", "left_out")}
-        return {**dataclasses.asdict(self), **lists}
-
 
 class Prepared(NamedTuple):
     """A command that is ready for its first trial: its spec, all of its trials, its folder, and where it runs."""
@@ -278,17 +277,16 @@ def read_seeds(text: str) -> tuple[int, ...]:
         UsageError: The text is neither, the count is 0, or a seed occurs twice.
     """
     hint = "use a count (3), a list (0,1,7), or one seed with a comma (7,)"
-    if not re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*,?\s*", text):
-        raise UsageError(f"--seeds '{text}': {hint}")
-    parts = [part.strip().lstrip("0") or "0" for part in text.split(",") if part.strip()]
-    too_long = any(len(part) > len(str(LARGEST_SEED)) for part in parts)  # Python converts no more than 4,300 digits
+    try:
+        seeds = tuple(map(int, text.rstrip(", ").split(",")))
+    except ValueError:
+        raise UsageError(f"--seeds '{text}': {hint}") from None
     if "," not in text:
-        if too_long or not 1 <= int(text) <= MOST_SEEDS:
-            raise UsageError(f"--seeds {text}: the count must be from 1 to {MOST_SEEDS}; {hint}")
-        return tuple(range(int(text)))
-    if too_long or max(map(int, parts)) > LARGEST_SEED:
+        if not 1 <= seeds[0] <= MOST_SEEDS:
+            raise UsageError(f"--seeds '{text}': the count must be from 1 to {MOST_SEEDS}; {hint}")
+        return tuple(range(seeds[0]))
+    if not all(0 <= seed <= LARGEST_SEED for seed in seeds):
         raise UsageError(f"--seeds '{text}': the largest seed is {LARGEST_SEED}")
-    seeds = tuple(map(int, parts))
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds '{text}': a seed occurs twice")
     return seeds
@@ -299,11 +297,4 @@ def read_device(text: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", text) is None:
         meant = re.sub("(?i)gpu|nvidia", "cuda", text)
         raise UsageError(f"--device '{text}'{nearest(meant, ('auto', 'cpu', 'cuda', 'cuda:0'))}")
-    return text
-
-
-def read_dtype(text: str) -> str:
-    """Check that `text` is one of `DTYPES`."""
-    if text not in DTYPES:
-        raise UsageError(f"--dtype '{text}'{nearest(text, DTYPES)}")
     return text

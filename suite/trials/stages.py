@@ -35,40 +35,26 @@ class Cost:
         batch_size: Images per step.
         flops: FLOPs of a step: dense, current, effective, executed.
         backends: Backend by layer.
-        overhead: Operations of the method itself; `None` in earlier records, which are then not compared in this.
+        overhead: Operations of the method itself.
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
     batch_size: int
     flops: tuple[float, ...]
     backends: Mapping[str, str]
-    overhead: float | None = None
+    overhead: float
     frozen: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Cost:
-        """Return the cost of an epoch's last full step.
-
-        Raises:
-            ValueError: The record does not have it.
-        """
-        flops, batch_size = record.get("step_flops"), record.get("batch_size")
-        if not isinstance(flops, Mapping) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"epoch {record.get('epoch')} has no step_flops or batch_size in epochs.jsonl")
-        overhead = record.get("step_overhead")
-        values: list[Any] = [flops.get(name) for name in _FLOPS]
-        known = values if overhead is None else [*values, overhead]
-        if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in known):
-            raise ValueError(f"the FLOPs of a step of epoch {record.get('epoch')} in epochs.jsonl are not numbers")
-        return cls(
-            batch_size, tuple(map(float, values)), dict(record.get("backends") or {}), overhead, "frozen" in record
-        )
+        """Return the cost of an epoch's last full step."""
+        flops = tuple(record["step_flops"][name] for name in _FLOPS)
+        backends = dict(record.get("backends") or {})
+        return cls(record["batch_size"], flops, backends, record["step_overhead"], "frozen" in record)
 
     def equals(self, other: Cost) -> bool:
         """Return whether the steps cost the same."""
-        pairs = list(zip(self.flops, other.flops, strict=True))
-        if self.overhead is not None and other.overhead is not None:
-            pairs.append((self.overhead, other.overhead))
+        pairs = zip((*self.flops, self.overhead), (*other.flops, other.overhead), strict=True)
         equal = (self.batch_size, self.backends, self.frozen) == (other.batch_size, other.backends, other.frozen)
         return equal and all(math.isclose(mine, theirs, rel_tol=TOLERANCE) for mine, theirs in pairs)
 
@@ -120,32 +106,33 @@ class StageList:
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._found: list[Stage] = []
-        self._kept: list[int] = []  # indices in `_found`
+        self._stages: list[Stage] = []
+        self._kept: list[int] = []  # indices in `_stages`
         for record in records:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of the next epoch."""
-        cost, epoch, steps = Cost.of(record), record.get("epoch"), record.get("steps")
-        if not (isinstance(epoch, int) and isinstance(steps, int) and steps > 0):
-            raise ValueError(f"epoch {epoch} has no number of steps in epochs.jsonl")
-        if self._found and self._found[-1].cost.equals(cost):
-            self._found[-1] = dataclasses.replace(self._found[-1], last=epoch, steps=self._found[-1].steps + steps)
+        try:
+            cost, epoch, steps = Cost.of(record), record["epoch"], record["steps"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"epoch {record.get('epoch')} has no {error} in epochs.jsonl") from error
+        if self._stages and self._stages[-1].cost.equals(cost):
+            self._stages[-1] = dataclasses.replace(self._stages[-1], last=epoch, steps=self._stages[-1].steps + steps)
             return
-        self._kept.append(len(self._found))
-        self._found.append(Stage(epoch, epoch, steps, cost))
+        self._kept.append(len(self._stages))
+        self._stages.append(Stage(epoch, epoch, steps, cost))
         if len(self._kept) > MOST_STAGES:
-            del self._kept[_least_needed([self._found[index].cost for index in self._kept])]
+            del self._kept[_least_needed([self._stages[index].cost for index in self._kept])]
 
     def stages(self) -> list[Stage]:
         """Return the kept stages in order. Together they have the steps of all epochs."""
-        steps = {index: self._found[index].steps for index in self._kept}
+        steps = {index: self._stages[index].steps for index in self._kept}
         for before, after in pairwise(self._kept):
             for index in range(before + 1, after):
-                costs = {near: self._found[near].cost for near in (before, after)}
-                steps[_nearest(self._found[index].cost, costs)] += self._found[index].steps
-        return [dataclasses.replace(self._found[index], steps=steps[index]) for index in self._kept]
+                costs = {near: self._stages[near].cost for near in (before, after)}
+                steps[_nearest(self._stages[index].cost, costs)] += self._stages[index].steps
+        return [dataclasses.replace(self._stages[index], steps=steps[index]) for index in self._kept]
 
 
 def _same_images(first: Cost, second: Cost) -> bool:
@@ -222,9 +209,7 @@ class StageKeeper:
         stages = self._list.stages()
         wanted = {stage_file(self._folder, stage.epoch) for stage in stages[1:]}
         wanted |= {end_file(self._folder, stage.last) for stage in stages}
-        place = self._folder / "stages"
-        files.refuse_link(place)
-        for path in place.glob("[0-9]*.pt"):
+        for path in self._folder.glob("stages/[0-9]*.pt"):
             if path not in wanted:
                 path.unlink()
         return stages

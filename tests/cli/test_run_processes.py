@@ -6,7 +6,7 @@ import torch
 from suite.cli.options import read_run_options
 from suite.cli.preparation import resolve
 from suite.errors import UsageError
-from suite.trials.devices import check_processes
+from suite.trials.building import check_processes
 
 
 def test_each_process_needs_a_gpu_of_this_machine_unless_others_train(monkeypatch):

@@ -11,8 +11,7 @@ from small_trials import recorded
 from reports.papers import paper
 from reports.papers.contract import ReproductionData, named
 from suite import registry
-from suite.brackets import read_list
-from suite.choices import MethodChoice
+from suite.choices import MethodChoice, read_list
 
 NAMES = registry.names("reproduction")
 

@@ -8,7 +8,7 @@ from suite.errors import UsageError
 from suite.trials.folder.records import write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
-from suite.trials.trial_run import TrialRun
+from suite.trials.trial import TrialRun
 
 
 def planned(path):
@@ -53,13 +53,13 @@ def test_a_file_that_changed_since_is_refused(file):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"^ssl\[from_trained=.*\]: from_trained is '.*none\.pt': no such file"):
+    with pytest.raises(UsageError, match=r"^ssl\[from_trained=.*\]: from_trained is '.*none\.pt': No such file"):
         planned(tmp_path / "none.pt")
 
 
 def test_a_file_that_is_not_there_is_told_before_data_is_looked_for(tmp_path):
     fields = {"tasks": "cifar100", "preset": "smoke", "seeds": (0,), "device": "cpu", "dtype": "float32"}
-    with pytest.raises(UsageError, match=r"none\.pt': no such file"):
+    with pytest.raises(UsageError, match=r"none\.pt': No such file"):
         plan(SuiteSpec(methods=f"ssl[from_trained={tmp_path}/none.pt]", data_root=str(tmp_path), **fields))
 
 

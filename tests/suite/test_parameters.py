@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from suite.brackets import read_list, split
-from suite.choices import Choice
+from suite.choices import Choice, read_list
 from suite.errors import UsageError
 from suite.method import Method
-from suite.parameters import allowed, check, convert, declared, normal, resolve, show
+from suite.parameters import allowed, check, convert, declared, normal, resolve, show, split
 
 
 @dataclass(kw_only=True)
@@ -242,8 +241,7 @@ def test_a_bound_is_declared_once_and_read_everywhere(name):
         check(Bounded, {name: value})
         assert convert(show(value), annotation, name) == value
     for value in wrong:
-        shown = f"'{value}'" if isinstance(value, str) else show(value)
-        with pytest.raises(ValueError, match=re.escape(f"toy.{name} is {shown}; allowed: {allowed_values}") + "$"):
+        with pytest.raises(ValueError, match=re.escape(f"toy.{name} is {value!r}; allowed: {allowed_values}") + "$"):
             check(Bounded, {name: value}, prefix="toy.")
 
 

@@ -53,7 +53,7 @@ def test_a_plugins_things_are_found_by_name_with_their_summary(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("raise RuntimeError('no luck')", "registers nothing"),
+        ("print('a program')", "registers nothing"),
         (
             "from suite.registry import register\n@register('model', 'toy_x')\nclass X: pass\n1 / 0\n",
             "ZeroDivisionError",
@@ -62,7 +62,7 @@ def test_a_plugins_things_are_found_by_name_with_their_summary(tmp_path):
         ("def broken(:", "is not a Python file"),
         ("from suite.registry import register\n@register('engine', 'local')\nclass X: pass\n", "exists already"),
         ("from suite.registry import register\n@register('modle', 'x')\nclass X: pass\n", "did you mean 'model'"),
-        ("from suite.registry import register\n@register('model', NAME)\nclass X: pass\n", "two literal strings"),
+        ("from suite.registry import register\n", "registers nothing"),
         ("x = 1\0", "is not a Python file"),
     ],
 )
@@ -121,7 +121,6 @@ def test_an_unknown_member_of_a_collection(tmp_path, kind, name, message):
     [
         (COLLECTION.replace("'zoo'", "'torchvision'"), "model 'torchvision/' exists already"),
         (COLLECTION.replace("'zoo'", "'a/b'"), "'a/b/' is not a valid name"),
-        ("from suite.registry import register\n@register('model', 'zoo/')\ndef x(): pass\n", "is not a valid name"),
         ("from suite.registry import register\n@register('model', 'zoo/x')\ndef x(): pass\n", "is not a valid name"),
     ],
 )
@@ -180,5 +179,5 @@ def test_a_file_of_the_user_that_hides_a_package_is_named_with_ours(file, progra
 def test_a_folder_without_code_hides_nothing(tmp_path):
     (tmp_path / "tasks").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    program = "from suite.own_packages import check_own_packages; check_own_packages()"
+    program = "from suite.registry import check_own_packages; check_own_packages()"
     assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment).returncode == 0

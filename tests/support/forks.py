@@ -37,7 +37,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = ("torchvision", "pandas", "matplotlib.pyplot", "seaborn", "scipy.stats", "rich.progress")
-PRELOADED += ("suite.cli.main", "suite.trials.trial_run", "reports")
+PRELOADED += ("suite.cli.main", "suite.trials.building", "reports")
 # Variables that are read while Python or torch starts, or before a program's first line.
 AT_START = re.compile(
     r"OMP_|GOMP_|KMP_|MKL_|OPENBLAS|ONEDNN_|DNNL_|ATEN_|TORCH_|PYTORCH_|CUDA_|LD_|LC_|LANG|PYTHON|MPL"

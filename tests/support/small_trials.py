@@ -11,7 +11,7 @@ from suite.trials.folder.packed import COMPRESSED, pack
 from suite.trials.folder.records import TrialRecord, write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
-from suite.trials.trial_run import TrialRun
+from suite.trials.trial import TrialRun
 
 
 def spec(method, seed=0, task="digits", model="", **changes):

@@ -170,12 +170,13 @@ def test_one_line_says_what_is_added(caplog):
         planned("dense,sdgp")
     few = "digits: %s epochs allow %s lengths of dense training, and a verdict at equal cost needs 4: none can follow"
     assert caplog.messages == [
-        "--controls adds 21 trials: 3 of dense, 6 of dense with fewer epochs (1, 2), 3 of sdgp[mode=random], "
-        "3 of prunetrain[selection=random], 3 of dense[match=prunetrain], 3 of dense[repeat=2]",
+        "--controls adds 21 trial(s): 9 of dense (1, 2, 2.1 epochs), 3 of sdgp[mode=random] (2.1 epochs), 3 of "
+        "prunetrain[selection=random] (2.1 epochs), 3 of dense[match=prunetrain] (2.1 epochs), 3 of dense[repeat=2] "
+        "(2.1 epochs)",
         few % (2.1, 3),
         "--controls adds no trials: the command names all of them",
         few % (1, 1),
-        "--controls adds 1 trial: 1 of dense[repeat=2]",
+        "--controls adds 1 trial(s): 1 of dense[repeat=2] (1 epochs)",
         few % (1, 1),
     ]
 
@@ -190,7 +191,7 @@ def test_the_flag_goes_from_the_command_line_to_the_folder(suite, folder, caplog
     assert not resolve(read_run_options(["--device", "cpu", "--dtype", "float32"])).controls
     with caplog.at_level("INFO"):
         assert suite("--controls", "--out", "out") == 0
-    line = "--controls adds 3 trials: 1 of dense, 1 of dense with fewer epochs (2), 1 of dense[repeat=2]"
+    line = "--controls adds 3 trial(s): 2 of dense (2, 3 epochs), 1 of dense[repeat=2] (3 epochs)"
     assert caplog.messages.count(line) == 1
     content = json.loads((folder / "out" / "suite.json").read_text())
     assert content["spec"]["controls"] is True

@@ -12,9 +12,9 @@ from suite.engine.cost.hardware import hardware_id, program_output, read_cpu
 from suite.engine.cost.torch_hardware import use_threads_of_environment
 from suite.files import without_home
 from suite.trials.folder.table import minor_version
-from suite.trials.invocation import command_line
+from suite.trials.process import command_line
 from suite.trials.provenance import collect, git_facts
-from suite.trials.trial_run import comparable
+from suite.trials.trial import comparable
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from suite.cli import main as cli
 from suite.engine.network import model_files
 from suite.errors import UsageError
 from suite.trials.folder.records import read_record
-from suite.trials.trial_run import TrialRun
+from suite.trials.trial import TrialRun
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")
@@ -185,17 +185,12 @@ def repeat_a_record(folder):
     path.write_text(path.read_text().splitlines()[0] + "\n" + path.read_text())
 
 
-def change_records(folder):
-    path = folder / "epochs.jsonl"
-    path.write_text(path.read_text().replace('"epoch": 1, ', '"epoch": 1, "more": 1, ', 1))
-
-
 def take_that_of_another_trial(folder):
     state = torch.load(folder / "checkpoint.pt", weights_only=True)
     torch.save(state | {"trial": "ab" * 32}, folder / "checkpoint.pt")
 
 
-DAMAGES = [truncate, replace_by_another, lose_records, repeat_a_record, change_records, take_that_of_another_trial]
+DAMAGES = [truncate, replace_by_another, lose_records, repeat_a_record, take_that_of_another_trial]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -8,10 +8,9 @@ from small_trials import put_export, spec, train
 
 from suite import files
 from suite.engine.network import model_files
-from suite.errors import UsageError
 from suite.trials import stages as stages_module
 from suite.trials.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
-from suite.trials.trial_run import TrialRun
+from suite.trials.trial import TrialRun
 
 SMALL = {"model": "resnet9[width=0.0625]", "train_images": 72, "batch_size": 32, "epochs": 1}
 SHRINKING = spec("prunetrain[ratio=0.8]", **(SMALL | {"train_images": 96, "epochs": 4}))
@@ -19,7 +18,14 @@ SHRINKING = spec("prunetrain[ratio=0.8]", **(SMALL | {"train_images": 96, "epoch
 
 def record(epoch, executed=100.0, **changes):
     flops = {"dense": 100.0, "current": 100.0, "effective": 100.0, "executed": executed}
-    return {"epoch": epoch, "steps": 5, "batch_size": 32, "step_flops": flops, "backends": {"0": "torch"}} | changes
+    return {
+        "epoch": epoch,
+        "steps": 5,
+        "batch_size": 32,
+        "step_flops": flops,
+        "step_overhead": 0.0,
+        "backends": {"0": "torch"},
+    } | changes
 
 
 def found(records):
@@ -36,13 +42,8 @@ def test_a_stage_lasts_as_long_as_its_steps_cost_the_same():
     [{"batch_size": 64}, {"backends": {"0": "skip"}}, {"backends": {}}, {"step_overhead": 3.0}, {"executed": 99.0}],
 )
 def test_everything_that_a_step_costs_begins_a_stage(change):
-    first = record(1, step_overhead=0.0)
-    assert found([first, first | {"epoch": 2}]) == [(1, 10)]
-    assert found([first, record(2, **({"step_overhead": 0.0} | change))]) == [(1, 5), (2, 5)]
-
-
-def test_an_overhead_that_an_earlier_version_did_not_record_is_not_compared():
-    assert found([record(1), record(2, step_overhead=3.0)]) == [(1, 10)]
+    assert found([record(1), record(2)]) == [(1, 10)]
+    assert found([record(1), record(2, **change)]) == [(1, 5), (2, 5)]
 
 
 def test_small_changes_that_add_up_begin_a_stage():
@@ -80,21 +81,10 @@ def test_a_size_of_images_keeps_a_stage_and_its_own_steps():
     assert found == {300.0: 5 * len(small), 700.0: 5 * len(large)}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"step_flops": None},
-        {"step_flops": {"dense": 1.0}},
-        {"steps": "5"},
-        {"steps": 0},
-        {"batch_size": None},
-        {"batch_size": 0},
-        {"step_overhead": float("nan")},
-    ],
-)
+@pytest.mark.parametrize("wrong", ["step_flops", "steps", "batch_size", "step_overhead"])
 def test_records_without_a_cost_are_named(wrong):
-    with pytest.raises(ValueError, match="epoch 1"):
-        StageList([record(1, **wrong)])
+    with pytest.raises(ValueError, match=f"epoch 1 has no '{wrong}'"):
+        StageList([{name: value for name, value in record(1).items() if name != wrong}])
 
 
 def test_files_are_kept_for_stages_and_removed_with_them(tmp_path):
@@ -153,15 +143,6 @@ def test_a_file_system_without_links_gets_copies(tmp_path, monkeypatch):
     assert (tmp_path / "copy").read_text() == "state"
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "7.pt").write_text("foreign")
-    (tmp_path / "stages").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="symbolic link"):
-        StageKeeper(tmp_path)
-    assert (tmp_path / "elsewhere" / "7.pt").exists()
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Folder and records of a trial whose network shrinks."""
@@ -207,7 +188,6 @@ def test_a_resumed_trial_ends_with_the_same_stages(whole, tmp_path, monkeypatch)
     train(tmp_path, SHRINKING)
     for epoch in stages[1:]:
         one, other = (model_files.load(stage_file(place, epoch)) for place in (folder, tmp_path))
-        assert one["epochs_sha256"] != other["epochs_sha256"], "times differ between two trainings"
         for name, weight in one["trainer"]["model"].items():
             assert weight.equal(other["trainer"]["model"][name])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from suite import registry
-from suite.brackets import split
 from suite.errors import UsageError, nearest
+from suite.parameters import accepts, split
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger("pdt.callbacks")
@@ -84,15 +84,6 @@ def _check_calls(found: type, what: str) -> None:
             if not accepts(function, 2 if bound else 3):
                 self = "" if bound else "self, "
                 raise UsageError(f"{what}: {hook}{inspect.signature(function)} has to be {hook}({self}trial, record)")
-
-
-def accepts(function: Callable[..., Any], arguments: int) -> bool:
-    """Return whether a function can be called with this number of positional arguments."""
-    try:
-        inspect.signature(function).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    return True
 
 
 class Calls:

@@ -23,10 +23,9 @@ from typing import Any
 from suite import files
 from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, in_words
-from suite.registry import register
+from suite.registry import ROOT, register
 from suite.trials.engines.local import Engine, LocalEngine, Place, Running, record_end
-from suite.trials.invocation import FLAG_PREFIXES, ROOT
-from suite.trials.process import die_with, environment
+from suite.trials.process import FLAG_PREFIXES, die_with, environment
 from suite.trials.progress import ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec
 

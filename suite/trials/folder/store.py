@@ -14,6 +14,7 @@ methods can be added later. The name of a trial's folder ends with the hash of i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -156,7 +157,7 @@ class Store:
         path = self.folder / "suite.json"
         commands = read_suite(path, "; move it away to continue")["commands"] if path.is_file() else []
         # This file is only for readers. `~` replaces the home folder, which contains the user's name.
-        plain = spec.to_json()
+        plain = dataclasses.asdict(spec)
         plain |= {
             "data_root": files.without_home(plain["data_root"]),
             "plugins": [files.without_home(p) for p in plain["plugins"]],
