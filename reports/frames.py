@@ -5,22 +5,132 @@ from __future__ import annotations
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from reports.content.tables import cost_cell
 from reports.content.verdict import main_cost, word
+from reports.data.records import Records, read
 from reports.data.verdict import COSTS, gain_shown, judged_groups, margins
 from reports.sentences import counted
-from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
-from suite.trials.folder.reader import Records, read
+from suite.measure.times import GroupTimes, PassTime
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.table import SCHEMA, Column, recipe_columns
-from suite.trials.folder.times import GroupTimes, PassTime
+from suite.trials.folder.table import COLUMNS, SCHEMA, Column, recipe_columns
 from suite.trials.groups import BASELINE
+
+Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
+
+_FLOPS_KINDS = ("dense", "current", "effective", "executed")
+_PRODUCTS = ("forward", "dgrad", "wgrad")
+# The bytes of a training step are counted. Those of everything that the processes communicate are measured.
+_COUNTED = ("gradients", "decisions")
+MEASURED_COMMUNICATION = ("gradients", "statistics", "decisions", "bookkeeping", "start")
+# Objects in epochs.jsonl, with their keys. Their numbers become columns, `NAME_KIND`.
+NESTED = {
+    "step_flops": _FLOPS_KINDS,
+    "train_flops": _FLOPS_KINDS,
+    "step_communication": _COUNTED,
+    "train_communication": _COUNTED,
+    "communication": MEASURED_COMMUNICATION,
+}
+
+
+def _like(name: str, meaning: str) -> Column:
+    """Return the column of `results.csv` with this name, which means something else here."""
+    return replace(COLUMNS[name], meaning=meaning)
+
+
+_TRIAL_ID = COLUMNS["trial_id"]
+_EVALUATED = "Of the model after the epoch; empty if this split was not evaluated."
+EPOCHS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    Column("epoch", int, "", "trial", "Epochs done, counted from 1."),
+    Column("epochs_left", int, "", "trial", "Epochs that remain."),
+    Column("train_loss", float, "", "measured", "Loss of the task, averaged over the images of the epoch."),
+    Column("regularization", float, "", "measured", "Term of the regularizer, averaged over steps."),
+    _like("test_accuracy", _EVALUATED),
+    _like("test_accuracy_one_view", "Of each test image as it is, in a last epoch that averages six views."),
+    _like("test_loss", _EVALUATED),
+    _like("val_accuracy", _EVALUATED),
+    Column("val_loss", float, "", "measured", _EVALUATED),
+    _like("learning_rate", "Learning rate of the epoch's last step."),
+    _like("batch_size", "Batch size of the epoch; a method may change it."),
+    Column("steps", int, "", "counted", "Steps of the epoch."),
+    Column("frozen", bool, "", "setting", "Whether the parameters of `recipe.freeze` were frozen; otherwise empty."),
+    Column("skipped_steps", int, "", "measured", "Steps that were skipped because gradients were not finite."),
+    Column("loss_scale", float, "", "measured", "Loss scale after the epoch; with float16 only."),
+    *(_like(name, "Since the trial began, summed over attempts.")
+      for name in ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s", "energy_j")),
+    Column("step_memory_bytes", int, "bytes", "measured",
+           "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
+    *(Column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.")
+      for kind in _FLOPS_KINDS),
+    Column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
+    *(_like(f"train_flops_{kind}", "Since the trial began.") for kind in _FLOPS_KINDS),
+    *(Column(f"step_communication_{kind}", int, "bytes", "counted",
+              "What a process of data-parallel training communicates in that step.") for kind in _COUNTED),
+    *(Column(f"train_communication_{kind}", int, "bytes", "counted", "Since the trial began.")
+      for kind in _COUNTED),
+    *(Column(f"communication_{kind}", int, "bytes", "measured",
+              "What the first process communicated since the trial began; empty with one process.")
+      for kind in MEASURED_COMMUNICATION),
+    _like("params", "Weights and biases of the model after the epoch."),
+    _like("inference_flops", "Of the shapes after the epoch, one image."),
+    Column("reconfigured", bool, "", "trial", "Whether the epoch ended with a reconfiguration."),
+)  # fmt: skip
+LAYERS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    Column("interval", int, "", "trial", "Reconfiguration interval."),
+    Column("first_epoch", int, "", "trial", "First epoch of the interval."),
+    Column("last_epoch", int, "", "trial", "Last epoch of the interval."),
+    Column("steps", int, "", "counted", "Steps of the interval."),
+    Column("samples", int, "images", "counted", "Training images of the interval."),
+    Column("layer", str, "", "trial", "Name of the layer's module."),
+    Column("kind", str, "", "trial", "`conv`, `linear` or `attention`."),
+    Column("in_channels", int, "", "counted", "Input channels in the interval."),
+    Column("out_channels", int, "", "counted", "Output channels in the interval."),
+    Column("kernel", str, "", "counted", "Height and width of the kernel."),
+    Column("input", str, "", "counted", "Height and width of the input."),
+    Column("output", str, "", "counted", "Height and width of the output."),
+    _like("params", "Weights and biases of the layer."),
+    Column("weight_density", float, "fraction", "counted", "Share of its weights that are not zero."),
+    *(Column(f"{product}_{kind}", float, "FLOPs", "counted", "Summed over the interval.")
+      for product in _PRODUCTS for kind in _FLOPS_KINDS),
+    Column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
+)  # fmt: skip
+_NAMED = (  # a method, and its group of comparable trials
+    *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
+    *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
+    Column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
+)
+VERDICTS: tuple[Column, ...] = (
+    *_NAMED[:2],
+    Column("outcome", str, "", "measured", "What the report says of it at equal cost; empty if nothing."),
+    Column("gain", float, "points", "measured", "Accuracy minus that of dense training for the same cost."),
+    Column("gain_low", float, "points", "measured", "Lower end of its interval for all gains of the page together."),
+    Column("gain_high", float, "points", "measured", "Upper end of that interval."),
+    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, from time passes."),
+    Column("flops_ratio", float, "× dense", "counted", "Executed training FLOPs over those of dense."),
+    Column("seeds", int, "", "trial", "Different seeds of its finished trials."),
+    Column("equal_cost", str, "", "setting", "Cost that is equal: `time` with undisturbed time passes, or `flops`."),
+    Column("reason", str, "", "trial", "Why there is no outcome."),
+    *_NAMED[2:],
+)
+TIMES: tuple[Column, ...] = (
+    *_NAMED,
+    Column("pass", int, "", "trial", "Number of the pass, from 1."),
+    _TRIAL_ID,
+    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included."),
+    Column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations."),
+    Column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps."),
+    Column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages."),
+    Column("stages", int, "", "counted", "Stages of the trial."),
+    Column("load", float, "cores", "measured", "Most cores that other programs used during the pass."),
+    Column("time_utc", str, "", "machine", "When the measurement began."),
+)
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 

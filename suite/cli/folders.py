@@ -22,17 +22,26 @@ from rich.console import Console
 from rich.table import Table
 
 import reports
+from reports.data.records import NotTestedError, read
 from suite import files
 from suite.cli.options import LINE_WIDTH, Parser, whole
 from suite.errors import UsageError, in_words, validate
-from suite.trials.folder import packed
-from suite.trials.folder.entries import Entry, EntryFile
-from suite.trials.folder.profiles import PROFILES, MethodProfile
-from suite.trials.folder.reader import NotTestedError, read, update_table
-from suite.trials.folder.records import TrialRecord, as_text, load_record, read_record
+from suite.measure.profiles import PROFILES, MethodProfile
+from suite.measure.times import TIMES, Entry, EntryFile, MethodTime
+from suite.trials.folder.reader import update_table
+from suite.trials.folder.records import (
+    COMPRESSED,
+    SUFFIX,
+    TrialRecord,
+    as_text,
+    held,
+    load_record,
+    pack,
+    read_record,
+    unpacked,
+)
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
-from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.search import read_tuned, write_tuned
 
 IN_USE = "in use by another command; try again when it has ended"
@@ -308,11 +317,11 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
     """
     # `~` replaces the home folder, which contains the user's name.
     yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
-    for name in packed.COMPRESSED:
-        if path := packed.held(trial / name):
+    for name in COMPRESSED:
+        if path := held(trial / name):
             files.refuse_link(path)
             try:
-                yield Path(name + packed.SUFFIX), packed.pack(packed.read(path))
+                yield Path(name + SUFFIX), pack(unpacked(path))
             except OSError as error:
                 raise UsageError(f"export: {trial}: {in_words(error)}") from error
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import reports
-from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.records import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.main import check_system
 from suite.cli.options import LINE_WIDTH, RunOptions, program_name, read_run_options

@@ -14,11 +14,12 @@ from suite.brackets import split
 from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
+from suite.measure.times import TIMES
 from suite.recipe import FLUSH
-from suite.trials.folder.reader import read, read_trials
+from suite.trials.folder.reader import read_trials
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import minor_version
-from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
+from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of, tested_trials
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
 
@@ -83,11 +84,10 @@ def find_candidates(
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     candidates = []
-    records = read(folder)
     repeated = _repeated(folder / AGAIN)
-    groups = group_trials(records.trials)[0]
+    groups = group_trials(tested_trials(read_trials(folder)[0]))[0]
     if timed:
-        groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
+        groups = list(_on_this_machine(groups, [group.key for group in TIMES.read(folder)]))
     for group in groups:
         by_label: dict[str, list[TrialRecord]] = {}
         for trial in group.trials:
@@ -105,7 +105,7 @@ def find_candidates(
         candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
     if not candidates:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
-        raise UsageError(f"{verb} {folder}: {which} has a finished trial")
+        raise UsageError(f"{verb} {folder}: {which} has a finished trial that was evaluated on test images")
     return candidates if not methods else _chosen(candidates, split(methods))
 
 

@@ -11,8 +11,8 @@ from suite.engine.cost.hardware import available_cores, busy_advice, busy_cores,
 from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate
+from suite.measure.times import EntryFile, Strict
 from suite.trials.engines.calls import call_in_subprocess
-from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
 from suite.trials.plugin_files import load_recorded

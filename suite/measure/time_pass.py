@@ -22,10 +22,10 @@ from suite.errors import UsageError, validate
 from suite.measure.again import train_again
 from suite.measure.candidates import Candidate, find_candidates
 from suite.measure.running import Pass, disturbance
+from suite.measure.times import TIMES, MethodTime, PassTime
 from suite.recipe import Phase
 from suite.trials.building import with_data_here
 from suite.trials.controls import dense_spec
-from suite.trials.folder.times import TIMES, MethodTime, PassTime
 from suite.trials.spec import TrialSpec
 
 DEFAULT_PAIRS = 45

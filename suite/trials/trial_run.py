@@ -26,7 +26,7 @@ from suite.errors import UsageError, in_words
 from suite.subnormals import use_arithmetic
 from suite.trials.building import build_trainer, data_facts, device_of, load_splits
 from suite.trials.callbacks.calls import CallbackTrial, Calls
-from suite.trials.folder import packed
+from suite.trials.folder.records import COMPRESSED, SUFFIX
 from suite.trials.process import place_of_environment
 from suite.trials.progress import ProgressFile
 from suite.trials.provenance import collect, tuning
@@ -169,7 +169,7 @@ class TrialRun:
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             if self.writes:
-                for place in (records, *(self.folder / f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)):
+                for place in (records, *(self.folder / f"{name}{SUFFIX}" for name in COMPRESSED)):
                     place.unlink(missing_ok=True)  # from an earlier attempt, or from an export
                 self.stages = StageKeeper(self.folder)
             return 0

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from time_passes import one_pass, pairs, stage
 
+from suite.measure.times import PassTime
 from suite.recipe import Phase
-from suite.trials.folder.times import PassTime
 
 
 def pass_of(*stages, dense=((None, 40),), **changed):

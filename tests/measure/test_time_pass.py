@@ -18,6 +18,7 @@ from tiny_net import TINY
 from toy_suite import assert_one_line
 
 from reports.content.build import build
+from reports.data.records import read
 from suite.choices import MethodChoice
 from suite.cli import main as cli
 from suite.cli.folders import contents
@@ -30,15 +31,14 @@ from suite.measure import again, candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import find_candidates
 from suite.measure.steps import WARM_UPS
+from suite.measure.times import TIMES, PassTime
 from suite.method import Method
 from suite.registry import register
 from suite.task import DataCopy
 from suite.trials.building import build_trainer, load_splits, with_data_here
 from suite.trials.controls import dense_spec
 from suite.trials.folder import store
-from suite.trials.folder.reader import read
 from suite.trials.folder.records import write_record
-from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
 from tasks.digits import Digits
 

@@ -4,7 +4,7 @@ import pytest
 from profiles import profile, stage, step
 
 from reports.content.why import flops, savings, share_of_products, total
-from suite.trials.folder.profiles import MethodProfile, StageProfile
+from suite.measure.profiles import MethodProfile, StageProfile
 
 
 def stage_of(**changes):

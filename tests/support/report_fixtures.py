@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from reports import write_report
+from reports.data.method_rows import NUMBER_COLUMNS
 from reports.figures import svg
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import write_record
-from suite.trials.folder.table import COLUMNS, NUMBER_COLUMNS
+from suite.trials.folder.table import COLUMNS
 from suite.trials.spec import TrialSpec
 
 EPOCHS = 5

@@ -14,9 +14,8 @@ from small_trials import untrained as spec
 from suite.cli.main import main
 from suite.cli.options import read_run_options
 from suite.errors import UsageError
-from suite.trials.folder.packed import pack
 from suite.trials.folder.reader import read_declared_targets, update_table
-from suite.trials.folder.records import write_json
+from suite.trials.folder.records import pack, write_json
 from suite.trials.folder.targets import declared_targets, first_reached, read_targets, target_columns
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec

@@ -119,7 +119,6 @@ def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
 
 def _t_quantile(degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t distribution that bounds a two-sided interval."""
-    # SciPy takes half a second to load, and a report of one seed has no intervals.
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
