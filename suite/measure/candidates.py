@@ -14,7 +14,7 @@ from suite.brackets import split
 from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
-from suite.measure.times import TIMES
+from suite.measure.times import TIMES, PassTime
 from suite.recipe import FLUSH
 from suite.trials.folder.reader import read_trials
 from suite.trials.folder.records import TrialRecord
@@ -25,7 +25,7 @@ from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
 """Folder in that of a suite, for trials that were trained again because their states were not here."""
-Timed = Callable[[Mapping[str, str], str], Sequence[str]]
+Timed = Callable[[Mapping[str, str], str], Sequence[PassTime]]
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def find_candidates(
         methods: Comma list of methods, with or without their parameters; empty for all methods.
         with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
             method.
-        timed: Returns the trials of a method's earlier passes, if each method is to be timed. Of the seeds that can be
-            run again, the one with the fewest passes is next. Trials of other machines are then measured too, in groups
-            of this machine.
+        timed: Returns a method's earlier passes, if each method is to be timed. Of the seeds that can be run again, the
+            one with the fewest passes is next. Trials of other machines are then measured too, in groups of this
+            machine.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
@@ -97,7 +97,7 @@ def find_candidates(
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
             ready = [candidate for candidate in several if candidate.spec is not None]
             ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
-            passes = timed(group.key, name) if timed else ()
+            passes = [measured.trial for measured in timed(group.key, name)] if timed else []
             candidates.append(
                 dataclasses.replace(min(ready, key=lambda one: passes.count(one.trial)), seeds=len(ready))
             )

@@ -27,7 +27,7 @@ from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.cost.ledger import Ledger
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
-from suite.measure import again, candidates, running, time_pass
+from suite.measure import candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import find_candidates
 from suite.measure.steps import WARM_UPS
@@ -393,7 +393,7 @@ def here(monkeypatch, trained):
                 machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
                 write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
 
-    monkeypatch.setattr(again, "LocalEngine", Engine)
+    monkeypatch.setattr(time_pass, "LocalEngine", Engine)
     return names
 
 
@@ -749,7 +749,7 @@ def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeyp
 
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
     out = without_states(shrinking, tmp_path / "out")
-    monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
+    monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
     assert lines[1] == f"{TRIAL.trial_id}: not trained"
     assert f"{METHOD}: not measured: no stages: " in lines[2]

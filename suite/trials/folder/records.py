@@ -21,9 +21,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     StrictFloat,
     StrictInt,
-    field_serializer,
     model_validator,
 )
 
@@ -97,7 +97,7 @@ class TrialRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    spec: TrialSpec
+    spec: Annotated[TrialSpec, PlainSerializer(TrialSpec.to_json)]
     status: Literal["done", "diverged", "oom", "timeout", "error", "skipped", "running"]
     message: str = ""
     result: dict[str, StrictInt | StrictFloat | None] = {}
@@ -119,10 +119,6 @@ class TrialRecord(BaseModel):
             if (value := column.of(self)) is not None and (fault := column.fault(value)):
                 raise ValueError(f"{column.name} is {str(value)[:20]}: {fault}")
         return self
-
-    @field_serializer("spec")
-    def _spec_to_json(self, spec: TrialSpec) -> dict[str, Any]:
-        return spec.to_json()
 
     @property
     def name(self) -> str:

@@ -21,14 +21,8 @@ from suite.trials.spec import TrialSpec
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
-KINDS: dict[Kind, str] = {
-    "trial": "identifies the trial and says how it ended",
-    "setting": "decided before the trial started; two trials that differ in one are different trials",
-    "machine": "where the trial ran; times are compared only where these are equal",
-    "declared": "declared for the report; no training depends on it",
-    "measured": "observed with a clock, an allocator or a data set",
-    "counted": "computed from shapes, plans and masks; exact, and independent of the machine",
-}
+# Where a value of each kind is in a `TrialRecord`, if its column does not say it: the part before its name.
+_SOURCES: dict[Kind, str] = {"trial": "", "setting": "spec."}
 _LARGEST: dict[type, float] = {int: 2**63 - 1, float: 1e30}  # sums and squares of such floats are finite
 
 
@@ -40,11 +34,12 @@ class Column:
         name: Name in `results.csv` and, for measured and counted columns, in the `result` of `trial.json`.
         type: `str`, `int` (64 bits) or `float`.
         unit: Unit of the value; empty for texts and numbers without one.
-        kind: Where the value comes from; one of `KINDS`.
+        kind: Where the value comes from; docs/results.md says what each kind means.
         meaning: One sentence for the docs.
         maximum: Largest valid value.
         title: Head of the column in reports; empty if they do not show it.
-        source: Where the value is in a `TrialRecord` (default: `result.NAME`).
+        source: Where the value is in a `TrialRecord` (default: `spec.NAME` for a setting, `result.NAME` for what
+            was measured, counted or declared).
         read: Function that makes the cell of what is there.
     """
 
@@ -61,7 +56,7 @@ class Column:
     def of(self, record: Any) -> Any:
         """Return the value of a `TrialRecord`; `None` if it has none."""
         value = record
-        for part in (self.source or f"result.{self.name}").split("."):
+        for part in (self.source or _SOURCES.get(self.kind, "result.") + self.name).split("."):
             value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         if value is None or value == "":
             return None
@@ -96,29 +91,25 @@ _FLOPS = "FLOPs"
 SCHEMA: tuple[Column, ...] = (
     Column("trial_id", str, "", "trial",
            "Name of the trial's folder; it ends with the hash of its settings.", source="name"),
-    Column("method", str, "", "setting", "Registered name of the method.", source="spec.method"),
-    Column("variant", str, "", "setting", "Parameters that were typed, `k=v` joined by commas.", source="spec.variant"),
-    Column("task", str, "", "setting",
-           "Task with the parameters that differ from those of the preset.", source="spec.task"),
-    Column("model", str, "", "setting",
-           "Model with the parameters that differ from its defaults.", source="spec.model"),
-    Column("preset", str, "", "setting", "`smoke`, `quick` or `paper`.", source="spec.preset"),
-    Column("seed", int, "", "setting", "Seed of initial weights, batch order and augmentation.", source="spec.seed"),
+    Column("method", str, "", "setting", "Registered name of the method."),
+    Column("variant", str, "", "setting", "Parameters that were typed, `k=v` joined by commas."),
+    Column("task", str, "", "setting", "Task with the parameters that differ from those of the preset."),
+    Column("model", str, "", "setting", "Model with the parameters that differ from its defaults."),
+    Column("preset", str, "", "setting", "`smoke`, `quick` or `paper`."),
+    Column("seed", int, "", "setting", "Seed of initial weights, batch order and augmentation."),
     Column("status", str, "", "trial",
            "`done`, `diverged`, `oom`, `timeout`, `error` or `skipped`; the numbers of a trial that is not `done` "
-           "do not count.", source="status"),
-    Column("message", str, "", "trial", "Why the trial is not `done`.", source="message"),
-    Column("device", str, "", "setting", "`cpu` or `cuda`.", source="spec.device"),
+           "do not count."),
+    Column("message", str, "", "trial", "Why the trial is not `done`."),
+    Column("device", str, "", "setting", "`cpu` or `cuda`."),
     Column("hardware_id", str, "", "machine",
            "Hash of the CPU's model, instruction set and usable cores, or of the GPU and the driver's major "
            "version.", source="provenance.hardware_id"),
-    Column("dtype", str, "", "setting", "`float32`, `bfloat16` or `float16`.", source="spec.dtype"),
-    Column("arithmetic", str, "", "setting",
-           "`flush` if subnormal numbers count as zero, otherwise `ieee`.", source="spec.arithmetic"),
+    Column("dtype", str, "", "setting", "`float32`, `bfloat16` or `float16`."),
+    Column("arithmetic", str, "", "setting", "`flush` if subnormal numbers count as zero, otherwise `ieee`."),
     Column("data_copy", str, "", "setting",
-           "Kind of the data set's copy and the start of its checksum.", source="spec.data_copy", read=_data_copy),
-    Column("parameters", str, "", "setting",
-           "Values of all parameters of the method, as JSON.", source="spec.parameters", read=canonical_json),
+           "Kind of the data set's copy and the start of its checksum.", read=_data_copy),
+    Column("parameters", str, "", "setting", "Values of all parameters of the method, as JSON.", read=canonical_json),
     Column("batch_size", int, "images", "setting", "Batch size of the recipe.", source="spec.recipe.batch_size"),
     Column("epochs", float, "", "setting", "Epochs of the recipe.", source="spec.recipe.epochs"),
     Column("test_accuracy", float, "fraction", "measured",
