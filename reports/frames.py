@@ -16,7 +16,7 @@ from reports.content.verdict import main_cost, word
 from reports.data.records import Records, read
 from reports.data.verdict import COSTS, gain_shown, judged_groups, margins
 from reports.sentences import counted
-from suite.measure.times import GroupTimes, PassTime
+from suite.measure.times import GroupTimes
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import COLUMNS, SCHEMA, Column, recipe_columns
 from suite.trials.groups import BASELINE
@@ -28,19 +28,11 @@ _PRODUCTS = ("forward", "dgrad", "wgrad")
 # The bytes of a training step are counted. Those of everything that the processes communicate are measured.
 _COUNTED = ("gradients", "decisions")
 MEASURED_COMMUNICATION = ("gradients", "statistics", "decisions", "bookkeeping", "start")
-# Objects in epochs.jsonl, with their keys. Their numbers become columns, `NAME_KIND`.
-NESTED = {
-    "step_flops": _FLOPS_KINDS,
-    "train_flops": _FLOPS_KINDS,
-    "step_communication": _COUNTED,
-    "train_communication": _COUNTED,
-    "communication": MEASURED_COMMUNICATION,
-}
 
 
-def _like(name: str, meaning: str) -> Column:
+def _like(name: str, meaning: str, source: str = "") -> Column:
     """Return the column of `results.csv` with this name, which means something else here."""
-    return replace(COLUMNS[name], meaning=meaning)
+    return replace(COLUMNS[name], meaning=meaning, source=source)
 
 
 _TRIAL_ID = COLUMNS["trial_id"]
@@ -66,17 +58,18 @@ EPOCHS: tuple[Column, ...] = (
       for name in ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s", "energy_j")),
     Column("step_memory_bytes", int, "bytes", "measured",
            "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
-    *(Column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.")
-      for kind in _FLOPS_KINDS),
+    *(Column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.",
+             source=f"step_flops.{kind}") for kind in _FLOPS_KINDS),
     Column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
-    *(_like(f"train_flops_{kind}", "Since the trial began.") for kind in _FLOPS_KINDS),
+    *(_like(f"train_flops_{kind}", "Since the trial began.", f"train_flops.{kind}") for kind in _FLOPS_KINDS),
     *(Column(f"step_communication_{kind}", int, "bytes", "counted",
-              "What a process of data-parallel training communicates in that step.") for kind in _COUNTED),
-    *(Column(f"train_communication_{kind}", int, "bytes", "counted", "Since the trial began.")
-      for kind in _COUNTED),
+             "What a process of data-parallel training communicates in that step.",
+             source=f"step_communication.{kind}") for kind in _COUNTED),
+    *(Column(f"train_communication_{kind}", int, "bytes", "counted", "Since the trial began.",
+             source=f"train_communication.{kind}") for kind in _COUNTED),
     *(Column(f"communication_{kind}", int, "bytes", "measured",
-              "What the first process communicated since the trial began; empty with one process.")
-      for kind in MEASURED_COMMUNICATION),
+             "What the first process communicated since the trial began; empty with one process.",
+             source=f"communication.{kind}") for kind in MEASURED_COMMUNICATION),
     _like("params", "Weights and biases of the model after the epoch."),
     _like("inference_flops", "Of the shapes after the epoch, one image."),
     Column("reconfigured", bool, "", "trial", "Whether the epoch ended with a reconfiguration."),
@@ -119,18 +112,20 @@ VERDICTS: tuple[Column, ...] = (
     Column("reason", str, "", "trial", "Why there is no outcome."),
     *_NAMED[2:],
 )
-TIMES: tuple[Column, ...] = (
-    *_NAMED,
-    Column("pass", int, "", "trial", "Number of the pass, from 1."),
-    _TRIAL_ID,
-    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included."),
-    Column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations."),
-    Column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps."),
-    Column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages."),
-    Column("stages", int, "", "counted", "Stages of the trial."),
-    Column("load", float, "cores", "measured", "Most cores that other programs used during the pass."),
-    Column("time_utc", str, "", "machine", "When the measurement began."),
-)
+_OF_PASS = (
+    Column("trial_id", str, "", "trial", COLUMNS["trial_id"].meaning, source="trial"),
+    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included.",
+           source="ratio"),
+    Column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations.",
+           source="reconfiguration"),
+    Column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps.",
+           source="dense_twice"),
+    Column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages.", source="pairs"),
+    Column("stages", int, "", "counted", "Stages of the trial.", source="stages", read=len),
+    Column("load", float, "cores", "measured", "Most cores that other programs used during the pass.", source="load"),
+    Column("time_utc", str, "", "machine", "When the measurement began.", source="provenance.time_utc"),
+)  # fmt: skip
+TIMES: tuple[Column, ...] = (*_NAMED, Column("pass", int, "", "trial", "Number of the pass, from 1."), *_OF_PASS)
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
@@ -229,12 +224,7 @@ def _value(column: Column, value: Any) -> Any:
 
 
 def _epoch(trial: TrialRecord, record: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {
-        f"{name}_{kind}": numbers.get(kind)
-        for name, kinds in NESTED.items()
-        if (numbers := record.get(name))
-        for kind in kinds
-    }
+    nested = {column.name: column.of(record) for column in EPOCHS if "." in column.source}
     return {**record, **nested, "trial_id": trial.name}
 
 
@@ -264,18 +254,6 @@ def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
     for group in groups:
         for label, time in group.methods.items():
             named = _named(label, group.key)
-            yield from ({**named, "pass": number, **_measured(one)} for number, one in enumerate(time.passes, 1))
-
-
-def _measured(time: PassTime) -> dict[str, Any]:
-    return {
-        "trial_id": time.trial,
-        "time_ratio": time.ratio,
-        "dense_twice": time.dense_twice,
-        "reconfiguration": time.reconfiguration,
-        "pairs": time.pairs,
-        "stages": len(time.stages),
-        "load": time.load,
-        "threads": time.threads,
-        "time_utc": time.provenance.get("time_utc"),
-    }
+            for number, one in enumerate(time.passes, 1):
+                measured = {column.name: column.of(one) for column in _OF_PASS}
+                yield {**named, "pass": number, "threads": one.threads, **measured}
