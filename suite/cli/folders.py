@@ -29,17 +29,7 @@ from suite.errors import UsageError, in_words, validate
 from suite.measure.profiles import PROFILES, MethodProfile
 from suite.measure.times import TIMES, Entry, EntryFile, MethodTime
 from suite.trials.folder.reader import update_table
-from suite.trials.folder.records import (
-    COMPRESSED,
-    SUFFIX,
-    TrialRecord,
-    as_text,
-    held,
-    load_record,
-    pack,
-    read_record,
-    unpacked,
-)
+from suite.trials.folder.records import COMPRESSED, TrialRecord, as_text, held, load_record, pack, read_record, unpacked
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
 from suite.trials.search import read_tuned, write_tuned
@@ -321,7 +311,7 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
         if path := held(trial / name):
             files.refuse_link(path)
             try:
-                yield Path(name + SUFFIX), pack(unpacked(path))
+                yield Path(f"{name}.gz"), pack(unpacked(path))
             except OSError as error:
                 raise UsageError(f"export: {trial}: {in_words(error)}") from error
 

@@ -16,16 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    StrictFloat,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
@@ -97,7 +88,7 @@ class TrialRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    spec: Annotated[TrialSpec, PlainSerializer(TrialSpec.to_json)]
+    spec: TrialSpec
     status: Literal["done", "diverged", "oom", "timeout", "error", "skipped", "running"]
     message: str = ""
     result: dict[str, StrictInt | StrictFloat | None] = {}
@@ -163,7 +154,7 @@ class TrialRecord(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `trial.json`."""
-        return {"trial_id": self.name, **self.model_dump()}
+        return {"trial_id": self.name, "spec": self.spec.to_json(), **self.model_dump(exclude={"spec"})}
 
 
 def write_json(path: Path, data: Any) -> None:
