@@ -11,12 +11,11 @@ from typing import Any
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
 from reports.content.provenance import flatten
-from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
+from reports.data.estimates import Estimate, Missing, Quantity, paired
 from reports.data.method_rows import by_seed, not_measured
+from reports.data.records import DISTURBED_RATIO, Records, is_disturbed
 from reports.render import markdown
 from suite import files
-from suite.trials.estimates import Estimate, Missing, Quantity, paired
-from suite.trials.folder.reader import Records
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import column_text, label, recipe, seed_of
 

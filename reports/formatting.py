@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from suite.trials.estimates import Estimate
+from reports.data.estimates import Estimate
 
 DASH = "–"
 MINUS = "−"

@@ -5,22 +5,127 @@ from __future__ import annotations
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from reports.content.tables import cost_cell
 from reports.content.verdict import main_cost, word
+from reports.data.records import Records, read
 from reports.data.verdict import COSTS, gain_shown, judged_groups, margins
 from reports.sentences import counted
-from suite.trials.folder.frame_columns import EPOCHS, LAYERS, NESTED, TIMES, VERDICTS, Frame
-from suite.trials.folder.reader import Records, read
+from suite.measure.times import GroupTimes
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.table import SCHEMA, Column, recipe_columns
-from suite.trials.folder.times import GroupTimes, PassTime
+from suite.trials.folder.table import COLUMNS, SCHEMA, Column, recipe_columns
 from suite.trials.groups import BASELINE
+
+Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
+
+_FLOPS_KINDS = ("dense", "current", "effective", "executed")
+_PRODUCTS = ("forward", "dgrad", "wgrad")
+# The bytes of a training step are counted. Those of everything that the processes communicate are measured.
+_COUNTED = ("gradients", "decisions")
+MEASURED_COMMUNICATION = ("gradients", "statistics", "decisions", "bookkeeping", "start")
+
+
+def _like(name: str, meaning: str, source: str = "") -> Column:
+    """Return the column of `results.csv` with this name, which means something else here."""
+    return replace(COLUMNS[name], meaning=meaning, source=source)
+
+
+_TRIAL_ID = COLUMNS["trial_id"]
+_EVALUATED = "Of the model after the epoch; empty if this split was not evaluated."
+EPOCHS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    Column("epoch", int, "", "trial", "Epochs done, counted from 1."),
+    Column("epochs_left", int, "", "trial", "Epochs that remain."),
+    Column("train_loss", float, "", "measured", "Loss of the task, averaged over the images of the epoch."),
+    Column("regularization", float, "", "measured", "Term of the regularizer, averaged over steps."),
+    _like("test_accuracy", _EVALUATED),
+    _like("test_accuracy_one_view", "Of each test image as it is, in a last epoch that averages six views."),
+    _like("test_loss", _EVALUATED),
+    _like("val_accuracy", _EVALUATED),
+    Column("val_loss", float, "", "measured", _EVALUATED),
+    _like("learning_rate", "Learning rate of the epoch's last step."),
+    _like("batch_size", "Batch size of the epoch; a method may change it."),
+    Column("steps", int, "", "counted", "Steps of the epoch."),
+    Column("frozen", bool, "", "setting", "Whether the parameters of `recipe.freeze` were frozen; otherwise empty."),
+    Column("skipped_steps", int, "", "measured", "Steps that were skipped because gradients were not finite."),
+    Column("loss_scale", float, "", "measured", "Loss scale after the epoch; with float16 only."),
+    *(_like(name, "Since the trial began, summed over attempts.")
+      for name in ("train_time_s", "eval_time_s", "reconfigure_time_s", "compile_time_s", "energy_j")),
+    Column("step_memory_bytes", int, "bytes", "measured",
+           "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
+    *(Column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.",
+             source=f"step_flops.{kind}") for kind in _FLOPS_KINDS),
+    Column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
+    *(_like(f"train_flops_{kind}", "Since the trial began.", f"train_flops.{kind}") for kind in _FLOPS_KINDS),
+    *(Column(f"step_communication_{kind}", int, "bytes", "counted",
+             "What a process of data-parallel training communicates in that step.",
+             source=f"step_communication.{kind}") for kind in _COUNTED),
+    *(Column(f"train_communication_{kind}", int, "bytes", "counted", "Since the trial began.",
+             source=f"train_communication.{kind}") for kind in _COUNTED),
+    *(Column(f"communication_{kind}", int, "bytes", "measured",
+             "What the first process communicated since the trial began; empty with one process.",
+             source=f"communication.{kind}") for kind in MEASURED_COMMUNICATION),
+    _like("params", "Weights and biases of the model after the epoch."),
+    _like("inference_flops", "Of the shapes after the epoch, one image."),
+    Column("reconfigured", bool, "", "trial", "Whether the epoch ended with a reconfiguration."),
+)  # fmt: skip
+LAYERS: tuple[Column, ...] = (
+    _TRIAL_ID,
+    Column("interval", int, "", "trial", "Reconfiguration interval."),
+    Column("first_epoch", int, "", "trial", "First epoch of the interval."),
+    Column("last_epoch", int, "", "trial", "Last epoch of the interval."),
+    Column("steps", int, "", "counted", "Steps of the interval."),
+    Column("samples", int, "images", "counted", "Training images of the interval."),
+    Column("layer", str, "", "trial", "Name of the layer's module."),
+    Column("kind", str, "", "trial", "`conv`, `linear` or `attention`."),
+    Column("in_channels", int, "", "counted", "Input channels in the interval."),
+    Column("out_channels", int, "", "counted", "Output channels in the interval."),
+    Column("kernel", str, "", "counted", "Height and width of the kernel."),
+    Column("input", str, "", "counted", "Height and width of the input."),
+    Column("output", str, "", "counted", "Height and width of the output."),
+    _like("params", "Weights and biases of the layer."),
+    Column("weight_density", float, "fraction", "counted", "Share of its weights that are not zero."),
+    *(Column(f"{product}_{kind}", float, "FLOPs", "counted", "Summed over the interval.")
+      for product in _PRODUCTS for kind in _FLOPS_KINDS),
+    Column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
+)  # fmt: skip
+_NAMED = (  # a method, and its group of comparable trials
+    *(COLUMNS[name] for name in ("method", "variant", "task", "data_copy", "model", "preset", "dtype", "arithmetic")),
+    *(COLUMNS[name] for name in ("hardware_id", "threads", "torch", "epochs", "batch_size", "execution")),
+    Column("recipe", str, "", "setting", "Recipe as JSON, as it identifies the group of comparable trials."),
+)
+VERDICTS: tuple[Column, ...] = (
+    *_NAMED[:2],
+    Column("outcome", str, "", "measured", "What the report says of it at equal cost; empty if nothing."),
+    Column("gain", float, "points", "measured", "Accuracy minus that of dense training for the same cost."),
+    Column("gain_low", float, "points", "measured", "Lower end of its interval for all gains of the page together."),
+    Column("gain_high", float, "points", "measured", "Upper end of that interval."),
+    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, from time passes."),
+    Column("flops_ratio", float, "× dense", "counted", "Executed training FLOPs over those of dense."),
+    Column("seeds", int, "", "trial", "Different seeds of its finished trials."),
+    Column("equal_cost", str, "", "setting", "Cost that is equal: `time` with undisturbed time passes, or `flops`."),
+    Column("reason", str, "", "trial", "Why there is no outcome."),
+    *_NAMED[2:],
+)
+_OF_PASS = (
+    Column("trial_id", str, "", "trial", COLUMNS["trial_id"].meaning, source="trial"),
+    Column("time_ratio", float, "× dense", "measured", "Training time over that of dense, reconfigurations included.",
+           source="ratio"),
+    Column("reconfiguration", float, "× dense", "measured", "Part of the ratio that is time of reconfigurations.",
+           source="reconfiguration"),
+    Column("dense_twice", float, "× dense", "measured", "Steps of a second dense trainer over dense steps.",
+           source="dense_twice"),
+    Column("pairs", int, "", "setting", "Pairs of steps that were measured, in all stages.", source="pairs"),
+    Column("stages", int, "", "counted", "Stages of the trial.", source="stages", read=len),
+    Column("load", float, "cores", "measured", "Most cores that other programs used during the pass.", source="load"),
+    Column("time_utc", str, "", "machine", "When the measurement began.", source="provenance.time_utc"),
+)  # fmt: skip
+TIMES: tuple[Column, ...] = (*_NAMED, Column("pass", int, "", "trial", "Number of the pass, from 1."), *_OF_PASS)
 
 _DTYPES: dict[type, Any] = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
@@ -119,12 +224,7 @@ def _value(column: Column, value: Any) -> Any:
 
 
 def _epoch(trial: TrialRecord, record: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {
-        f"{name}_{kind}": numbers.get(kind)
-        for name, kinds in NESTED.items()
-        if (numbers := record.get(name))
-        for kind in kinds
-    }
+    nested = {column.name: column.of(record) for column in EPOCHS if "." in column.source}
     return {**record, **nested, "trial_id": trial.name}
 
 
@@ -154,18 +254,6 @@ def _times(groups: Sequence[GroupTimes]) -> Iterable[dict[str, Any]]:
     for group in groups:
         for label, time in group.methods.items():
             named = _named(label, group.key)
-            yield from ({**named, "pass": number, **_measured(one)} for number, one in enumerate(time.passes, 1))
-
-
-def _measured(time: PassTime) -> dict[str, Any]:
-    return {
-        "trial_id": time.trial,
-        "time_ratio": time.ratio,
-        "dense_twice": time.dense_twice,
-        "reconfiguration": time.reconfiguration,
-        "pairs": time.pairs,
-        "stages": len(time.stages),
-        "load": time.load,
-        "threads": time.threads,
-        "time_utc": time.provenance.get("time_utc"),
-    }
+            for number, one in enumerate(time.passes, 1):
+                measured = {column.name: column.of(one) for column in _OF_PASS}
+                yield {**named, "pass": number, "threads": one.threads, **measured}

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from reports.content.build import build
+from reports.data.records import read
 from reports.render import html, markdown
 from reports.render import latex as tables
 from suite import files
-from suite.trials.folder.reader import read
 
 
 def write(

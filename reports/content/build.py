@@ -24,7 +24,9 @@ from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import TargetRequest, target_sections
 from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why import why_sections
+from reports.data.estimates import facts
 from reports.data.method_rows import MethodRow
+from reports.data.records import PageGroup, Records, epochs, page_groups
 from reports.data.verdict import COSTS, Answers, evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
@@ -32,10 +34,7 @@ from reports.figures.training_curves import curve_figures
 from suite.files import clean
 from suite.parameters import resolve
 from suite.recipe import FLUSH, Recipe
-from suite.trials.estimates import facts
-from suite.trials.folder.reader import Records
 from suite.trials.folder.records import TrialRecord
-from suite.trials.groups import TrialGroup, epochs, group_trials
 
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
 _NAMED = {"threads": "threads", "arithmetic": "arithmetic", "torch": "torch", "data_copy": "data copy"}
@@ -60,7 +59,7 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     tasks = ", ".join(dict.fromkeys(trial.text("task") for trial in records.trials))
     return Report(
         title=f"Pruning during training: {tasks}",
-        summary=_summary(records, group_trials(records.trials)[1], groups, [rows for _, rows, _ in judged]),
+        summary=_summary(records, page_groups(records.trials)[1], groups, [rows for _, rows, _ in judged]),
         groups=sections,
         left_out=left_out(records),
         problems=problem_section(records),
@@ -71,7 +70,7 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
 def _summary(
     records: Records,
     unassigned: Sequence[TrialRecord],
-    groups: Sequence[TrialGroup],
+    groups: Sequence[PageGroup],
     rows: Sequence[Sequence[MethodRow]],
 ) -> str:
     total, done = len(records.trials), sum(trial.done for trial in records.trials)
@@ -92,8 +91,8 @@ def _summary(
 
 
 def _group(
-    group: TrialGroup,
-    groups: Sequence[TrialGroup],
+    group: PageGroup,
+    groups: Sequence[PageGroup],
     slug: str,
     rows: Sequence[MethodRow],
     answers: Answers | None,
@@ -164,7 +163,7 @@ def _group(
     )
 
 
-def _title(group: TrialGroup, groups: Sequence[TrialGroup]) -> str:
+def _title(group: PageGroup, groups: Sequence[PageGroup]) -> str:
     """Return the heading of a group. No two groups have equal headings."""
     key = group.key
     task = f"{key['task']} ({_copy_kind(key['data_copy'])})"
@@ -187,7 +186,7 @@ def _copy_kind(data_copy: str) -> str:
     return f"{kind} copy" if kind else "data copy not recorded"
 
 
-def _subtitle(group: TrialGroup, device: str) -> str:
+def _subtitle(group: PageGroup, device: str) -> str:
     done = [trial for trial in group.trials if trial.done]
     length, size = group.key["epochs"], group.key["batch_size"]
     parts = [f"{length} {'epoch' if length == '1' else 'epochs'}"] if length else []
@@ -202,7 +201,7 @@ def _subtitle(group: TrialGroup, device: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _image_sizes(group: TrialGroup) -> list[str]:
+def _image_sizes(group: PageGroup) -> list[str]:
     """Return the image sizes that task or recipe of a group name; empty if every trial has the same."""
     recipe = json.loads(group.key["recipe"] or "{}")
     side = group.trials[0].spec.task_parameters.get("image_size")
@@ -211,19 +210,19 @@ def _image_sizes(group: TrialGroup) -> list[str]:
     return [f"{what} of {text} pixels" for what, text in texts.items() if text]
 
 
-def _data_note(group: TrialGroup) -> str:
+def _data_note(group: PageGroup) -> str:
     notes = [trial.spec.data_copy.get("note") for trial in group.trials]
     return clean(next(filter(None, notes), "")).rstrip(".")
 
 
-def _recipe_differences(group: TrialGroup, twins: Sequence[TrialGroup]) -> str:
+def _recipe_differences(group: PageGroup, twins: Sequence[PageGroup]) -> str:
     """Return the fields of the recipe in which a group differs from its twins: `recipe epochs=5, batch_size=128`."""
     own, *others = (flatten({**resolve(Recipe), **json.loads(one.key["recipe"] or "{}")}) for one in (group, *twins))
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
     return "recipe " + ", ".join(f"{key}={own[key]}" for key in differing[:4])
 
 
-def _slugs(groups: Sequence[TrialGroup]) -> list[str]:
+def _slugs(groups: Sequence[PageGroup]) -> list[str]:
     """Return a distinct name for each group for anchors and files, of letters, digits, `.`, `_` and `-`."""
     slugs: list[str] = []
     for group in groups:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from reports.data.estimates import chance, facts
 from reports.data.method_rows import MethodRow
 from reports.sentences import say
-from suite.trials.estimates import chance, facts
 
 LEVEL = 0.025
 """Dense training cannot be told from a guess that reaches its accuracy with a larger probability than this."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reports import formatting
-from reports.data.looks import Look
+from reports.data.estimates import Missing, Quantity
+from reports.data.records import Look
 from reports.figures.figure import Figure
-from suite.trials.estimates import Missing, Quantity
 
 Kind = Literal[
     "measured", "measured, dense fitted", "counted", "counted, assumes hardware that skips", "modelled", "published", ""
@@ -25,7 +25,7 @@ class Cell:
         value: Number by which the cell is sorted; `None` sorts last.
         code: Whether the text is a name, which gets a fixed-width font.
         colour: Index of the method's colour, if the text is the name of a method.
-        mark: Words after a name (`reports.data.looks.Look.mark`).
+        mark: Words after a name (`reports.data.records.Look.mark`).
         spans: Whether names within the text are between backticks.
     """
 

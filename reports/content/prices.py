@@ -11,11 +11,12 @@ from reports.content.model import Cell, Column, PriceList
 from reports.content.targets import TargetRequest
 from reports.content.verdict import cost_text
 from reports.data.method_rows import MethodRow, spread_of_dense
+from reports.data.records import PageGroup, epochs
 from reports.data.rule import FEWEST_SEEDS, Answer, Budget, Candidate, mean_accuracy, mean_of_dense
 from reports.data.targets import targets_of
 from reports.data.verdict import Cost, evidence
 from reports.sentences import say
-from suite.trials.groups import BASELINE, TrialGroup, epochs
+from suite.trials.groups import BASELINE
 
 _MOST_NAMES = 4  # of ways in a row, besides dense
 _INEXACT = 1e-8  # percent
@@ -32,7 +33,7 @@ class _Way(NamedTuple):
 
 
 def price_list(
-    group: TrialGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost, request: TargetRequest, name: str
+    group: PageGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost, request: TargetRequest, name: str
 ) -> PriceList | None:
     """Return a table of the cheapest ways to each target; `None` without a target, or if no way can be compared.
 
@@ -83,7 +84,7 @@ def _cells(target: float, ways: Sequence[_Way]) -> tuple[Cell, ...]:
     )
 
 
-def _ways(group: TrialGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> tuple[list[_Way], list[str]]:
+def _ways(group: PageGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> tuple[list[_Way], list[str]]:
     """Return what can be compared, cheapest first, and the names of what lacks a cost, an interval, or seeds."""
     looks, budgets = {row.label: row.look for row in rows}, evidence(group, (), cost).budgets
     spread = spread_of_dense(budgets)

@@ -11,12 +11,10 @@ from typing import Any
 
 from reports import formatting
 from reports.content.model import Cell, Column, Problems, Provenance, Table, missing_cell
-from reports.data.disturbed_times import is_disturbed, mark_disturbed
-from reports.data.looks import NO_PRUNING
+from reports.data.records import NO_PRUNING, Records, is_disturbed, is_without_pruning, mark_disturbed
 from suite.files import clean, without_home
-from suite.trials.folder.reader import Records
 from suite.trials.folder.records import TrialRecord
-from suite.trials.groups import is_without_pruning, label
+from suite.trials.groups import label
 from suite.trials.search import Tuned, TunedMethod
 
 

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 
 from reports.content.model import Headline
 from reports.content.verdict import skips
-from reports.data.disturbed_times import UNSTEADY, attempts, busy_share, shared_with, spread
+from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
+from reports.data.records import UNSTEADY, Machine, PageGroup, attempts, busy_share, shared_with, spread
 from reports.sentences import say
 from suite.files import clean
+from suite.measure.times import BUSY
 from suite.recipe import FLUSH
-from suite.trials.estimates import Estimate, Missing, Quantity
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.times import BUSY
-from suite.trials.groups import BASELINE, MACHINE, Machine, TrialGroup, label, seed_of
+from suite.trials.groups import BASELINE, MACHINE, label, seed_of
 
 _NEGLIGIBLE = 0.005
 # The sentence points to other causes if a time is shorter than the effective FLOPs explain by more than this share.
@@ -235,7 +235,7 @@ def _sparse_layers(trial: TrialRecord) -> set[str]:
     return {name for name, record in layers.items() if min(record.get("density", ()), default=1.0) < 1}
 
 
-def machine_remarks(group: TrialGroup) -> list[str]:
+def machine_remarks(group: PageGroup) -> list[str]:
     """Return one line for each other machine with trials of the same task and model."""
     lines = []
     key = tuple(group.key[name] for name in MACHINE)
@@ -252,7 +252,7 @@ def _parts_of(machine: Machine) -> list[str]:
     return [clean(text) or "not recorded" for text in machine]
 
 
-def repeated_seeds(group: TrialGroup) -> list[str]:
+def repeated_seeds(group: PageGroup) -> list[str]:
     """Return one line for each seed of a method that was run several times."""
     runs = Counter((label(trial), seed_of(trial)) for trial in group.trials if trial.done)
     return [

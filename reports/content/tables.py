@@ -8,11 +8,11 @@ from dataclasses import replace
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
 from reports.content.verdict import cost_text, good_word, inference_share, share_text, word
-from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
+from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, not_measured, times_rank
+from reports.data.records import DISTURBED_NOTE, mark_disturbed
 from reports.data.rule import Answer, Judged, costs_more
 from reports.data.verdict import Cost, gain_shown
-from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.table import COLUMNS
 
 _INTERVAL = (

@@ -9,10 +9,10 @@ from typing import Any
 
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell, name_cell
-from reports.data.disturbed_times import DISTURBED_NOTE, mark_disturbed
 from reports.data.method_rows import MethodRow
+from reports.data.records import DISTURBED_NOTE, PageGroup, mark_disturbed
 from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
-from suite.trials.groups import BASELINE, TrialGroup
+from suite.trials.groups import BASELINE
 
 _MEDIAN = (
     "Median over all seeds. Seeds that did not reach the target count as longer than the others. There is no mean, "
@@ -45,7 +45,7 @@ class TargetRequest:
 
 
 def target_sections(
-    group: TrialGroup,
+    group: PageGroup,
     rows: Sequence[MethodRow],
     request: TargetRequest,
     margin: float,

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, Verdict, quantity_cell
-from reports.data.looks import NO_PRUNING
+from reports.data.estimates import Estimate, Missing, Quantity, Ratio
 from reports.data.method_rows import MethodRow, spread_of_dense, with_interval
+from reports.data.records import NO_PRUNING, PageGroup, epochs
 from reports.data.rule import (
     FEWEST_PASSES,
     FEWEST_SEEDS,
@@ -34,11 +35,10 @@ from reports.data.rule import (
 from reports.data.verdict import Answers, Cost, evidence, gain_of
 from reports.sentences import say
 from suite.recipe import FEWEST_BUDGETS, WIDEST_GAP, control_epochs
-from suite.trials.estimates import Estimate, Missing, Quantity, Ratio
-from suite.trials.groups import BASELINE, TrialGroup, epochs
+from suite.trials.groups import BASELINE
 
 
-def budget_table(group: TrialGroup, slug: str, cost: Cost) -> tuple[Table, ...]:
+def budget_table(group: PageGroup, slug: str, cost: Cost) -> tuple[Table, ...]:
     """Return a table with one row per number of epochs; none if dense was trained for one number of epochs only.
 
     Args:

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell, number_cell
+from reports.data.estimates import mean_of
 from reports.data.method_rows import MethodRow
 from reports.figures.figure import Figure
 from reports.figures.step_parts import step_figure
-from suite.trials.estimates import mean_of
-from suite.trials.folder.profiles import (
+from suite.measure.profiles import (
     PART_TITLES,
     LayerProfile,
     MethodProfile,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
-from reports.data.looks import Look
+from reports.data.estimates import Estimate, Missing, Quantity, Ratio, estimate, is_guess, mean_of, paired
+from reports.data.records import DISTURBED_RATIO, Look, PageGroup, is_disturbed, is_without_pruning
 from reports.data.rule import (
     FEWEST_SEEDS,
     Budget,
@@ -25,11 +25,10 @@ from reports.data.rule import (
     mean_of_dense,
     pooled,
 )
-from suite.trials.estimates import Estimate, Missing, Quantity, Ratio, estimate, is_guess, mean_of, paired
+from suite.measure.times import MethodTime, PassTime
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.table import NUMBER_COLUMNS
-from suite.trials.folder.times import MethodTime, PassTime
-from suite.trials.groups import BASELINE, TrialGroup, is_control, is_without_pruning, label, seed_of
+from suite.trials.folder.table import SCHEMA
+from suite.trials.groups import BASELINE, label, seed_of
 
 FLOPS = ("dense", "current", "effective", "executed")
 
@@ -112,8 +111,8 @@ class MethodRow:
 
     @property
     def is_control(self) -> bool:
-        """Whether this is a control of other methods (`suite.trials.groups.is_control`)."""
-        return any(map(is_control, self.trials)) and not self.is_without_pruning
+        """Whether this is a control of methods, such as a random twin, of which a report claims nothing."""
+        return any(trial.spec.control for trial in self.trials) and not self.is_without_pruning
 
     @property
     def is_without_pruning(self) -> bool:
@@ -177,12 +176,12 @@ class MethodRow:
         return _known(self.means[column])
 
 
-def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
+def method_rows(group: PageGroup, looks: Mapping[str, Look]) -> list[MethodRow]:
     """Return one row per method and variant, in the order of `ranked`.
 
     Args:
         group: Trials that may be compared.
-        looks: How each label is drawn (`reports.data.looks.looks`). It is the same in the whole report.
+        looks: How each label is drawn (`reports.data.records.looks`). It is the same in the whole report.
     """
     members: dict[str, list[TrialRecord]] = {}
     for trial in group.trials:
@@ -206,7 +205,7 @@ def method_rows(group: TrialGroup, looks: Mapping[str, Look]) -> list[MethodRow]
     return ranked(with_spread(rows, [candidate(BASELINE, trials, Ratios(())) for trials in lengths]))
 
 
-def times_of_dense(group: TrialGroup, without_pruning: bool = False) -> dict[str, MethodTime]:
+def times_of_dense(group: PageGroup, without_pruning: bool = False) -> dict[str, MethodTime]:
     """Return the time passes that tell what dense training costs, by label.
 
     Passes of ways without pruning count for these alone, so that a method's numbers do not depend on them.
@@ -350,6 +349,7 @@ def _row(
 
 
 NONE_DONE = "no trial of this method is done"
+NUMBER_COLUMNS = [column.name for column in SCHEMA if column.type is not str]
 
 
 def seed_means(trials: Iterable[TrialRecord]) -> pd.DataFrame:
@@ -360,7 +360,7 @@ def seed_means(trials: Iterable[TrialRecord]) -> pd.DataFrame:
     done = [trial for trial in trials if trial.done]
     index = pd.MultiIndex.from_arrays([[*map(label, done)], [*map(seed_of, done)]], names=["method", "seed"])
     numbers = [[trial.number(name) for name in NUMBER_COLUMNS] for trial in done]
-    frame = pd.DataFrame(numbers, index, list(NUMBER_COLUMNS), dtype=float)
+    frame = pd.DataFrame(numbers, index, NUMBER_COLUMNS, dtype=float)
     return frame.groupby(level=["method", "seed"], sort=False).mean()
 
 

@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from reports.data.estimates import CONFIDENCE, Estimate, is_guess
 from reports.data.method_rows import by_seed
-from suite.trials.estimates import CONFIDENCE, Estimate, is_guess
+from reports.data.records import Elsewhere, Machine, PageGroup, without_epochs
+from reports.data.records import epochs as epochs_of
+from suite.measure.times import GroupTimes, MethodTime
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import COLUMNS
-from suite.trials.folder.times import GroupTimes, MethodTime
-from suite.trials.groups import KEY, MACHINE, Elsewhere, Machine, TrialGroup, label, without_epochs
+from suite.trials.groups import BASELINE, KEY, MACHINE, label
 
 ACCURACY = ("device", *(name for name in KEY if name not in MACHINE))
 FEWEST_SEEDS = 3
@@ -42,21 +44,21 @@ _EPOCH_OF_ONE_MACHINE = {*_OF_ONE_MACHINE, "step_memory_bytes", "backends", "com
 _EQUAL = 1e-9  # accuracies are fractions of images
 
 
-def pool_machines(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> list[TrialGroup]:
+def pool_machines(groups: Sequence[PageGroup], times: Sequence[GroupTimes]) -> list[PageGroup]:
     """Return the groups, in order, with their times, and with the trials of other machines where they may count.
 
     Args:
         groups: Groups of trials of one machine each.
         times: What the time pass measured, on these machines or on others.
     """
-    families: dict[str, list[TrialGroup]] = {}
+    families: dict[str, list[PageGroup]] = {}
     for number, group in enumerate(groups):
         families.setdefault(_family(group) or str(number), []).append(group)
     pooled = chain(*(_of_family(several, times) for several in families.values()))
     return [replace(group, elsewhere=(*group.elsewhere, *_refused(group, groups))) for group in pooled]
 
 
-def _family(group: TrialGroup) -> str | None:
+def _family(group: PageGroup) -> str | None:
     """Return the key of a group without machine and epochs; `None` if the machine is not known."""
     if not group.key["hardware_id"]:
         return None
@@ -64,7 +66,7 @@ def _family(group: TrialGroup) -> str | None:
     return json.dumps([known, without_epochs(group)], sort_keys=True)
 
 
-def _text(group: TrialGroup, name: str) -> str:
+def _text(group: PageGroup, name: str) -> str:
     return next(filter(None, (one.text("device") for one in group.trials)), "") if name == "device" else group.key[name]
 
 
@@ -76,13 +78,13 @@ def _setting(key: Mapping[str, str]) -> dict[str, str]:
     return {name: key[name] for name in KEY if name not in MACHINE}
 
 
-def _done(groups: Iterable[TrialGroup]) -> int:
+def _done(groups: Iterable[PageGroup]) -> int:
     return sum(trial.done for group in groups for trial in group.trials)
 
 
-def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> list[TrialGroup]:
+def _of_family(groups: Sequence[PageGroup], times: Sequence[GroupTimes]) -> list[PageGroup]:
     """Return the groups of a family: one for each setting, pool of machines and machine that was timed."""
-    machines: dict[Machine, list[TrialGroup]] = {}
+    machines: dict[Machine, list[PageGroup]] = {}
     for group in groups:
         machines.setdefault(_machine(group.key), []).append(group)
     pools, is_known = _pools(machines), _family(groups[0]) is not None
@@ -110,7 +112,7 @@ def _of_family(groups: Sequence[TrialGroup], times: Sequence[GroupTimes]) -> lis
     return found
 
 
-def _pools(machines: Mapping[Machine, Sequence[TrialGroup]]) -> list[list[Machine]]:
+def _pools(machines: Mapping[Machine, Sequence[PageGroup]]) -> list[list[Machine]]:
     """Return pools of machines that agree with each other, those with most trials first."""
     pools: list[list[Machine]] = []
     for machine in sorted(machines, key=lambda one: -_done(machines[one])):
@@ -128,7 +130,7 @@ def _group(
     machine: Machine,
     trials: Mapping[Machine, Sequence[TrialRecord]],
     methods: Mapping[str, MethodTime],
-) -> TrialGroup:
+) -> PageGroup:
     """Return the group of a machine, with the costs of its own trials or else of the most similar machine's."""
 
     def likeness(one: Machine) -> tuple[bool, bool]:
@@ -137,14 +139,14 @@ def _group(
     similar = max(trials, key=likeness)  # the first of equals, which has most trials
     others = [of_any_machine(trial) for one, several in trials.items() if one != similar for trial in several]
     key = {**setting, **dict(zip(MACHINE, machine, strict=True))}
-    return TrialGroup({name: key[name] for name in KEY}, (*trials[similar], *others), times=methods, trained=similar)
+    return PageGroup({name: key[name] for name in KEY}, (*trials[similar], *others), times=methods, trained=similar)
 
 
 def _elsewhere(
     machine: Machine,
-    group: TrialGroup,
+    group: PageGroup,
     pool: Sequence[Machine],
-    machines: Mapping[Machine, Sequence[TrialGroup]],
+    machines: Mapping[Machine, Sequence[PageGroup]],
     trials: Mapping[Machine, Sequence[TrialRecord]],
 ) -> Elsewhere:
     """Return what another machine of the family has, and the reason if its trials do not count in a group."""
@@ -163,7 +165,7 @@ def _unequal(differences: Mapping[str, Estimate]) -> str:
     return next(unequal, "")
 
 
-def _differences(there: Sequence[TrialGroup], here: Sequence[TrialGroup]) -> dict[str, Estimate]:
+def _differences(there: Sequence[PageGroup], here: Sequence[PageGroup]) -> dict[str, Estimate]:
     """Return the differences of the accuracies of two machines, with intervals that hold together."""
     theirs, ours = _accuracies(there), _accuracies(here)
     both = [one for one in ours if len(ours[one]) >= FEWEST_SEEDS and len(theirs.get(one, ())) >= FEWEST_SEEDS]
@@ -173,7 +175,7 @@ def _differences(there: Sequence[TrialGroup], here: Sequence[TrialGroup]) -> dic
     }
 
 
-def _accuracies(groups: Iterable[TrialGroup]) -> dict[tuple[str, str], list[float]]:
+def _accuracies(groups: Iterable[PageGroup]) -> dict[tuple[str, str], list[float]]:
     accuracies = {}
     for group in groups:
         for name in dict.fromkeys(map(label, group.trials)):
@@ -191,7 +193,7 @@ def _difference(there: Sequence[float], here: Sequence[float], count: int) -> Es
     return Estimate(float(np.mean(there) - np.mean(here)), width, min(len(there), len(here)))
 
 
-def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]:
+def _refused(group: PageGroup, groups: Sequence[PageGroup]) -> list[Elsewhere]:
     """Return the machines whose trials of the same task and model have another setting, with that setting."""
     refused: dict[Machine, Elsewhere] = {}
     for other in groups:
@@ -204,7 +206,7 @@ def _refused(group: TrialGroup, groups: Sequence[TrialGroup]) -> list[Elsewhere]
     return [*refused.values()]
 
 
-def _reason(group: TrialGroup, other: TrialGroup) -> str:
+def _reason(group: PageGroup, other: PageGroup) -> str:
     names = [name for name in ACCURACY if name not in ("recipe", "epochs") and _text(group, name) != _text(other, name)]
     ours, theirs = (without_epochs(one) for one in (group, other))
     fields = sorted(name for name in {*ours, *theirs} - {*names} if ours.get(name) != theirs.get(name))
@@ -229,3 +231,32 @@ def _epoch(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(kept.get(name), Mapping):
             kept[name] = {kind: value for kind, value in kept[name].items() if kind != "executed"}
     return kept
+
+
+def fold_budgets(groups: Sequence[PageGroup]) -> list[PageGroup]:
+    """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
+
+    Args:
+        groups: Groups of comparable trials. A pair may differ only in the number of epochs.
+
+    Returns:
+        The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
+    """
+    shorter = [sorted((budget for budget in groups if _is_budget(budget, group)), key=epochs_of) for group in groups]
+    absorbed = {id(budget) for budgets in shorter for budget in budgets}
+    pairs = zip(groups, shorter, strict=True)
+    return [replace(group, budgets=tuple(budgets)) for group, budgets in pairs if id(group) not in absorbed]
+
+
+def _is_budget(shorter: PageGroup, group: PageGroup) -> bool:
+    names = {label(trial) for trial in group.trials}
+    may_differ = {"epochs", "recipe", *(MACHINE if group.pool else ())}
+    return (
+        {label(trial) for trial in shorter.trials} == {BASELINE}
+        and BASELINE in names
+        and len(names) > 1
+        and all(shorter.key[name] == text for name, text in group.key.items() if name not in may_differ)
+        and (not group.pool or shorter.pool == group.pool)
+        and 0 < epochs_of(shorter) < epochs_of(group)
+        and without_epochs(shorter) == without_epochs(group)
+    )

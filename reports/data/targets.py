@@ -23,17 +23,15 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from reports.data.disturbed_times import is_disturbed
-from reports.data.looks import Look
+from reports.data.estimates import Estimate
 from reports.data.method_rows import MethodRow
-from suite.trials.estimates import Estimate
+from reports.data.records import Look, PageGroup, is_disturbed, share_of_steps
+from reports.data.records import epochs as epochs_of
+from suite.measure.times import MethodTime
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.targets import COSTS, cost_until, declared_targets, first_reached
-from suite.trials.folder.times import MethodTime
-from suite.trials.groups import BASELINE, TrialGroup, seed_of, share_of_steps
-from suite.trials.groups import epochs as epochs_of
+from suite.trials.groups import BASELINE, seed_of
 
-COLUMNS = ("flops_to_target", *COSTS)
 NOT_REACHED = math.inf
 _Share = Callable[[TrialRecord, int], float | None]
 
@@ -52,7 +50,7 @@ class TargetRow:
         fell: Seeds that reached the target, and ended below it.
         unknown: Seeds without a curve.
         epoch: Median epoch, `NOT_REACHED` if no more than half of the seeds reached the target, `None` if not known.
-        costs: Medians of `COLUMNS`, in the form of `epoch`.
+        costs: Medians of `COSTS`, in the form of `epoch`.
         share: Median time in units of dense's whole training, from the time pass, in the form of `epoch`.
         time_is_disturbed: Whether the time of a trial is disturbed.
     """
@@ -118,7 +116,7 @@ def _list(several: Sequence[float]) -> str:
     return " and ".join(f"{100 * target:g} %" for target in several)
 
 
-def target_rows(group: TrialGroup, rows: Sequence[MethodRow], target: float) -> list[TargetRow]:
+def target_rows(group: PageGroup, rows: Sequence[MethodRow], target: float) -> list[TargetRow]:
     """Return a row for each method, in the order of `rows`, and one for each dense training for fewer epochs.
 
     Args:
@@ -173,7 +171,7 @@ def _row(
         fell=sum(one.fell for one in known),
         unknown=len(by_seed) - len(known),
         epoch=median([one.epoch for one in known]),
-        costs={column: median([one.costs[column] for one in known if not one.elsewhere]) for column in COLUMNS},
+        costs={column: median([one.costs[column] for one in known if not one.elsewhere]) for column in COSTS},
         share=median([one.share for one in known]),
         time_is_disturbed=any(is_disturbed(trial) for trial in counting if trial.done),
     )
@@ -188,7 +186,7 @@ def _seed(trial: TrialRecord, target: float, share_at: _Share | None) -> _Seed |
         share_at: Returns its time until the end of an epoch in units of dense's whole training; `None` if that is not
             known.
     """
-    none = _Seed(NOT_REACHED, dict.fromkeys(COLUMNS, NOT_REACHED), NOT_REACHED, elsewhere=trial.elsewhere)
+    none = _Seed(NOT_REACHED, dict.fromkeys(COSTS, NOT_REACHED), NOT_REACHED, elsewhere=trial.elsewhere)
     if not trial.done:
         return none
     if not any("test_accuracy" in record for record in trial.epochs):
@@ -198,7 +196,7 @@ def _seed(trial: TrialRecord, target: float, share_at: _Share | None) -> _Seed |
         return none
     epoch = record["epoch"]
     share = share_at(trial, epoch) if share_at is not None else None
-    costs = {column: cost_until(record, column) for column in COLUMNS}
+    costs = {column: cost_until(record, column) for column in COSTS}
     fell = first_reached(trial.epochs[-1:], target) is None
     return _Seed(epoch, costs, share, fell, trial.elsewhere)
 
@@ -282,7 +280,7 @@ def of_dense(row: TargetRow, rows: Sequence[TargetRow], column: str) -> float | 
     Args:
         row: The row.
         rows: All rows of the target.
-        column: One of `COLUMNS`, or `share`.
+        column: One of `COSTS`, or `share`.
     """
 
     def value(one: TargetRow) -> float | None:

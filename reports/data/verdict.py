@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from reports.data.looks import looks_of
+from reports.data.estimates import Estimate
 from reports.data.method_rows import (
     MethodRow,
     Ratios,
@@ -22,13 +22,12 @@ from reports.data.method_rows import (
     time_ratios,
     times_of_dense,
 )
-from reports.data.pooling import pool_machines
+from reports.data.pooling import fold_budgets, pool_machines
+from reports.data.records import PageGroup, Records, looks_of, page_groups, share_of_steps
 from reports.data.rule import Answer, Budget, Evidence, Judged, judge
 from suite.parameters import without_lists
 from suite.recipe import Phase, Recipe
-from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import Records
-from suite.trials.groups import BASELINE, TrialGroup, fold_budgets, group_trials, label, share_of_steps
+from suite.trials.groups import BASELINE, label
 
 Cost = Literal["time", "flops"]
 Answers = Mapping[Cost, Answer]
@@ -48,9 +47,9 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
 
 
-def judged_groups(records: Records) -> list[tuple[TrialGroup, list[MethodRow], Answers | None]]:
+def judged_groups(records: Records) -> list[tuple[PageGroup, list[MethodRow], Answers | None]]:
     """Return the groups of a folder with their rows, and what the rule says; `None` for a smoke test."""
-    groups = fold_budgets(pool_machines(group_trials(records.trials)[0], records.times))
+    groups = fold_budgets(pool_machines(page_groups(records.trials)[0], records.times))
     drawn_as = looks_of(records.trials)
     pairs = [(group, method_rows(group, drawn_as)) for group in groups]
     # The correction for the number of methods covers all groups of a page together.
@@ -59,7 +58,7 @@ def judged_groups(records: Records) -> list[tuple[TrialGroup, list[MethodRow], A
     return [(group, rows, None if group.key["preset"] == SMOKE else next(answers)) for group, rows in pairs]
 
 
-def answer(page: Sequence[tuple[TrialGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
+def answer(page: Sequence[tuple[PageGroup, Sequence[MethodRow]]], margin: float) -> list[Answers]:
     """Return what the rule says about each group of a page, for each cost, with one correction for all groups.
 
     Methods and ways without pruning are judged apart, so that no way without pruning changes what is said of a method.
@@ -92,7 +91,7 @@ def gain_shown(judged: Judged) -> Estimate | None:
     return None if judged.at_equal_cost == "not measured" else gain_of(judged)
 
 
-def evidence(group: TrialGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
+def evidence(group: PageGroup, rows: Sequence[MethodRow], cost: Cost) -> Evidence:
     """Return what is known about a group.
 
     Args:
@@ -135,7 +134,7 @@ def _flops(row: MethodRow, fixed: float) -> Ratios:
     return Ratios(tuple(ratios.values()) if len(ratios) == len(here) else ())
 
 
-def _fixed(group: TrialGroup, cost: Cost) -> float:
+def _fixed(group: PageGroup, cost: Cost) -> float:
     """Return what dense training costs whatever its length, for `precise_bn`, relative to its steps."""
     if cost == "time":
         known = [one.fixed for time in group.times.values() for one in time.sound]
@@ -146,7 +145,7 @@ def _fixed(group: TrialGroup, cost: Cost) -> float:
     return max(0.0, math.fsum(known) / len(known)) if known else 0.0
 
 
-def _share(budget: TrialGroup, group: TrialGroup, cost: Cost, fixed: float) -> float:
+def _share(budget: PageGroup, group: PageGroup, cost: Cost, fixed: float) -> float:
     """Return the cost of a dense training for fewer epochs, relative to the whole one.
 
     With one phase, the cost is the share of the steps, because all steps are equal. With several phases, each epoch
@@ -168,13 +167,13 @@ def _share(budget: TrialGroup, group: TrialGroup, cost: Cost, fixed: float) -> f
     return (share + fixed) / (1 + fixed)
 
 
-def _dense_flops(group: TrialGroup) -> float:
+def _dense_flops(group: PageGroup) -> float:
     """Return the training FLOPs of dense; 0 if they are not recorded."""
     known = (trial.number("train_flops_dense") for trial in group.trials if trial.done and label(trial) == BASELINE)
     return next(filter(None, known), 0.0)
 
 
-def _phases(group: TrialGroup) -> list[tuple[Phase, float]]:
+def _phases(group: PageGroup) -> list[tuple[Phase, float]]:
     """Return the phase of each epoch, and how much of a whole epoch it is."""
     recipe = Recipe(**without_lists(json.loads(group.key["recipe"])))
     return [(phase, min(1.0, recipe.epochs - epoch)) for epoch, phase in enumerate(recipe.phases())]

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from reports import formatting
+from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.figures.figure import Figure
-from suite.trials.estimates import Estimate
 
 WIDTH, HEIGHT = 8.6, 3.4
 _WIDE = 1e3  # a logarithmic axis with a larger range is labelled only at powers of ten

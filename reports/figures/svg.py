@@ -28,7 +28,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from reports.data.looks import Look
+from reports.data.records import Look
 
 INK, MUTED, GRID, DENSE, GROUND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _INLINE = {
@@ -96,7 +96,7 @@ def style() -> Iterator[None]:
 
 @cache
 def colour(index: int) -> str:
-    """Return a colour by its number (`reports.data.looks.Look`); 0 is dense, -1 a control.
+    """Return a colour by its number (`reports.data.records.Look`); 0 is dense, -1 a control.
 
     After the palette come shades of each colour, all different: by turns as bright, lighter and darker, with another
     share of grey in each turn. Their contrast to the grounds of both schemes is at least 3:1.

@@ -11,14 +11,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports import formatting
-from reports.data.looks import Look
+from reports.data.estimates import Estimate, estimate
 from reports.data.method_rows import MethodRow
+from reports.data.records import Look
 from reports.data.rule import Budget
 from reports.data.verdict import Cost
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.svg import add_legend, draw_points, is_long
-from suite.trials.estimates import Estimate, estimate
 from suite.trials.folder.records import TrialRecord
 
 # An interval: half-widths below and above, or `None`.

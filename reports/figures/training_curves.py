@@ -13,8 +13,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from reports import formatting
-from reports.data.looks import Look
 from reports.data.method_rows import MethodRow
+from reports.data.records import Look
 from reports.data.targets import dense_timed, share_until
 from reports.figures import svg
 from reports.figures.figure import Figure

@@ -15,13 +15,13 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from reports import formatting
+from reports.data.estimates import Estimate, Missing
 from reports.figures import svg
 from reports.figures.figure import Figure
 from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import ReproductionData, named, over_seeds
 from reports.papers.paper import Chart
-from suite.trials.estimates import Estimate, Missing
 from suite.trials.folder.records import TrialRecord
 
 WIDTH = 7.2

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.content.remarks import time_remarks
-from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
+from reports.data.estimates import Estimate, Missing, Quantity, estimate, paired
 from reports.data.method_rows import by_seed
+from reports.data.records import DISTURBED_RATIO, is_disturbed
 from reports.papers.paper import Compared, Group, Paper, kind_of
-from suite.trials.estimates import Estimate, Missing, Quantity, estimate, paired
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, column_text, seed_of
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reports.data.estimates import Estimate, Quantity, estimate
 from reports.figures.figure import Figure
 from reports.papers import paper as papers
 from reports.papers.comparison import Comparison, compare, line, published_alone
 from reports.papers.paper import Declaration, Paper, Part, Source
 from suite.errors import UsageError, nearest
 from suite.registry import register
-from suite.trials.estimates import Estimate, Quantity, estimate
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, seed_of
 from suite.trials.spec import TrialSpec

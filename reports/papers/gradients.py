@@ -21,6 +21,7 @@ from torch.nn.grad import conv2d_input
 import kernels
 from kernels.prune.rule import Mode, Scope
 from reports import formatting
+from reports.data.estimates import Missing
 from reports.figures.figure import Figure
 from reports.papers.charts import Map, Scale, maps_figure
 from reports.papers.comparison import Comparison
@@ -28,7 +29,6 @@ from reports.papers.contract import Outcome, Reproduction, ReproductionData
 from suite.engine.network.model_files import load_model
 from suite.task import DataCopy
 from suite.trials.building import task_of
-from suite.trials.estimates import Missing
 from suite.trials.folder.records import TrialRecord
 from suite.trials.spec import TrialSpec
 

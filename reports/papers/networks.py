@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from reports.data.estimates import Missing, estimate
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData
@@ -22,7 +23,6 @@ from suite.engine.network.model_files import load_model
 from suite.engine.training.method_runner import MethodRunner
 from suite.method import Context
 from suite.trials.building import inputs_of
-from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.records import TrialRecord
 
 NEAR_ZERO = 1e-4  # the paper's threshold, which need not be that of the trial

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reports.data.records import read
 from reports.papers import page as reproduced
 from reports.papers.comparison import doubts_about_times
 from reports.papers.contract import Reproduction, ReproductionData
 from reports.papers.paper import Part
 from suite.files import without_home
-from suite.trials.folder.reader import read
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec, TrialSpec

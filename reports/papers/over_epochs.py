@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from reports.data.disturbed_times import DISTURBED_RATIO, is_disturbed
+from reports.data.estimates import Estimate, Missing, Quantity, estimate
 from reports.data.method_rows import by_seed
+from reports.data.records import DISTURBED_RATIO, is_disturbed
 from reports.data.targets import NOT_REACHED, median
 from reports.figures.figure import Figure
 from reports.figures.panels import Line, Panel, curves_figure
@@ -19,7 +20,6 @@ from reports.papers.charts import mean_curve
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
 from suite.engine.cost.paper_conventions import gradient_bytes, prunetrain_training, read_intervals, relative_traffic
-from suite.trials.estimates import Estimate, Missing, Quantity, estimate
 from suite.trials.folder.reader import finite
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.targets import cost_until, first_reached

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from reports import formatting
 from reports.content.model import Cell, Column, Table, missing_cell
-from reports.data.disturbed_times import DISTURBED, DISTURBED_NOTE, mark_disturbed
+from reports.data.estimates import Missing
+from reports.data.records import DISTURBED, DISTURBED_NOTE, mark_disturbed
 from reports.figures.figure import Figure
 from reports.papers.comparison import Comparison, conditions_in_words
 from reports.papers.paper import MEASURED, Group, kind_of
 from reports.render import markdown
 from suite import files
 from suite.files import clean
-from suite.trials.estimates import Missing
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import label
 

@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from reports.data.disturbed_times import is_disturbed
+from reports.data.estimates import Estimate
+from reports.data.records import is_disturbed
 from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
 from suite.trials.building import inputs_of
-from suite.trials.estimates import Estimate
 from suite.trials.folder.records import TrialRecord
 
 DENSE = "dense"

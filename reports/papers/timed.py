@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reports.data.estimates import Missing, estimate
 from reports.figures.figure import Figure
 from reports.figures.panels import bars_figure
 from reports.papers.comparison import Comparison
@@ -19,7 +20,6 @@ from suite.engine.cost.flops import PRODUCTS as COUNTED
 from suite.engine.cost.flops import count_layers
 from suite.trials.building import inputs_of
 from suite.trials.engines.calls import SubprocessResult, call_in_subprocess
-from suite.trials.estimates import Missing, estimate
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of
 from suite.trials.progress import Measurements

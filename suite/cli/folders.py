@@ -20,18 +20,17 @@ from typing import Any, NamedTuple
 from rich.markdown import Markdown
 
 import reports
+from reports.data.records import NotTestedError, read
 from suite import files
 from suite.cli.options import Parser, whole
 from suite.cli.run import console
 from suite.errors import UsageError, in_words, validate
-from suite.trials.folder import packed
-from suite.trials.folder.entries import Entry, EntryFile
-from suite.trials.folder.profiles import PROFILES, MethodProfile
-from suite.trials.folder.reader import NotTestedError, read, read_trials, update_table
-from suite.trials.folder.records import TrialRecord, as_text, load_record, read_record
+from suite.measure.profiles import PROFILES, MethodProfile
+from suite.measure.times import TIMES, Entry, EntryFile, MethodTime
+from suite.trials.folder.reader import read_trials, update_table
+from suite.trials.folder.records import COMPRESSED, TrialRecord, as_text, held, load_record, pack, read_record, unpacked
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
-from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.search import read_tuned, write_tuned
 
 IN_USE = "in use by another command; try again when it has ended"
@@ -269,11 +268,11 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
     """
     # `~` replaces the home folder, which contains the user's name.
     yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
-    for name in packed.COMPRESSED:
-        if path := packed.held(trial / name):
+    for name in COMPRESSED:
+        if path := held(trial / name):
             files.refuse_link(path)
             try:
-                yield Path(name + packed.SUFFIX), packed.pack(packed.read(path))
+                yield Path(f"{name}.gz"), pack(unpacked(path))
             except OSError as error:
                 raise UsageError(f"export: {trial}: {in_words(error)}") from error
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import reports
-from reports.data.disturbed_times import is_disturbed, mark_disturbed
+from reports.data.records import is_disturbed, mark_disturbed
 from suite import files, registry
 from suite.cli.main import check_system
 from suite.cli.options import Parser, RunOptions, add_run_options, program_name, read_run_options, resolve_run_options

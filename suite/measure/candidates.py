@@ -13,18 +13,19 @@ import torch
 from suite.engine.cost.hardware import hardware_id
 from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
+from suite.measure.times import TIMES, PassTime
 from suite.parameters import split
 from suite.recipe import FLUSH
-from suite.trials.folder.reader import read, read_trials
+from suite.trials.folder.reader import read_trials
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import minor_version
-from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of
+from suite.trials.groups import BASELINE, KEY, MACHINE, TrialGroup, group_trials, label, seed_of, tested_trials
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage, StageList, stage_file
 
 AGAIN = "timed"
 """Folder in that of a suite, for trials that were trained again because their states were not here."""
-Timed = Callable[[Mapping[str, str], str], Sequence[str]]
+Timed = Callable[[Mapping[str, str], str], Sequence[PassTime]]
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,18 @@ def find_candidates(
         methods: Comma list of methods, with or without their parameters; empty for all methods.
         with_dense: Whether dense training may be one of them. It is if it is named, or if the folder has no other
             method.
-        timed: Returns the trials of a method's earlier passes, if each method is to be timed. Of the seeds that can be
-            run again, the one with the fewest passes is next. Trials of other machines are then measured too, in groups
-            of this machine.
+        timed: Returns a method's earlier passes, if each method is to be timed. Of the seeds that can be run again, the
+            one with the fewest passes is next. Trials of other machines are then measured too, in groups of this
+            machine.
 
     Raises:
         UsageError: The folder has no results, or no finished trial of one of the methods.
     """
     candidates = []
-    records = read(folder)
     repeated = _repeated(folder / AGAIN)
-    groups = group_trials(records.trials)[0]
+    groups = group_trials(tested_trials(read_trials(folder)[0]))[0]
     if timed:
-        groups = list(_on_this_machine(groups, [candidate.key for candidate in records.times]))
+        groups = list(_on_this_machine(groups, [group.key for group in TIMES.read(folder)]))
     for group in groups:
         by_label: dict[str, list[TrialRecord]] = {}
         for trial in group.trials:
@@ -97,7 +97,7 @@ def find_candidates(
             several = [_candidate(folder, group.key, name, trial, repeated) for trial in sorted(trials, key=seed_of)]
             ready = [candidate for candidate in several if candidate.spec is not None]
             ready = ready or [candidate for candidate in several if candidate.lacking is not None][:1] or several[:1]
-            passes = timed(group.key, name) if timed else ()
+            passes = [measured.trial for measured in timed(group.key, name)] if timed else []
             candidates.append(
                 dataclasses.replace(min(ready, key=lambda one: passes.count(one.trial)), seeds=len(ready))
             )
@@ -105,7 +105,7 @@ def find_candidates(
         candidates = [candidate for candidate in candidates if candidate.label != BASELINE] or candidates
     if not candidates:
         which = "no method" if with_dense else f"no method other than {BASELINE}"
-        raise UsageError(f"{verb} {folder}: {which} has a finished trial")
+        raise UsageError(f"{verb} {folder}: {which} has a finished trial that was evaluated on test images")
     return candidates if not methods else _chosen(candidates, split(methods))
 
 

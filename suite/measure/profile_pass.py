@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from suite.measure.candidates import Candidate, find_candidates
+from suite.measure.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile
 from suite.measure.running import METHOD_S, Pass, disturbance
 from suite.trials.controls import BASELINE, dense_spec
-from suite.trials.folder.profiles import PART_TITLES, PROFILES, MethodProfile, StageProfile
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage
 

@@ -97,7 +97,7 @@ def measure(
         device: Not used; the specification has it.
 
     Returns:
-        `method`, `dense` and `ratio`, as in `suite.trials.folder.profiles.StageProfile`, `machine` and `provenance`. If
+        `method`, `dense` and `ratio`, as in `suite.measure.profiles.StageProfile`, `machine` and `provenance`. If
         the stage cannot be measured, only `error`, the reason.
     """
     try:
@@ -147,7 +147,7 @@ def run_rounds(steps: Sequence[ProfiledSteps], rounds: int) -> list[Samples]:
 
 
 def summary(samples: Samples, machine: Machine) -> dict[str, Any]:
-    """Return the fields of `suite.trials.folder.profiles.StepProfile`."""
+    """Return the fields of `suite.measure.profiles.StepProfile`."""
     chosen = faster_half(samples.clocked)
     keys = dict.fromkeys(key for index in chosen for key in samples.parts[index])
     seconds = {key: sum(samples.parts[index].get(key, 0.0) for index in chosen) / len(chosen) for key in keys}
@@ -176,7 +176,7 @@ def interval(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
 
 
 def _layer(name: str, steps: ProfiledSteps, seconds: Mapping[Key, float], machine: Machine) -> dict[str, Any]:
-    """Return the fields of `suite.trials.folder.profiles.LayerProfile`."""
+    """Return the fields of `suite.measure.profiles.LayerProfile`."""
     trainer = steps.trainer
     built = trainer.ledger.dense[name]
     cost, layer = trainer.ledger.current.get(name), trainer.ctx.layers.get(name)

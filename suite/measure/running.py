@@ -11,8 +11,8 @@ from suite.engine.cost.hardware import available_cores, busy_advice, busy_cores,
 from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.candidates import Candidate
+from suite.measure.times import EntryFile, Strict
 from suite.trials.engines.calls import call_in_subprocess
-from suite.trials.folder.entries import EntryFile, Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
 from suite.trials.plugin_files import load_recorded
@@ -133,21 +133,28 @@ class Pass(Generic[Entry]):
         """
         assert candidate.spec is not None
         with self._shown.measuring(candidate.spec, f"{what}, {candidate.key['model']} on {candidate.key['task']}"):
-            result = (self.measure or in_subprocess(self.FUNCTION))(candidate, arguments, threads)
+            result = (self.measure or self._in_subprocess)(candidate, arguments, threads)
             if "error" in result:
                 raise UsageError(result["error"])
         provenance = result["provenance"]
-        here = {
-            "hardware_id": str(provenance.get("hardware_id") or ""),
-            "torch": minor_version(str((provenance.get("software") or {}).get("torch") or "")),
-        }
-        for name, found in here.items():
+        torch = minor_version((provenance.get("software") or {}).get("torch") or "")
+        for name, here in (("hardware_id", provenance.get("hardware_id")), ("torch", torch)):
             known = candidate.key.get(name)
-            if found and known and found != known:
+            if here and known and here != known:
                 raise UsageError(
-                    f"its trials have the {name} {known}, and this machine has {found}; measure where they ran"
+                    f"its trials have the {name} {known}, and this machine has {here}; measure where they ran"
                 )
         return result
+
+    def _in_subprocess(self, candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
+        """Call `FUNCTION` in a new process with the environment of a trial."""
+        spec = candidate.spec
+        assert spec is not None
+        try:
+            called = call_in_subprocess(self.FUNCTION, arguments, spec.device, spec.plugins, threads, spec.arithmetic)
+        except RuntimeError as error:
+            raise UsageError(str(error)) from error
+        return dict(called.value)
 
     def _refuse_competition(self, threads: Iterable[int]) -> None:
         load, cores = busy_cores(1.0), min(threads)
@@ -156,24 +163,6 @@ class Pass(Generic[Entry]):
                 f"{self.file.verb} {self.folder}: {load:.1f} cores are busy with other programs, which slow one step "
                 f"more than another; stop them, or measure all the same with --busy{busy_advice()}"
             )
-
-
-def in_subprocess(function: str) -> Measure:
-    """Return a function that calls `module:name` in a new process with the environment of a trial.
-
-    The function raises `UsageError` if the process fails.
-    """
-
-    def measure(candidate: Candidate, arguments: Mapping[str, Any], threads: int) -> dict[str, Any]:
-        spec = candidate.spec
-        assert spec is not None
-        try:
-            result = call_in_subprocess(function, arguments, spec.device, spec.plugins, threads, spec.arithmetic)
-        except RuntimeError as error:
-            raise UsageError(str(error)) from error
-        return dict(result.value)
-
-    return measure
 
 
 def disturbance(load: float, threads: int) -> str:

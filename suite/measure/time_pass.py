@@ -18,14 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from suite.errors import UsageError, validate
-from suite.measure.again import train_again
-from suite.measure.candidates import Candidate, find_candidates
+from suite.measure.candidates import AGAIN, Candidate, find_candidates
 from suite.measure.running import Pass, disturbance
+from suite.measure.times import TIMES, MethodTime, PassTime
 from suite.recipe import Phase
 from suite.trials.building import with_data_here
 from suite.trials.controls import dense_spec
-from suite.trials.folder.times import TIMES, MethodTime, PassTime
+from suite.trials.engines.local import LocalEngine
+from suite.trials.folder.records import read_record
+from suite.trials.folder.store import Store
+from suite.trials.progress import TrialProgress
 from suite.trials.spec import TrialSpec
 
 DEFAULT_PAIRS = 45
@@ -47,7 +52,7 @@ class TimePass(Pass[MethodTime]):
 
     Pass i measures the trial of seed number i, modulo the seeds that can be run again here. Passes thus differ as much
     as the networks of several seeds and several processes do. Without `busy`, disturbed passes are measured again. If
-    no trial of a method has its states here, the trial of the lowest seed is trained first (`suite.measure.again`).
+    no trial of a method has its states here, the trial of the lowest seed is trained first (`train_again`).
 
     Attributes:
         pairs: Pairs of steps of each pass, which the stages of its trial share.
@@ -100,7 +105,7 @@ class TimePass(Pass[MethodTime]):
 
     def found(self, number: int) -> list[Candidate]:
         """Return the methods, those that only other machines have trained included."""
-        found = find_candidates(self.folder, "time", self.methods, timed=self._timed)
+        found = find_candidates(self.folder, "time", self.methods, timed=self._counted)
         return [dataclasses.replace(candidate, number=number) for candidate in found]
 
     def ordered(self, candidates: list[Candidate], number: int) -> list[Candidate]:
@@ -114,16 +119,16 @@ class TimePass(Pass[MethodTime]):
         for candidate in candidates:
             if candidate.lacking and self._missing(candidate):
                 threads = self.threads_for(candidate)
-                self._refuse_other_threads(self._known(candidate), threads)
+                self._refuse_other_threads(self._known(candidate.key), threads)
                 wanted.setdefault(threads, []).append(candidate)
         trained = [train_again(self.folder, several, self.plugins, n, self.show) for n, several in wanted.items()]
         return any(trained)
 
     def entry_of(self, candidate: Candidate, threads: int) -> MethodTime | None:
         """Measure a pass of a method and return the method's entry with it; `None` if the pass is already known."""
-        others = self._known(candidate)
+        others = self._known(candidate.key)
         entry = others.get(candidate.label)
-        done = self._counted(entry)
+        done = self._counted(candidate.key, candidate.label)
         is_known = not self._missing(candidate) or candidate.number in {one.number for one in done}
         if is_known and self.threads is None:
             return None
@@ -148,7 +153,7 @@ class TimePass(Pass[MethodTime]):
 
     def threads_for(self, candidate: Candidate) -> int:
         """Return the number of threads of earlier passes, or that of the trials."""
-        earlier = next(iter(self._known(candidate).values()), None)
+        earlier = next(iter(self._known(candidate.key).values()), None)
         return self.threads or (earlier.threads if earlier else super().threads_for(candidate))
 
     def _wanted(self, candidate: Candidate) -> int:
@@ -157,19 +162,15 @@ class TimePass(Pass[MethodTime]):
 
     def _missing(self, candidate: Candidate) -> int:
         """Return the number of passes that a method lacks."""
-        return max(0, self._wanted(candidate) - len(self._counted(self._known(candidate).get(candidate.label))))
+        return max(0, self._wanted(candidate) - len(self._counted(candidate.key, candidate.label)))
 
-    def _timed(self, key: Mapping[str, str], label: str) -> list[str]:
-        """Return the trial of each pass of a method that counts."""
-        return [one.trial for one in self._counted(self._of_group(key).get(label))]
-
-    def _known(self, candidate: Candidate) -> dict[str, MethodTime]:
-        return self._of_group(candidate.key)
-
-    def _of_group(self, key: Mapping[str, str]) -> dict[str, MethodTime]:
+    def _known(self, key: Mapping[str, str]) -> dict[str, MethodTime]:
+        """Return the times of a group, by method."""
         return next((dict(group.methods) for group in TIMES.read(self.folder) if group.key == dict(key)), {})
 
-    def _counted(self, entry: MethodTime | None) -> tuple[PassTime, ...]:
+    def _counted(self, key: Mapping[str, str], label: str) -> tuple[PassTime, ...]:
+        """Return the passes of a method that count."""
+        entry = self._known(key).get(label)
         return () if entry is None else entry.passes if self.busy else entry.sound
 
     def _refuse_other_threads(self, others: Mapping[str, MethodTime], threads: int) -> None:
@@ -230,3 +231,61 @@ def drawn(label: str, number: int) -> tuple[bool, bool]:
 def in_words(threads: int) -> str:
     """Return a number of threads in words."""
     return f"{threads} {'thread' if threads == 1 else 'threads'}"
+
+
+def train_again(
+    folder: Path, wanted: Sequence[Candidate], plugins: Sequence[str], threads: int, show: Callable[[str], None]
+) -> bool:
+    """Train trials whose states the candidates lack, and the trials that those depend on.
+
+    Args:
+        folder: Folder of the suite.
+        wanted: Candidates with `lacking`.
+        plugins: Plugin files that the user has typed.
+        threads: Number of threads of the training, equal to that of the passes.
+        show: Function that prints a line.
+
+    Returns:
+        Whether any trial had to be trained. A line shows how each ended that is not done.
+    """
+    own: dict[str, TrialSpec] = {}
+    others: dict[str, TrialSpec] = {}
+    for candidate in wanted:
+        assert candidate.lacking is not None
+        try:
+            *before, spec = (
+                dataclasses.replace(with_data_here(spec.of_record(plugins)), callbacks=())
+                for spec in _with_others(folder, candidate.lacking)
+            )
+        except UsageError as error:
+            show(f"{candidate.label}: not trained: {error}")
+            continue
+        reason = candidate.reason.partition(";")[0]
+        show(f"{candidate.label}: {reason}; {candidate.trial} is trained here first, into {folder / AGAIN}")
+        own[spec.trial_id] = spec
+        others |= {other.trial_id: other for other in before}
+    if not own:
+        return False
+    store = Store(folder / AGAIN)
+    with store.lock():
+        # A trial that is done there ran on another machine, or has lost its states.
+        done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
+        store.choose(done, "all")
+        chosen = store.choose(list((others | own).values()), "missing")
+        with TrialProgress([trial for trial, _ in chosen], Console()) as progress:
+            LocalEngine(variables={"OMP_NUM_THREADS": str(threads)}).run(chosen, progress)
+        for trial, place in chosen:
+            record = read_record(place)
+            if record is None or not record.done:
+                show(f"{trial.trial_id}: {f'{record.status}: {record.message}' if record else 'not trained'}")
+    return True
+
+
+def _with_others(folder: Path, spec: TrialSpec) -> list[TrialSpec]:
+    specs = []
+    for trial_id in spec.depends_on.values():
+        record = read_record(folder / "trials" / trial_id)
+        if record is None:
+            raise UsageError(f"it depends on {trial_id}, which is not in the folder")
+        specs += _with_others(folder, record.spec)
+    return [*specs, spec]

@@ -16,10 +16,10 @@ from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
 from suite.measure.steps import Steps, at_phase, dense_phase, other_cost, splits_of_dense, trainer_of_stage, warm_up
+from suite.measure.times import FEWEST_PAIRS
 from suite.recipe import Phase, Recipe
 from suite.task import Splits
 from suite.trials.building import build_trainer, device_of, load_splits
-from suite.trials.folder.times import FEWEST_PAIRS
 from suite.trials.provenance import collect
 from suite.trials.spec import TrialSpec
 from suite.trials.stages import Cost, end_file, stage_file

@@ -1,24 +1,18 @@
-"""Groups of trials that may be compared with each other.
-
-Dense training for fewer epochs joins the group of the methods that it is compared with.
-"""
+"""Groups of trials that may be compared with each other, and the labels of their methods."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 from suite.files import canonical_json
 from suite.parameters import at_default
 from suite.recipe import Recipe
-from suite.trials.controls import BASELINE
-from suite.trials.estimates import Estimate
-from suite.trials.folder.reader import finite
+from suite.trials.controls import BASELINE as BASELINE
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.times import MethodTime
 
 # Trials of one machine agree in these. Accuracies of several machines may be compared (`reports.data.pooling`).
 KEY = (
@@ -26,7 +20,6 @@ KEY = (
     *("epochs", "batch_size", "execution"),
 )
 MACHINE = ("hardware_id", "threads", "torch")  # what makes times comparable
-Machine = tuple[str, ...]  # text for each name in `MACHINE`
 
 
 @dataclass(frozen=True)
@@ -36,37 +29,10 @@ class TrialGroup:
     Attributes:
         key: Text of each name of `KEY`.
         trials: The trials, in the order of the table.
-        budgets: Dense trainings for fewer epochs that the trials are compared with (`fold_budgets`), one group for each
-            number of epochs, ascending.
-        times: Training times from the time pass, by label.
-        elsewhere: Trials of the same task and model on other machines, and whether they count here.
-        pool: Machines whose accuracies count here.
-        trained: Machine whose trials have costs here; mostly that of the key.
     """
 
     key: Mapping[str, str]
     trials: tuple[TrialRecord, ...]
-    budgets: tuple[TrialGroup, ...] = ()
-    times: Mapping[str, MethodTime] = field(default_factory=dict)
-    elsewhere: tuple[Elsewhere, ...] = ()
-    pool: frozenset[Machine] = frozenset()
-    trained: Machine = ()
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Trials on another machine.
-
-    Attributes:
-        done: Finished trials.
-        differences: Accuracy there minus here, as a fraction, for each method that has three seeds on both machines.
-        refused: Why the trials do not count here; empty if they do.
-    """
-
-    machine: Machine
-    done: int
-    differences: Mapping[str, Estimate]
-    refused: str = ""
 
 
 def label(trial: TrialRecord) -> str:
@@ -75,19 +41,29 @@ def label(trial: TrialRecord) -> str:
     return f"{trial.text('method')}[{variant}]" if variant else trial.text("method")
 
 
-def is_control(trial: TrialRecord) -> bool:
-    """Return whether a trial is a control of methods, such as a random twin, of which a report claims nothing."""
-    return trial.spec.control
+def tested_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that were evaluated on test images, with different labels for different versions of a file.
+
+    A folder holds trials of both versions after a plugin was edited, and these are different methods. A short checksum
+    is then added to the method's parameters, or to the name of the task or model.
+    """
+    tested = [trial for trial in trials if trial.spec.recipe.get("evaluate_test", True)]
+    for kind, column in (("method", "variant"), ("task", "task"), ("model", "model")):
+        names = [(trial.text(kind), trial.text(column)) for trial in tested]
+        versions = [_file_version(trial, kind) for trial in tested]
+        counts = Counter(name for name, _ in set(zip(names, versions, strict=True)))
+        tested = [
+            trial.with_spec(**{column: f"{name[1]} file {version or 'unknown'}".strip()}) if counts[name] > 1 else trial
+            for trial, name, version in zip(tested, names, versions, strict=True)
+        ]
+    return tested
 
 
-def is_without_pruning(trial: TrialRecord) -> bool:
-    """Return whether a trial is a way to save training time without pruning; dense itself and controls are none."""
-    known = trial.spec.prunes is False and label(trial) != BASELINE
-    return (known or _is_variant_of_dense(trial)) and not is_control(trial)
-
-
-def _is_variant_of_dense(trial: TrialRecord) -> bool:
-    return trial.text("method") == BASELINE and trial.text("variant") != ""
+def _file_version(trial: TrialRecord, kind: str) -> str:
+    """Return a short checksum of the files that define the method, task or model; empty for the project's own."""
+    file = trial.spec.defined_by.get(kind)
+    known = file and {"sha256": file.get("sha256"), "imports": file.get("imports")}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8] if known else ""
 
 
 def recipe(trial: TrialRecord) -> str:
@@ -110,11 +86,10 @@ def group_trials(trials: Iterable[TrialRecord]) -> tuple[list[TrialGroup], list[
     Returns:
         The groups, and the trials that were not assigned: failed ones that match several groups.
     """
-    trials = list(trials)
+    position = {trial: number for number, trial in enumerate(trials)}
     unassigned: list[TrialRecord] = []
-    named = [(_key(trial), trial) for trial in trials]
     # Trials with the most complete keys come first, so that later trials find their groups.
-    order = sorted(named, key=lambda pair: (not pair[1].done, sum(not part for part in pair[0])))
+    order = sorted(((_key(trial), trial) for trial in position), key=lambda pair: (not pair[1].done, pair[0].count("")))
     trials_by_key: dict[tuple[str, ...], list[TrialRecord]] = {}
     for own, trial in order:
         fits = [own] if own in trials_by_key else [key for key in trials_by_key if not _contradict(own, key)]
@@ -122,26 +97,24 @@ def group_trials(trials: Iterable[TrialRecord]) -> tuple[list[TrialGroup], list[
             unassigned.append(trial)
         else:
             trials_by_key.setdefault(fits[0] if len(fits) == 1 else own, []).append(trial)
-    places = {id(trial): place for place, trial in enumerate(trials)}
     groups = [
-        TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=lambda trial: places[id(trial)])))
+        TrialGroup(dict(zip(KEY, key, strict=True)), tuple(sorted(members, key=position.__getitem__)))
         for key, members in trials_by_key.items()
     ]
     # Groups are in the order of their first finished trial, or of their first trial if none has finished.
-    groups.sort(key=lambda group: min((not trial.done, places[id(trial)]) for trial in group.trials))
-    return groups, sorted(unassigned, key=lambda trial: places[id(trial)])
+    groups.sort(key=lambda group: min((not trial.done, position[trial]) for trial in group.trials))
+    return groups, sorted(unassigned, key=position.__getitem__)
 
 
-def _contradict(one: Sequence[str], other: Sequence[str]) -> bool:
-    return any(mine and theirs and mine != theirs for mine, theirs in zip(one, other, strict=True))
+def _contradict(first: Sequence[str], second: Sequence[str]) -> bool:
+    return any(mine and theirs and mine != theirs for mine, theirs in zip(first, second, strict=True))
 
 
 def _key(trial: TrialRecord) -> tuple[str, ...]:
-    texts = {name: column_text(trial, name) for name in KEY if name != "recipe"}
-    shared = finite(trial.spec.replaced.get("epochs"))
-    if shared is not None:  # as in `recipe`, its own number of epochs does not part it from others
-        texts["epochs"] = f"{shared:g}"
-    return tuple(recipe(trial) if name == "recipe" else texts[name] for name in KEY)
+    texts = {name: column_text(trial, name) for name in KEY if name != "recipe"} | {"recipe": recipe(trial)}
+    if (shared := trial.spec.replaced.get("epochs")) is not None:
+        texts["epochs"] = f"{shared:g}"  # as in `recipe`, its own number of epochs does not part it from others
+    return tuple(texts[name] for name in KEY)
 
 
 def column_text(trial: TrialRecord, name: str) -> str:
@@ -153,66 +126,3 @@ def column_text(trial: TrialRecord, name: str) -> str:
 def seed_of(trial: TrialRecord) -> int:
     """Return the seed of a trial."""
     return trial.spec.seed
-
-
-_MAY_DIFFER = ("epochs", "recipe", *MACHINE)
-
-
-def fold_budgets(groups: Sequence[TrialGroup]) -> list[TrialGroup]:
-    """Move groups of dense trainings for fewer epochs into the groups whose methods they are compared with.
-
-    Args:
-        groups: Groups of comparable trials. A pair may differ only in the number of epochs.
-
-    Returns:
-        The groups that remain, in order, each with the dense trainings for fewer epochs in `budgets`.
-    """
-    absorbed: set[int] = set()
-    kept = []
-    for group in groups:
-        shorter = [budget for budget in groups if _is_budget(budget, group)]
-        absorbed |= {id(budget) for budget in shorter}
-        kept.append((group, replace(group, budgets=tuple(sorted(shorter, key=epochs)))))
-    return [folded for group, folded in kept if id(group) not in absorbed]
-
-
-def _is_budget(other: TrialGroup, group: TrialGroup) -> bool:
-    names = {label(trial) for trial in group.trials}
-    return (
-        {label(trial) for trial in other.trials} == {BASELINE}
-        and BASELINE in names
-        and len(names) > 1
-        and all(other.key[name] == group.key[name] for name in group.key if name not in _MAY_DIFFER)
-        and (other.pool == group.pool if group.pool else _same_machine(other, group))
-        and 0 < epochs(other) < epochs(group)
-        and without_epochs(other) == without_epochs(group)
-    )
-
-
-def _same_machine(one: TrialGroup, other: TrialGroup) -> bool:
-    return all(one.key[name] == other.key[name] for name in MACHINE)
-
-
-def epochs(group: TrialGroup) -> float:
-    """Return the number of epochs of a group; 0 if it is not known."""
-    return float(group.key["epochs"] or 0)
-
-
-def share_of_steps(budget: TrialGroup, group: TrialGroup) -> float:
-    """Return the steps of a dense training for fewer epochs relative to the whole one."""
-    if epochs(budget) % 1 or epochs(group) % 1:  # an epoch is partial: the last epoch has fewer steps
-        steps = [_steps(item) for item in (budget, group)]
-        if all(steps):
-            return steps[0] / steps[1]
-    return epochs(budget) / epochs(group)
-
-
-def _steps(group: TrialGroup) -> float:
-    dense = next((trial for trial in group.trials if trial.done and label(trial) == BASELINE), None)
-    steps = [finite(record.get("steps")) or 0.0 for record in dense.epochs] if dense else []
-    return math.fsum(steps) if all(steps) else 0.0
-
-
-def without_epochs(group: TrialGroup) -> dict[str, Any]:
-    """Return the recipe without its epochs."""
-    return {name: value for name, value in json.loads(group.key["recipe"]).items() if name != "epochs"}

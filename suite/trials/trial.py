@@ -53,8 +53,7 @@ from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError, in_words
 from suite.trials.building import build_trainer, data_facts, device_of, load_splits
 from suite.trials.callbacks.calls import CallbackTrial, Calls
-from suite.trials.folder import packed
-from suite.trials.folder.records import write_record
+from suite.trials.folder.records import COMPRESSED, SUFFIX, write_record
 from suite.trials.progress import ProgressFile
 from suite.trials.provenance import collect, tuning
 from suite.trials.ranks import connection
@@ -235,7 +234,7 @@ class TrialRun:
         path, records = self.folder / "checkpoint.pt", self.folder / "epochs.jsonl"
         if not path.is_file():
             if self.writes:
-                for name in ("epochs.jsonl", *(f"{name}{packed.SUFFIX}" for name in packed.COMPRESSED)):
+                for name in ("epochs.jsonl", *(f"{name}{SUFFIX}" for name in COMPRESSED)):
                     (self.folder / name).unlink(missing_ok=True)  # from an earlier attempt, or from an export
                 self.stages = StageKeeper(self.folder)
             return 0

@@ -17,7 +17,7 @@ from small_trials import put_export, spec
 
 from benchmarks import campaign
 from suite.errors import UsageError
-from suite.trials.folder.packed import read
+from suite.trials.folder.records import unpacked
 
 SETTINGS = """
 [common]
@@ -96,7 +96,7 @@ def test_a_campaign_that_is_killed_at_random_moments_loses_nothing_and_repeats_n
     for name in found:
         own, copy = tmp_path / "work" / "trials" / name, tmp_path / "results" / "trials" / name
         assert {path.name for path in copy.iterdir()} == {"trial.json", "epochs.jsonl.gz", "layers.csv.gz"}
-        assert read(copy / "epochs.jsonl.gz") == (own / "epochs.jsonl").read_bytes()
+        assert unpacked(copy / "epochs.jsonl.gz") == (own / "epochs.jsonl").read_bytes()
     assert (tmp_path / "results" / "suite.json").is_file()
     shutil.rmtree(tmp_path / "work")  # or another machine goes on with the results
     output = started(tmp_path, settings).communicate()[0].decode()

@@ -13,8 +13,7 @@ from report_fixtures import ACCURACIES, TIMES, Suite
 from time_passes import time_json
 
 from reports import write_report
-from suite.trials.folder.reader import read
-from suite.trials.groups import group_trials
+from reports.data.records import page_groups, read
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (extra `test`)")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -44,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suite.add("oneshot", 0, accuracy=65.5, time=380.0, variant=LONG)
     suite.add("sdgp", 3, accuracy=None, time=None, status="error", message=f"killed {EVIL}")
     made = suite.write()
-    group = max(group_trials(read(made).trials)[0], key=lambda one: len(one.trials))
+    group = max(page_groups(read(made).trials)[0], key=lambda one: len(one.trials))
     (made / "time.json").write_text(
         json.dumps(time_json(dict(group.key), **{name: (ratio,) for name, ratio in TIMED.items()}))
     )

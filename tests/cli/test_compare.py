@@ -11,7 +11,7 @@ import pytest
 from report_fixtures import suites, without_figures
 from test_merge import put, spec, suite_at
 
-from reports.data.disturbed_times import DISTURBED_RATIO
+from reports.data.records import DISTURBED_RATIO
 from suite import load_results
 from suite.cli import main as cli
 

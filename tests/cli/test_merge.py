@@ -20,14 +20,14 @@ from small_trials import untrained
 from time_passes import one_pass, time_json
 
 import reports
+from reports.data.records import read
 from suite.cli import folders as verbs
 from suite.cli import main as cli
+from suite.measure.profiles import MethodProfile
+from suite.measure.times import TIMES, MethodTime
 from suite.recipe import Recipe
-from suite.trials.folder.profiles import MethodProfile
-from suite.trials.folder.reader import read
 from suite.trials.folder.records import write_json
 from suite.trials.folder.store import Store
-from suite.trials.folder.times import TIMES, MethodTime
 from suite.trials.spec import TrialSpec
 
 __all__ = ["without_figures"]

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from suite.trials.folder.times import TIMES
+from suite.measure.times import TIMES
 
 PASSES, KILLS = 7, 3
 SUITE = (

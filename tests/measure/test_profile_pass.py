@@ -18,10 +18,10 @@ from suite.engine.cost.roofline import Machine
 from suite.measure import profile_pass, running
 from suite.measure import profile_steps as steps
 from suite.measure.profile_steps import ProfiledSteps
+from suite.measure.profiles import PROFILES, MethodProfile, StepProfile
 from suite.measure.steps import Steps
 from suite.trials.building import build_trainer, load_splits
 from suite.trials.folder import store
-from suite.trials.folder.profiles import PROFILES, MethodProfile, StepProfile
 from suite.trials.stages import Stage
 
 SMALL = {"model": TINY, "train_images": 32, "test_images": 16, "batch_size": 16, "epochs": 1}

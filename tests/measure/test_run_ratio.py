@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from time_passes import one_pass, pairs, stage
 
+from suite.measure.times import PassTime
 from suite.recipe import Phase
-from suite.trials.folder.times import PassTime
 
 
 def pass_of(*stages, dense=((None, 40),), **changed):
@@ -93,9 +93,8 @@ def test_pairs_are_a_text_of_microseconds_in_the_file():
         "1 2 3 4 5 0",
         "1 2 3 4 5 -6",
         "1 2 3 4 5 6.5",
-        "1 2 3 4 5 " + "9" * 400,
+        "1 2 3 4 5 " + "9" * 20,
         7,
-        None,
         [[1]],
     ],
 )

@@ -18,6 +18,7 @@ from tiny_net import TINY
 from toy_suite import assert_one_line
 
 from reports.content.build import build
+from reports.data.records import read
 from suite.choices import MethodChoice
 from suite.cli import main as cli
 from suite.cli.folders import contents
@@ -26,19 +27,18 @@ from suite.engine.cost.interleaved import interleaved_times
 from suite.engine.cost.ledger import Ledger
 from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
-from suite.measure import again, candidates, running, time_pass
+from suite.measure import candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import find_candidates
 from suite.measure.steps import WARM_UPS
+from suite.measure.times import TIMES, PassTime
 from suite.method import Method
 from suite.registry import register
 from suite.task import DataCopy
 from suite.trials.building import build_trainer, load_splits, with_data_here
 from suite.trials.controls import dense_spec
 from suite.trials.folder import store
-from suite.trials.folder.reader import read
 from suite.trials.folder.records import write_record
-from suite.trials.folder.times import TIMES, PassTime
 from suite.trials.groups import KEY, TrialGroup
 from tasks.digits import Digits
 
@@ -393,7 +393,7 @@ def here(monkeypatch, trained):
                 machine = {"hardware_id": candidates.this_machine("cpu")["hardware_id"]}
                 write_record(folder, trial, "done", result=record["result"], provenance=record["provenance"] | machine)
 
-    monkeypatch.setattr(again, "LocalEngine", Engine)
+    monkeypatch.setattr(time_pass, "LocalEngine", Engine)
     return names
 
 
@@ -749,7 +749,7 @@ def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeyp
 
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
     out = without_states(shrinking, tmp_path / "out")
-    monkeypatch.setattr(again.LocalEngine, "run", lambda self, trials, progress: None)
+    monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
     assert not time_pass.run(out, measure=invented, show=lines.append)
     assert lines[1] == f"{TRIAL.trial_id}: not trained"
     assert f"{METHOD}: not measured: no stages: " in lines[2]

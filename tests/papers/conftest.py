@@ -12,12 +12,12 @@ from report_fixtures import drawn, suite
 from trials_here import run_here
 
 import reports
+from reports.data.records import read
 from reports.papers import paper, timed_calls
 from suite.cli import main as cli
 from suite.engine.cost import clock
 from suite.trials.engines.calls import SubprocessResult
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import read
 
 __all__ = ["drawn", "reproduce", "suite"]
 

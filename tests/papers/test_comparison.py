@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from invented_numbers import COMPARED, by_label, lines, one
 
+from reports.data.estimates import Estimate, Missing
+from reports.data.records import read
 from reports.papers.comparison import compare, doubts_about_times
 from reports.papers.page import _our_cell, to_csv
-from suite.trials.estimates import Estimate, Missing
-from suite.trials.folder.reader import read
 
 
 def test_numbers_and_intervals(trials, numbers):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
+from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.papers import charts
 from reports.papers.comparison import Comparison
 from reports.papers.paper import Chart
-from suite.trials.estimates import Estimate
 
 
 def compared(name, published, mean, half_width, *, difference=True):

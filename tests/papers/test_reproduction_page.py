@@ -7,12 +7,12 @@ import shutil
 import pytest
 from invented_numbers import COMPARED, NUMBERS, by_label, make, rows_of
 
+from reports.data.records import read
 from reports.papers import page as reproduced
 from reports.papers import paper
 from reports.papers.charts import differences
 from reports.papers.comparison import compare
 from reports.papers.paper import Chart
-from suite.trials.folder.reader import read
 
 
 def chart(title, **fields):

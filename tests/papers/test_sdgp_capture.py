@@ -12,11 +12,11 @@ from reproduced_files import page
 from small_trials import recorded, untrained
 from torch import nn
 
+from reports.data.estimates import Missing
 from reports.papers import gradients
 from reports.papers.contract import ReproductionData
 from suite import registry
 from suite.recipe import Recipe
-from suite.trials.estimates import Missing
 from suite.trials.folder.records import TrialRecord
 
 EPOCHS, STEPS, BATCH = 3, 7, 8

@@ -9,10 +9,10 @@ import torch
 from reproduced_files import page
 from small_trials import recorded
 
+from reports.data.estimates import Missing
 from reports.papers import gradients
 from reports.papers.contract import ReproductionData
 from reports.papers.over_epochs import mean_accuracies, step_factor
-from suite.trials.estimates import Missing
 
 
 def trial(seed, accuracies, losses=(), pace=1.0):

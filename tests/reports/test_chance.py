@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 
 from reports.content.build import build
+from reports.data.records import read
 from reports.render import html, markdown
-from suite.trials.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

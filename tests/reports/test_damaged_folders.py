@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from reports import write_report
+from reports.data.records import read
 from suite.cli.folders import report
-from suite.trials.folder import packed
-from suite.trials.folder.reader import read, read_layers
+from suite.trials.folder.reader import read_layers
+from suite.trials.folder.records import pack
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -107,7 +108,7 @@ def test_a_file_that_was_cut_off_is_named(suite: Any, compressed: bool) -> None:
         path.unlink()
         path = path.with_name("epochs.jsonl.gz")
     for kept, named in ((content, False), (b"".join(lines[:-1]), True)):
-        path.write_bytes(packed.pack(kept) if compressed else kept)
+        path.write_bytes(pack(kept) if compressed else kept)
         line = f"{path.name} has {len(kept)} bytes, not {len(content)}"
         assert [one.damage for one in read(folder).trials if one.damage] == [(line,)] * named
         write_report(folder)

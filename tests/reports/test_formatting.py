@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports import formatting
-from suite.trials.estimates import Estimate, Missing, Ratio, estimate, paired
+from reports.data.estimates import Estimate, Missing, Ratio, estimate, paired
 
 
 def test_interval_of_three_seeds_is_the_t_interval_of_a_table() -> None:

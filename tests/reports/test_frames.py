@@ -18,13 +18,13 @@ from time_passes import time_json
 
 import suite as suite_package
 from reports.content.build import build
+from reports.data.estimates import Estimate
+from reports.data.records import read
 from reports.formatting import DASH, points
+from reports.frames import EPOCHS, LAYERS, MEASURED_COMMUNICATION
 from suite.engine.training.ranks import Kind
 from suite.errors import UsageError
-from suite.trials.estimates import Estimate
-from suite.trials.folder import packed
-from suite.trials.folder.frame_columns import EPOCHS, LAYERS, MEASURED_COMMUNICATION
-from suite.trials.folder.reader import read
+from suite.trials.folder.records import unpacked
 from suite.trials.folder.table import SCHEMA
 
 FRAMES = ("verdicts", "trials", "epochs", "layers", "times")
@@ -48,7 +48,7 @@ def test_frames_have_the_values_of_an_export(tmp_path: Path) -> None:
             text = row.get(column.name, "")
             assert pd.isna(value) if text == "" else value == column.type(text)
     folder = EXPORT / "trials" / rows[0]["trial_id"]
-    lines = [json.loads(line) for line in packed.read(folder / "epochs.jsonl.gz").splitlines()]
+    lines = [json.loads(line) for line in unpacked(folder / "epochs.jsonl.gz").splitlines()]
     epochs = found.epochs[found.epochs["trial_id"] == folder.name]
     assert list(epochs["epoch"]) == [line["epoch"] for line in lines]
     assert list(epochs["step_flops_executed"]) == [line["step_flops"]["executed"] for line in lines]
@@ -93,7 +93,7 @@ def test_fields_of_the_recipe_in_which_trials_differ_are_columns(tmp_path: Path)
     shutil.copytree(EXPORT, tmp_path / "export")
     assert not [name for name in suite_package.load_results(tmp_path / "export").trials if name.startswith("recipe.")]
     packs = sorted(tmp_path.glob("export/trials/dense-*/trial.json*"))[0]
-    record = json.loads(packed.read(packs))
+    record = json.loads(unpacked(packs))
     record["spec"]["recipe"] |= {"cutout": 8, "alternating_flip": True}
     packs.unlink()
     (packs.parent / "trial.json").write_text(json.dumps(record))

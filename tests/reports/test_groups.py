@@ -10,9 +10,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from reports.content.build import build
-from reports.data.looks import colour_of, looks
+from reports.data.records import colour_of, looks, read
 from reports.figures import svg
-from suite.trials.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -10,7 +10,7 @@ from small_trials import recorded
 
 from reports.content.build import build
 from reports.content.remarks import _prerequisites
-from suite.trials.folder.reader import read
+from reports.data.records import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

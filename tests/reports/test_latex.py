@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reports.content.build import build
+from reports.data.records import read
 from reports.render import latex
 from suite.cli.main import main
-from suite.trials.folder.reader import read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -3,9 +3,9 @@
 import pytest
 from matplotlib.colors import to_hex
 
+from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.figures.panels import Line, Panel, bars_figure, curves_figure
-from suite.trials.estimates import Estimate
 
 
 def test_lines_are_drawn_where_their_points_are_in_one_colour_a_label(drawn):

@@ -9,8 +9,7 @@ import pytest
 from time_passes import time_json
 
 from reports.content.build import build
-from suite.trials.folder.reader import read
-from suite.trials.groups import group_trials
+from reports.data.records import page_groups, read
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 HERE, THERE = "12e45678", "99999999"
@@ -98,7 +97,7 @@ def test_each_machine_that_was_timed_has_a_group_with_all_accuracies(suite: Any)
     add_dense(suite, range(3))
     suite.add_all(("sdgp",))
     suite.write()
-    key = dict(group_trials(read(suite.folder).trials)[0][0].key)
+    key = dict(page_groups(read(suite.folder).trials)[0][0].key)
     here, there = (
         time_json({**key, "hardware_id": name}, **{"sdgp[n=2,m=4]": ratios})["groups"]
         for name, ratios in ((HERE, (0.9, 0.9, 0.9)), (THERE, (0.7, 0.7, 0.7)))
@@ -136,7 +135,7 @@ def test_a_machine_that_only_measured_times_joins_no_machines_that_differ(suite:
     add_dense(suite, range(6, 12), 5.0, hardware_id=THERE)
     suite.add_all(("sdgp",))
     suite.write()
-    key = dict(group_trials(read(suite.folder).trials)[0][0].key)
+    key = dict(page_groups(read(suite.folder).trials)[0][0].key)
     times = time_json({**key, "hardware_id": "77777777"}, **{"sdgp[n=2,m=4]": (0.7, 0.7, 0.7)})
     (suite.folder / "time.json").write_text(json.dumps(times))
     timed, other = build(read(suite.folder)).groups

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reports.content.build import build
-from suite.trials.folder import reader as records
+from reports.data.records import read
 
 GRADIENTS = "Gradients that each process"
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -52,7 +52,7 @@ def set_bytes(suite: Any, method: str, measured: int, counted: int) -> None:
 
 def lines(suite: Any, beginning: str = "Backend used per layer") -> list[str]:
     suite.write()
-    (group,) = build(records.read(suite.folder)).groups
+    (group,) = build(read(suite.folder)).groups
     return [remark for remark in group.remarks if remark.startswith(beginning)]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from reports.data.estimates import Estimate
 from reports.sentences import listed, say
-from suite.trials.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted((ROOT / "reports" / "sentences").glob("*.j2"))

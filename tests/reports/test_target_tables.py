@@ -17,14 +17,13 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.targets import TargetRequest, target_sections
-from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import of_any_machine
+from reports.data.records import PageGroup, looks, read
 from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
-from suite.trials.folder.reader import read
+from suite.measure.times import MethodTime
 from suite.trials.folder.records import TrialRecord
-from suite.trials.folder.times import MethodTime
-from suite.trials.groups import KEY, TrialGroup, label
+from suite.trials.groups import KEY, label
 
 RISING = (0.3, 0.6, 0.7, 0.8)
 
@@ -49,12 +48,12 @@ def trial(
     )
 
 
-def group(*trials: TrialRecord, budgets: tuple[TrialGroup, ...] = (), times: Any = None) -> TrialGroup:
+def group(*trials: TrialRecord, budgets: tuple[PageGroup, ...] = (), times: Any = None) -> PageGroup:
     epochs = f"{max((len(one.epochs) for one in trials), default=4)}"
-    return TrialGroup({**dict.fromkeys(KEY, ""), "epochs": epochs}, trials, budgets, times or {})
+    return PageGroup({**dict.fromkeys(KEY, ""), "epochs": epochs}, trials, budgets, times or {})
 
 
-def rows_of(one: TrialGroup, target: float) -> dict[str, Any]:
+def rows_of(one: PageGroup, target: float) -> dict[str, Any]:
     return {row.name: row for row in target_rows(one, method_rows(one, looks(map(label, one.trials))), target)}
 
 

@@ -7,15 +7,13 @@ import pytest
 from matplotlib.colors import to_hex
 from time_passes import one_pass
 
-from reports.data.looks import looks
 from reports.data.method_rows import method_rows
 from reports.data.pooling import pool_machines
+from reports.data.records import looks, page_groups, read
 from reports.figures import svg
 from reports.figures.tradeoff import lower_edge, pareto_line, tradeoff_figures
 from reports.figures.training_curves import curve_figures
-from suite.trials.folder.reader import read
-from suite.trials.folder.times import MethodTime
-from suite.trials.groups import group_trials
+from suite.measure.times import MethodTime
 
 NO_BUDGETS = {"time": (), "flops": ()}
 
@@ -24,7 +22,7 @@ def test_methods_with_equal_accuracy_and_cost_are_both_visible(suite, drawn):
     for method in ("dense", "sdgp"):
         for seed, accuracy in enumerate((70.0, 72.0)):
             suite.add(method, seed, accuracy=accuracy, time=100.0, variant="", train_flops_executed=1e12)
-    (group,), _ = group_trials(read(suite.write()).trials)
+    (group,), _ = page_groups(read(suite.write()).trials)
     figures, missing = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", NO_BUDGETS)
     assert not missing
     assert [figure.name for figure in figures] == ["slug-accuracy-time", "slug-accuracy-flops"]
@@ -44,7 +42,7 @@ def test_trials_of_another_machine_move_the_accuracy_of_a_mean_and_not_its_cost(
     for seed, hardware in ((0, "12e45678"), (1, "12e45678"), (2, "99999999")):
         accuracy, flops = 70.0 + seed, 1e12 if seed < 2 else 9e12
         suite.add("dense", seed, accuracy=accuracy, time=100.0, train_flops_executed=flops, hardware_id=hardware)
-    (group,) = pool_machines(group_trials(read(suite.write()).trials)[0], ())
+    (group,) = pool_machines(page_groups(read(suite.write()).trials)[0], ())
     tradeoff_figures(method_rows(group, looks([])), "slug", NO_BUDGETS)
     for figure, cost in zip(drawn, (100.0, 1.0), strict=True):
         (mean,) = [line for line in figure.axes[0].lines if line.get_markersize() > 8]
@@ -62,7 +60,7 @@ def test_the_axis_leaves_out_a_few_means_that_are_far_below_the_others():
 def test_a_mean_below_the_axis_is_an_arrow_with_its_value(suite, drawn):
     for method, accuracy in (("dense", 80.0), ("sdgp", 79.0), ("prunetrain", 78.0), ("clicktrain", 30.0)):
         suite.add(method, 0, accuracy=accuracy, time=100.0, variant="", train_flops_executed=1e12)
-    (group,), _ = group_trials(read(suite.write()).trials)
+    (group,), _ = page_groups(read(suite.write()).trials)
     rows = method_rows(group, looks(["sdgp", "prunetrain", "clicktrain"]))
     (figure, _), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
     (axes,) = drawn[0].axes
@@ -86,7 +84,7 @@ def test_a_disturbed_time_is_in_no_figure_and_the_caption_names_what_is_left_out
     suite.add_all(("dense", "sdgp"), seeds=2)
     folder = suite.write()
     disturb(folder, "sdgp")
-    (group,), _ = group_trials(read(folder).trials)
+    (group,), _ = page_groups(read(folder).trials)
     rows = method_rows(group, looks(["sdgp[n=2,m=4]"]))
     (by_time, by_flops), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
     assert "sdgp" not in by_time.alt
@@ -96,7 +94,7 @@ def test_a_disturbed_time_is_in_no_figure_and_the_caption_names_what_is_left_out
     (axes,) = [axes for figure in drawn[2:] for axes in figure.axes if "Training time" in axes.get_xlabel()]
     assert {to_hex(line.get_color()) for line in axes.lines if len(line.get_xdata()) > 1} == {svg.colour(0)}
     disturb(folder, "dense")
-    (group,), _ = group_trials(read(folder).trials)
+    (group,), _ = page_groups(read(folder).trials)
     rows = method_rows(group, looks(["sdgp[n=2,m=4]"]))
     figures, (missing,) = tradeoff_figures(rows, "slug", NO_BUDGETS)
     assert [figure.name for figure in figures] == ["slug-accuracy-flops"]
@@ -107,7 +105,7 @@ def test_the_figure_has_each_trial_and_the_intervals_of_the_table(suite, drawn):
     for seed, accuracy in enumerate((60.0, 70.0, 80.0)):
         suite.add("dense", seed, accuracy=accuracy, time=100.0, variant="")
         suite.add("sdgp", seed, accuracy=accuracy - 1 + 0.01 * seed, time=90.0 + seed, variant="")
-    (group,), _ = group_trials(read(suite.write()).trials)
+    (group,), _ = page_groups(read(suite.write()).trials)
     rows = method_rows(group, looks(["sdgp"]))
     (by_time, _), _ = tradeoff_figures(rows, "slug", NO_BUDGETS)
     dense, sdgp = drawn[0].axes[0].containers
@@ -130,7 +128,7 @@ def test_time_passes_are_drawn_for_the_methods_that_have_them_and_seconds_only_w
             suite.add(method, seed, accuracy=accuracy - (method == "sdgp"), time=100.0, variant="")
     folder = suite.write()
     disturb(folder, "dense")
-    (group,), _ = group_trials(read(folder).trials)
+    (group,), _ = page_groups(read(folder).trials)
 
     def drawn_with(load):
         timed = MethodTime.model_validate({"passes": [one_pass(0.9, load=load)]})
@@ -161,7 +159,7 @@ def test_the_pareto_line_has_the_points_that_none_beats():
 def test_axes_that_do_not_start_at_zero_say_so(suite, drawn):
     for seed, accuracy in enumerate((70.0, 72.0)):
         suite.add("dense", seed, accuracy=accuracy, time=100.0 + seed, variant="")
-    (group,), _ = group_trials(read(suite.write()).trials)
+    (group,), _ = page_groups(read(suite.write()).trials)
     rows = method_rows(group, looks([]))
     figures = [*tradeoff_figures(rows, "slug", NO_BUDGETS)[0], *curve_figures(rows, "slug")[0]]
     assert len(figures) == len(drawn) == 6
@@ -175,7 +173,7 @@ def test_axes_end_where_accuracies_and_times_do_with_room_for_markers_and_arrowh
     """The interval of two very different seeds extends beyond 100 % and below 0 s."""
     for seed, (accuracy, time) in enumerate(((60.0, 1.0), (100.0, 9.0))):
         suite.add("sdgp", seed, accuracy=accuracy, time=time, variant="")
-    (group,), _ = group_trials(read(suite.write()).trials)
+    (group,), _ = page_groups(read(suite.write()).trials)
     (figure, _), _ = tradeoff_figures(method_rows(group, looks(["sdgp"])), "slug", NO_BUDGETS)
     (axes,) = drawn[0].axes
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()

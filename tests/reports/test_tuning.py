@@ -4,9 +4,9 @@ import pytest
 from small_trials import put, recorded, untrained
 
 from reports.content.provenance import provenance_section
+from reports.data.records import Records, read
 from suite import registry
 from suite.cli.folders import copy_tuned
-from suite.trials.folder.reader import Records, read
 from suite.trials.provenance import tuning
 from suite.trials.search import Setting, Tuned, TunedMethod, read_tuned, write_tuned
 

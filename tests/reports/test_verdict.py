@@ -16,15 +16,13 @@ from time_passes import one_pass, stage
 from reports import write_report
 from reports.content.build import build
 from reports.content.verdict import Setting
-from reports.data.looks import looks
+from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
 from reports.data.method_rows import by_seed, method_rows, time_ratios
+from reports.data.records import looks, page_groups, read
 from reports.data.rule import holm
 from reports.data.verdict import evidence, judged_groups, margins
 from reports.figures.forest import gain_figure
-from suite.trials.estimates import Estimate, Missing, paired, ratio_estimate
-from suite.trials.folder.reader import read
-from suite.trials.folder.times import MethodTime
-from suite.trials.groups import group_trials
+from suite.measure.times import MethodTime
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -69,7 +67,7 @@ def near(accuracy: float) -> tuple[float, ...]:
 
 def write_time_passes(suite: Any, label: str, ratios: tuple[float, ...], load: float = 0.1, **changed: Any) -> None:
     """Add time passes of one method to those of the suite's group, and dense against itself."""
-    groups = group_trials(read(suite.write()).trials)[0]
+    groups = page_groups(read(suite.write()).trials)[0]
     group = next(one for one in groups if one.key["epochs"] == str(EPOCHS))
     file = suite.folder / "time.json"
     known = json.loads(file.read_text()) if file.exists() else {"version": 1, "groups": [{"key": {}, "methods": {}}]}

@@ -9,9 +9,8 @@ import pytest
 from profiles import profile, stage, step
 
 from reports.content.build import build
+from reports.data.records import page_groups, read
 from reports.render import html, markdown
-from suite.trials.folder.reader import read
-from suite.trials.groups import group_trials
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -25,7 +24,7 @@ def profiled(suite: Any) -> Any:
     suite.write()
 
     def write(entry: dict[str, Any]) -> list[Any]:
-        (group,) = group_trials(read(suite.folder).trials)[0]
+        (group,) = page_groups(read(suite.folder).trials)[0]
         content = {"version": 1, "groups": [{"key": dict(group.key), "methods": {"quick": entry}}]}
         (suite.folder / "profile.json").write_text(json.dumps(content))
         (found,) = build(read(suite.folder)).groups

@@ -1,10 +1,10 @@
 """Shares and savings from known profiles."""
 
 import pytest
-from profiles import profile, stage, step
+from profiles import stage, step
 
 from reports.content.why import flops, savings, share_of_products, total
-from suite.trials.folder.profiles import MethodProfile, StageProfile
+from suite.measure.profiles import StageProfile
 
 
 def stage_of(**changes):
@@ -56,10 +56,3 @@ def test_parts_add_up_to_a_step_without_clocks():
     assert StageProfile.model_validate(stage(step(clocks=1.08))).method.adds_up
     assert not StageProfile.model_validate(stage(step(clocks=1.12))).method.adds_up
     assert not StageProfile.model_validate(stage(step(clocks=0.88))).method.adds_up
-
-
-def test_layers_that_do_not_add_up_are_refused():
-    wrong = step()
-    wrong["layers"][0]["products"]["dgrad"]["seconds"] = 2.9
-    with pytest.raises(ValueError, match="the seconds of dgrad in layers do not add up"):
-        MethodProfile.model_validate(profile(stage(wrong)))

@@ -29,14 +29,13 @@ from test_verdict import (
 )
 
 from reports.content.build import build
+from reports.data.records import is_without_pruning, read
 from reports.data.verdict import judged_groups
 from reports.figures import svg
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from reports.render import html, latex, markdown
-from suite.trials.folder.reader import read
-from suite.trials.groups import is_control, is_without_pruning
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -69,7 +68,7 @@ def test_records_tell_controls_and_ways_without_pruning_apart(
     method: str, variant: str, spec: Any, control: bool, way: bool
 ) -> None:
     trial = recorded(method=method, variant=variant, **spec)
-    assert (is_control(trial), is_without_pruning(trial)) == (control, way)
+    assert (trial.spec.control, is_without_pruning(trial)) == (control, way)
 
 
 def test_ways_without_pruning_and_methods_do_not_change_what_is_said_of_each_other(suite: Any) -> None:

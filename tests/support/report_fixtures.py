@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from reports import write_report
+from reports.data.method_rows import NUMBER_COLUMNS
 from reports.figures import svg
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import write_record
-from suite.trials.folder.table import COLUMNS, NUMBER_COLUMNS
+from suite.trials.folder.table import COLUMNS
 from suite.trials.spec import TrialSpec
 
 EPOCHS = 5
+KINDS = ("measured", "counted", "declared")  # of the columns that are in the result of a trial
 LAYERS = {
     "stem": (3, 16),
     "block1.conv1": (16, 32),
@@ -101,7 +103,7 @@ class Suite:
             "hardware_id": columns["hardware_id"] or "",
             "software": {"python": "3.11.7", "torch": columns.get("torch", "")},
         }
-        result = {name: columns[name] for name in columns if name in COLUMNS and not COLUMNS[name].source}
+        result = {name: columns[name] for name in columns if name in COLUMNS and COLUMNS[name].kind in KINDS}
         folder = self.folder / "trials" / spec.trial_id
         folder.mkdir(parents=True)
         self._write_files(folder, columns, shrink, effective)

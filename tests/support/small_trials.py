@@ -7,8 +7,7 @@ from pathlib import Path
 from suite import registry
 from suite.choices import MethodChoice
 from suite.recipe import FLUSH, IEEE, Recipe
-from suite.trials.folder.packed import COMPRESSED, pack
-from suite.trials.folder.records import TrialRecord, write_record
+from suite.trials.folder.records import COMPRESSED, TrialRecord, pack, write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
 from suite.trials.trial import TrialRun

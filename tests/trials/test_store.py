@@ -15,8 +15,7 @@ from small_trials import put, put_export
 from small_trials import untrained as spec
 
 from suite.errors import UsageError
-from suite.trials.folder import packed
-from suite.trials.folder.records import write_json
+from suite.trials.folder.records import pack, write_json
 from suite.trials.folder.store import Store
 from suite.trials.spec import SuiteSpec
 
@@ -174,7 +173,7 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
     third = spec(2, method="ssl", depends_on={"ssl": second.trial_id})
     assert [trial for trial, _ in store.choose([first, second, third], "missing")] == [third]
     for content, reason in (
-        (packed.pack(b"layer\n"), "has 6 bytes, not 11"),
+        (pack(b"layer\n"), "has 6 bytes, not 11"),
         (b"no gzip file", "cannot be read"),
         (None, "layers.csv is missing"),
     ):
@@ -185,7 +184,7 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
         assert [trial for trial, _ in store.choose([first], "missing")] == [first]
         assert f"{first.trial_id} is run again: " in caplog.messages[-1]
         assert reason in caplog.messages[-1]
-    (folder / "layers.csv.gz").write_bytes(packed.pack(b"layer\nconv\n"))
+    (folder / "layers.csv.gz").write_bytes(pack(b"layer\nconv\n"))
     assert store.status(first.trial_id) == "done"
 
 

@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from small_trials import recorded, spec
 from trials_here import run_here
 
+from reports.data.records import read
 from suite import files
 from suite.choices import MethodChoice
 from suite.cli import main as cli
@@ -24,7 +25,6 @@ from suite.parameters import Search
 from suite.task import Splits
 from suite.trials.building import load_splits
 from suite.trials.engines.local import LocalEngine
-from suite.trials.folder.reader import read
 from suite.trials.folder.records import FILES, read_record, write_record
 from suite.trials.groups import group_trials
 from suite.trials.planning import plan

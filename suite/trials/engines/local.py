@@ -22,8 +22,7 @@ from suite.engine.cost.hardware import CORES, available_cores, physical_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
 from suite.trials.engines.calls import forked
-from suite.trials.folder.records import RUNNING, lacking, read_record, write_record
-from suite.trials.folder.table import REMOVED_NOTHING
+from suite.trials.folder.records import REMOVED_NOTHING, RUNNING, lacking, read_record, write_record
 from suite.trials.process import PLACE, environment, start_process, trial_command
 from suite.trials.progress import EpochReader, ProgressFile, ProgressListener
 from suite.trials.spec import TrialSpec

@@ -1,19 +1,17 @@
-"""Reads a suite's folder for code that computes with it. Each file is read once; damaged content is named and skipped.
+"""Reads the trials of a suite's folder. Each file is read once; damaged content is named and skipped.
 
 What it returns is validated: numbers are finite, and text can be encoded as UTF-8 and embedded in XML.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import hashlib
 import io
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from annotated_types import Interval
 from pydantic import BaseModel, Field
@@ -21,19 +19,22 @@ from pydantic import BaseModel, Field
 from suite import files
 from suite.errors import UsageError, in_words, validate
 from suite.files import clean
-from suite.trials.folder import packed
-from suite.trials.folder.profiles import PROFILES, GroupProfiles
-from suite.trials.folder.records import RUNNING, DamagedRecord, TrialRecord, lacking, load_record
+from suite.trials.folder.records import (
+    COMPRESSED,
+    RUNNING,
+    DamagedRecord,
+    TrialRecord,
+    held,
+    lacking,
+    load_record,
+    unpacked,
+)
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.table import SCHEMA, recipe_columns
 from suite.trials.folder.targets import declared_targets, target_columns
-from suite.trials.folder.times import TIMES, GroupTimes
-from suite.trials.search import Tuned, read_tuned
 
-FILES = ("epochs.jsonl", "layers.csv")  # the files of a trial, besides its record, that a report reads
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures show
 Number = Annotated[int | float, Interval(ge=-1e30, le=1e30)]  # sums and squares of these numbers are finite
-Content = TypeVar("Content")
 
 
 class _Layer(BaseModel, strict=True):
@@ -50,48 +51,13 @@ class _Epoch(BaseModel, strict=True):
     batch_size: Number | None = None
     steps: Number | None = None
     train_time_s: Number | None = None
+    energy_j: Number | None = None
+    test_accuracy: Number | None = None
     step_flops: dict[str, Number | None] | None = None
     train_flops: dict[str, Number | None] | None = None
     backends: dict[str, Any] | None = None
     method: dict[str, Any] | None = None
     layers: dict[str, _Layer] | None = None
-
-
-class NotTestedError(UsageError):
-    """No trial of a folder was evaluated on test images, as in the trials of `tune`, so there is nothing to report."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """Records of a suite's folder.
-
-    Attributes:
-        folder: Path of the folder.
-        trials: Its trials by name, with their epochs and layers.
-        suite: Content of `suite.json`; empty if that file is missing or damaged.
-        damaged: Reason why a record cannot be read, by the name of the trial's folder.
-        damage: One line for each damaged file outside the trials' folders.
-        times: Content of `time.json`, which the time pass writes; empty if that file is missing or damaged.
-        profiles: Content of `profile.json`, which the profile pass writes; empty if it is missing or damaged.
-        tuned: Content of `tune.json`, which `tune` writes; `None` if that file is missing or damaged.
-        untested: Number of finished trials evaluated on validation images only, as in `tune`. `trials` leaves them out,
-            because a report compares accuracies on the test set.
-    """
-
-    folder: Path
-    trials: tuple[TrialRecord, ...]
-    suite: Mapping[str, Any] = field(default_factory=dict)
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    damage: tuple[str, ...] = ()
-    times: tuple[GroupTimes, ...] = ()
-    profiles: tuple[GroupProfiles, ...] = ()
-    tuned: Tuned | None = None
-    untested: int = 0
-
-    def all_damage(self) -> tuple[str, ...]:
-        """Return one line for each file that cannot be read and each value that is not valid."""
-        ours = [f"{trial.name}: {line}" for trial in self.trials for line in trial.damage]
-        return (*self.damage, *(f"{name}: {reason}" for name, reason in self.damaged.items()), *ours)
 
 
 def finite(value: Any) -> float | None:
@@ -143,7 +109,7 @@ def _cell(text: str | None) -> int | float | str | None:
 def _read(path: Path, damage: list[str]) -> bytes:
     """Return the content of a file of a trial; empty if there is none or it cannot be read."""
     try:
-        return packed.read(held) if (held := packed.held(path)) else b""
+        return unpacked(file) if (file := held(path)) else b""
     except OSError as error:
         damage.append(f"{path.name} cannot be read: {in_words(error)}")
         return b""
@@ -178,52 +144,17 @@ def read_trials(folder: Path, none_runs: bool = False, whole: bool = True) -> tu
             if is_busy:
                 continue
             changes = {"status": "error", "message": "did not end: the command that ran it is gone"}
-        if not whole:
-            trials.append(record.model_copy(update=changes))
-            continue
-        damage: list[str] = []
-        changes |= {"epochs": read_epochs(place / FILES[0], damage), "layers": read_layers(place / FILES[1], damage)}
-        missing = tuple(name for name in FILES if packed.held(place / name) is None)
-        if record.done and not damage:
-            reason = lacking(place, record, [name for name in FILES if name not in missing])
-            damage += [reason] if reason else []
-        trials.append(record.model_copy(update={**changes, "damage": tuple(damage), "missing_files": missing}))
+        if whole:
+            damage: list[str] = []
+            changes["epochs"] = read_epochs(place / "epochs.jsonl", damage)
+            changes["layers"] = read_layers(place / "layers.csv", damage)
+            missing = tuple(name for name in COMPRESSED if held(place / name) is None)
+            present = [name for name in COMPRESSED if name not in missing]
+            if record.done and not damage and (reason := lacking(place, record, present)):
+                damage.append(reason)
+            changes |= {"damage": tuple(damage), "missing_files": missing}
+        trials.append(record.model_copy(update=changes))
     return trials, damaged
-
-
-def read(folder: Path, none_runs: bool = False) -> Records:
-    """Read a suite's folder.
-
-    Args:
-        folder: Path of the folder.
-        none_runs: As for `read_trials`.
-
-    Raises:
-        NotTestedError: No trial was evaluated on test images.
-        UsageError: The folder has no trials.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"{folder} does not exist, or is not a folder")
-    trials, damaged = read_trials(folder, none_runs)
-    if not trials and not damaged:
-        raise UsageError(f"{folder} has no results to report: no trials/*/trial.json exists")
-    tested = [trial for trial in trials if trial.spec.recipe.get("evaluate_test", True)]
-    if trials and not tested:
-        raise NotTestedError(
-            f"{folder} has no results to report: its trials, as those of tune, were not evaluated on test images"
-        )
-    damage: list[str] = []
-    return Records(
-        folder,
-        tuple(_label_file_versions(tested)),
-        _intact(lambda place: read_suite(place / "suite.json"), folder, damage) or {},
-        damaged,
-        times=tuple(_intact(TIMES.read, folder, damage) or ()),
-        profiles=tuple(_intact(PROFILES.read, folder, damage) or ()),
-        tuned=_intact(read_tuned, folder, damage) if (folder / "tune.json").exists() else None,
-        untested=len(trials) - len(tested),
-        damage=tuple(damage),
-    )
 
 
 def update_table(
@@ -255,44 +186,7 @@ def update_table(
 
 def read_declared_targets(folder: Path) -> tuple[float, ...]:
     """Return the targets that the last command with targets declared in `suite.json`; empty if there are none."""
-    suite = _intact(lambda place: read_suite(place / "suite.json"), folder, [])
-    declared = declared_targets(suite or {})
+    declared: list[tuple[float, ...]] = []
+    with contextlib.suppress(UsageError):
+        declared = declared_targets(read_suite(folder / "suite.json"))
     return declared[-1] if declared else ()
-
-
-def _intact(read_file: Callable[[Path], Content], folder: Path, damage: list[str]) -> Content | None:
-    """Return what `read_file` returns; `None` if it finds damage. A line of `damage` then names the damage."""
-    try:
-        return read_file(folder)
-    except UsageError as error:
-        damage.append(clean(str(error)))
-        return None
-
-
-def _label_file_versions(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Give trials different labels if different versions of a file define their method, task or model.
-
-    A folder holds trials of both versions after a plugin was edited, and these are different methods. A short checksum
-    is then added to the method's parameters, or to the name of the task or model.
-    """
-    for kind, column in (("method", "variant"), ("task", "task"), ("model", "model")):
-        names = [(trial.text(kind), trial.text(column)) for trial in trials]
-        contents: dict[tuple[str, str], set[str]] = {}
-        for name, trial in zip(names, trials, strict=True):
-            contents.setdefault(name, set()).add(_version(trial, kind))
-        trials = [
-            trial.with_spec(**{column: f"{name[1]} file {_version(trial, kind) or 'unknown'}".strip()})
-            if len(contents[name]) > 1
-            else trial
-            for name, trial in zip(names, trials, strict=True)
-        ]
-    return list(trials)
-
-
-def _version(trial: TrialRecord, kind: str) -> str:
-    """Return a short checksum of the files that define the method, task or model; empty for the project's own."""
-    file = trial.spec.defined_by.get(kind)
-    if not file:
-        return ""
-    known = {"sha256": file.get("sha256"), "imports": file.get("imports")}
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:8]

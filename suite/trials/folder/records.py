@@ -2,40 +2,36 @@
 
     {"trial_id", "spec", "status", "message", "result", "provenance", "files": {name: {"size"}}}
 
-It is written last, beside the old one, and replaces it. A finished trial has the sizes of its files.
+It is written last, beside the old one, and replaces it. A finished trial has the sizes of its files. In an exported
+folder, some files are compressed: `epochs.jsonl` is `epochs.jsonl.gz`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
-import math
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictFloat,
-    StrictInt,
-    field_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
 from suite.files import canonical_json
-from suite.trials.folder import packed
-from suite.trials.folder.table import COLUMNS, REMOVED_NOTHING, SCHEMA
+from suite.trials.folder.table import COLUMNS, SCHEMA
 from suite.trials.spec import TrialSpec
 
 ENDED: Final = ("done", "diverged", "oom", "timeout", "error", "skipped")
 RUNNING: Final = "running"
 FILES: Final = ("model.pt", "epochs.jsonl", "layers.csv")
 """Files of a finished trial, in addition to its record."""
+COMPRESSED: Final = FILES[1:]  # in an exported folder, which has no model
+SUFFIX: Final = ".gz"
+REMOVED_NOTHING: Final = "removed nothing"
+"""End of the message of a control that was skipped because its methods removed nothing."""
 
 
 class DamagedRecord(UsageError):
@@ -115,10 +111,6 @@ class TrialRecord(BaseModel):
                 raise ValueError(f"{column.name} is {str(value)[:20]}: {fault}")
         return self
 
-    @field_serializer("spec")
-    def _spec_to_json(self, spec: TrialSpec) -> dict[str, Any]:
-        return spec.to_json()
-
     @property
     def name(self) -> str:
         """Id of the trial, the name of its folder."""
@@ -153,15 +145,16 @@ class TrialRecord(BaseModel):
 
     def without_home(self) -> Self:
         """Return this record with `~` for the home folder in the path of the data set."""
-        copy = {
-            name: files.without_home(str(value)) if name == "path" else value
-            for name, value in self.spec.data_copy.items()
-        }
-        return self.with_spec(data_copy=copy)
+        copy = self.spec.data_copy
+        return (
+            self.with_spec(data_copy={**copy, "path": files.without_home(str(copy["path"]))})
+            if "path" in copy
+            else self
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `trial.json`."""
-        return {"trial_id": self.name, **self.model_dump()}
+        return {"trial_id": self.name, "spec": self.spec.to_json(), **self.model_dump(exclude={"spec"})}
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -171,17 +164,8 @@ def write_json(path: Path, data: Any) -> None:
 
 def as_text(data: Any) -> str:
     """Return JSON as it is written; numbers that are not finite become null."""
-    return json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(item) for item in data]
-    return data
+    finite = json.loads(json.dumps(data, default=dict), parse_constant=lambda constant: None)
+    return json.dumps(finite, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_record(
@@ -215,18 +199,17 @@ def load_record(folder: Path) -> TrialRecord:
         FileNotFoundError: It has none.
         DamagedRecord: It cannot be read, or belongs to another trial; one line with the reason.
     """
-    path = packed.held(folder / "trial.json")
+    path = held(folder / "trial.json")
     if path is None:
         raise FileNotFoundError(folder / "trial.json")
     try:
-        record: TrialRecord = validate(TrialRecord, files.read_json(packed.read(path)), "")
-        is_ours = record.name == folder.name
+        record: TrialRecord = validate(TrialRecord, files.read_json(unpacked(path)), "")
+        if record.name != folder.name:
+            raise ValueError(f"it belongs to {record.name}")
     except OSError as error:
         raise DamagedRecord(f"damaged record: {in_words(error)}") from error
     except (ValueError, LookupError, TypeError, UsageError) as error:
         raise DamagedRecord(f"damaged record: {str(error).removeprefix(': ')}") from error
-    if not is_ours:
-        raise DamagedRecord(f"damaged record: it belongs to {record.name}")
     return record
 
 
@@ -240,9 +223,7 @@ def read_record(folder: Path) -> TrialRecord | None:
 
 def is_export(folder: Path) -> bool:
     """Return whether `export` wrote the folder of a trial, with compressed files and without a model."""
-    return not (folder / "model.pt").exists() and any(
-        (folder / f"{name}{packed.SUFFIX}").exists() for name in packed.COMPRESSED
-    )
+    return not (folder / "model.pt").exists() and any((folder / f"{name}{SUFFIX}").exists() for name in COMPRESSED)
 
 
 def lacking(folder: Path, record: TrialRecord, names: Collection[str] = FILES) -> str:
@@ -256,13 +237,35 @@ def lacking(folder: Path, record: TrialRecord, names: Collection[str] = FILES) -
     for name in names:
         if name == "model.pt" and is_export(folder):
             continue
-        path, facts = packed.held(folder / name), record.files.get(name)
+        path, facts = held(folder / name), record.files.get(name)
         if path is None or facts is None:
             return f"{name} is missing"
         try:
-            size = packed.size(path)
+            size = len(unpacked(path)) if path.suffix == SUFFIX else path.stat().st_size
         except OSError as error:
             return f"{path.name} cannot be read: {in_words(error)}"
         if size != facts.size:
             return f"{path.name} has {size} bytes, not {facts.size}"
     return ""
+
+
+def held(path: Path) -> Path | None:
+    """Return `path` or its compressed form, whichever exists; `None` if neither does."""
+    return next((file for file in (path, path.with_name(path.name + SUFFIX)) if file.is_file()), None)
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the decompressed content of a file that `held` found.
+
+    Raises:
+        OSError: The file cannot be read, or its compression is damaged.
+    """
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == SUFFIX else path.read_bytes()
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"{path.name} is not a whole gzip file: {error}") from error
+
+
+def pack(content: bytes) -> bytes:
+    """Return the compressed form, which depends on the content alone."""
+    return gzip.compress(content, 9, mtime=0)

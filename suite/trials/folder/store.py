@@ -5,7 +5,7 @@
     OUT/trials/<trial-id>/...       one folder per trial
     OUT/results.csv                 one row per trial (`suite.trials.folder.table`)
     OUT/tune.json                   what `tune` tried and chose (`suite.trials.search`)
-    OUT/time.json                   training times relative to dense (`suite.trials.folder.times`)
+    OUT/time.json                   training times relative to dense (`suite.measure.times`)
 
 A folder collects trials. Another command with the same `--out` adds its trials and keeps the others, so seeds and
 methods can be added later. The name of a trial's folder ends with the hash of its settings.
@@ -15,37 +15,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from suite import files
-from suite.errors import UsageError, in_words
-from suite.trials.folder import packed
-from suite.trials.folder.records import (
-    RUNNING,
-    DamagedRecord,
-    is_export,
-    lacking,
-    load_record,
-    write_json,
-)
+from suite.errors import UsageError, in_words, validate
+from suite.trials.folder.records import RUNNING, DamagedRecord, held, is_export, lacking, load_record, write_json
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
 """Files that, besides the trials, the table and the report are made from."""
 
-LARGEST_SUITE = 64 * 2**20  # size of suite.json in bytes
-
 LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock; `report` holds it for a moment to see whether the folder is in use."""
 
 log = logging.getLogger(__name__)
+
+
+class _Suite(BaseModel):
+    """What code reads in a `suite.json`; other keys are free."""
+
+    commands: list[dict[str, Any]]
 
 
 def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
@@ -55,14 +51,11 @@ def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
         UsageError: There is no such file, or it is damaged. `hint` ends the message.
     """
     try:
-        suite = files.read_json(files.read_bytes(path, path.name, LARGEST_SUITE))
-        json.dumps(suite, allow_nan=False)
-        if not isinstance(suite["commands"], list) or not all(isinstance(item, dict) for item in suite["commands"]):
-            raise ValueError("its commands are not a list of objects")
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise UsageError(f"{path} is damaged: {reason}{hint}") from error
-    return dict(suite)
+        suite: dict[str, Any] = files.read_json(files.read_bytes(path, path.name, 64 * 2**20))
+        validate(_Suite, suite, "")
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"{path} is damaged: {str(error).removeprefix(': ')}{hint}") from error
+    return suite
 
 
 class Store:
@@ -77,27 +70,20 @@ class Store:
         Raises:
             UsageError: The folder is a file, cannot be created, or contains foreign files.
         """
-        for path in (self.folder, *self.folder.parents):
-            if path.is_symlink() and not path.exists():
-                raise UsageError(f"--out {self.folder}: {path} is a symbolic link to nothing")
-            if path.exists() and not path.is_dir():
-                raise UsageError(f"--out {self.folder}: {path} is a file, not a folder")
-            if path.is_dir():
-                if not os.access(path, os.W_OK | os.X_OK):
-                    raise UsageError(f"--out {self.folder}: {path} is not writable")
-                break
+        path = next(path for path in (self.folder, *self.folder.parents) if path.exists() or path.is_symlink())
+        if not path.is_dir():
+            kind = "a file, not a folder" if path.exists() else "a symbolic link to nothing"
+            raise UsageError(f"--out {self.folder}: {path} is {kind}")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UsageError(f"--out {self.folder}: {path} is not writable")
         # A command that was killed before it wrote suite.json leaves only its lock, and perhaps a part of that file.
         ours = {self._lock_file, *files.parts(self.folder, "suite.json")}
-        held = set(self.folder.glob("*")) - ours
-        names = sorted(path.name for path in held)
+        names = sorted(path.name for path in set(self.folder.glob("*")) - ours)
         if names and "suite.json" not in names:
-            inside = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
-            hint = (
-                f"choose an empty folder or a suite, such as {inside[0]} in this folder"
-                if inside
-                else "choose an empty folder"
-            )
-            raise UsageError(f"--out {self.folder}: contains '{names[0]}' but no suite.json; {hint}")
+            suites = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
+            hint = f" or a suite, such as {suites[0]} in this folder" if suites else ""
+            reason = f"contains '{names[0]}' but no suite.json; choose an empty folder{hint}"
+            raise UsageError(f"--out {self.folder}: {reason}")
 
     @contextmanager
     def lock(self, otherwise: str = "") -> Iterator[None]:
@@ -112,12 +98,15 @@ class Store:
         try:
             with files.errors_of(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                held = _held(self._lock_file, LOCK_TIMEOUT)
+                lock = files.lock(self._lock_file, LOCK_TIMEOUT)
         except TimeoutError:
             raise UsageError(f"{self.folder} is in use by {_holder(self._lock_file)}{otherwise}") from None
         except OSError as error:
             raise UsageError(f"--out {self.folder}: {in_words(error)}") from error
-        with held:
+        with lock:
+            with contextlib.suppress(OSError):  # the number only tells others which process holds the lock
+                lock.truncate(0)
+                lock.write(str(os.getpid()).encode("ascii"))
             self._remove_parts()
             yield
 
@@ -131,13 +120,10 @@ class Store:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return a value that changes whenever a source of the table or the report changes."""
-        trials = [packed.held(folder / "trial.json") for folder in self.trial_folders()]
-        state: list[Any] = [self.is_locked()]
-        for path in (*(self.folder / name for name in FACTS), *trials):
-            if path is not None and path.exists():
-                facts = path.stat()
-                state.append((path, facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        return tuple(state)
+        trials = [held(folder / "trial.json") for folder in self.trial_folders()]
+        paths = [path for path in (*(self.folder / name for name in FACTS), *trials) if path and path.exists()]
+        facts = [(path, path.stat()) for path in paths]
+        return self.is_locked(), *((path, fact.st_ino, fact.st_size, fact.st_mtime_ns) for path, fact in facts)
 
     @property
     def _lock_file(self) -> Path:
@@ -160,10 +146,10 @@ class Store:
         plain = dataclasses.asdict(spec)
         plain |= {
             "data_root": files.without_home(plain["data_root"]),
-            "plugins": [files.without_home(p) for p in plain["plugins"]],
+            "plugins": [files.without_home(path) for path in plain["plugins"]],
         }
-        entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
         content = {"command_line": command_line, "spec": plain, "provenance": provenance}
+        entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
         write_json(path, {**content, "commands": [*commands, entry]})
 
     def trial_folder(self, trial_id: str) -> Path:
@@ -227,35 +213,23 @@ class Store:
                 of them, from the beginning. `all` clears their folders at once, so that an interrupted `all` goes on as
                 `missing`.
         """
-        chosen: list[tuple[TrialSpec, Path]] = []
-        states = [("", "")] * len(trials) if only == "all" else self.states(trials)
-        for trial, (status, reason) in zip(trials, states, strict=True):
+        if only == "all":
+            chosen = [(trial, self.trial_folder(trial.trial_id)) for trial in trials]
+            for _, folder in chosen:
+                if folder.exists():
+                    files.remove_folder(folder)
+            return chosen
+        chosen = []
+        for trial, (status, reason) in zip(trials, self.states(trials), strict=True):
             folder = self.trial_folder(trial.trial_id)
             if status == "done":
                 # A process that was killed right after its record left the checkpoint.
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
-            if (
-                only == "all"
-                or (only == "missing" and status != "done")
-                or (only == "failed" and status not in ("", "done"))
-            ):
+            elif status or only == "missing":
                 if reason:
                     log.warning("%s is run again: %s", trial.trial_id, reason)
                 chosen.append((trial, folder))
-        if only == "all":
-            for _, folder in chosen:
-                if folder.exists():
-                    files.remove_folder(folder)
         return chosen
-
-
-def _held(path: Path, seconds: float) -> FileIO:
-    """Lock a file as `files.lock` does, and write the number of this process into it."""
-    file = files.lock(path, seconds)
-    with contextlib.suppress(OSError):  # the number only tells others which process holds the lock
-        file.truncate(0)
-        file.write(str(os.getpid()).encode("ascii"))
-    return file
 
 
 def _holder(lock: Path) -> str:

@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from suite.files import canonical_json
@@ -20,14 +21,8 @@ from suite.trials.spec import TrialSpec
 
 Kind = Literal["trial", "setting", "machine", "declared", "measured", "counted"]
 
-KINDS: dict[Kind, str] = {
-    "trial": "identifies the trial and says how it ended",
-    "setting": "decided before the trial started; two trials that differ in one are different trials",
-    "machine": "where the trial ran; times are compared only where these are equal",
-    "declared": "declared for the report; no training depends on it",
-    "measured": "observed with a clock, an allocator or a data set",
-    "counted": "computed from shapes, plans and masks; exact, and independent of the machine",
-}
+# Where a value of each kind is in a `TrialRecord`, if its column does not say it: the part before its name.
+_SOURCES: dict[Kind, str] = {"trial": "", "setting": "spec."}
 _LARGEST: dict[type, float] = {int: 2**63 - 1, float: 1e30}  # sums and squares of such floats are finite
 
 
@@ -39,11 +34,12 @@ class Column:
         name: Name in `results.csv` and, for measured and counted columns, in the `result` of `trial.json`.
         type: `str`, `int` (64 bits) or `float`.
         unit: Unit of the value; empty for texts and numbers without one.
-        kind: Where the value comes from; one of `KINDS`.
-        title: Head of the column in reports.
+        kind: Where the value comes from; docs/results.md says what each kind means.
         meaning: One sentence for the docs.
         maximum: Largest valid value.
-        source: Where the value is in a `TrialRecord` (default: `result.NAME`).
+        title: Head of the column in reports; empty if they do not show it.
+        source: Where the value is in a `TrialRecord` (default: `spec.NAME` for a setting, `result.NAME` for what
+            was measured, counted or declared).
         read: Function that makes the cell of what is there.
     """
 
@@ -51,16 +47,16 @@ class Column:
     type: type
     unit: str
     kind: Kind
-    title: str
     meaning: str
     maximum: float = math.inf
+    title: str = ""
     source: str = ""
     read: Callable[[Any], Any] | None = None
 
     def of(self, record: Any) -> Any:
         """Return the value of a `TrialRecord`; `None` if it has none."""
         value = record
-        for part in (self.source or f"result.{self.name}").split("."):
+        for part in (self.source or _SOURCES.get(self.kind, "result.") + self.name).split("."):
             value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         if value is None or value == "":
             return None
@@ -93,127 +89,110 @@ def minor_version(version: str) -> str:
 
 _FLOPS = "FLOPs"
 SCHEMA: tuple[Column, ...] = (
-    Column("trial_id", str, "", "trial", "Trial",
+    Column("trial_id", str, "", "trial",
            "Name of the trial's folder; it ends with the hash of its settings.", source="name"),
-    Column("method", str, "", "setting", "Method", "Registered name of the method.", source="spec.method"),
-    Column("variant", str, "", "setting", "Parameters",
-           "Parameters that were typed, `k=v` joined by commas.", source="spec.variant"),
-    Column("task", str, "", "setting", "Task",
-           "Task with the parameters that differ from those of the preset.", source="spec.task"),
-    Column("model", str, "", "setting", "Model",
-           "Model with the parameters that differ from its defaults.", source="spec.model"),
-    Column("preset", str, "", "setting", "Preset", "`smoke`, `quick` or `paper`.", source="spec.preset"),
-    Column("seed", int, "", "setting", "Seed",
-           "Seed of initial weights, batch order and augmentation.", source="spec.seed"),
-    Column("status", str, "", "trial", "Status",
-           "`done`, `diverged`, `oom`, `timeout`, `error` or `skipped`; the numbers of a trial that is not "
-           "`done` do not count.", source="status"),
-    Column("message", str, "", "trial", "Message", "Why the trial is not `done`.", source="message"),
-    Column("device", str, "", "setting", "Device", "`cpu` or `cuda`.", source="spec.device"),
-    Column("hardware_id", str, "", "machine", "Hardware",
+    Column("method", str, "", "setting", "Registered name of the method."),
+    Column("variant", str, "", "setting", "Parameters that were typed, `k=v` joined by commas."),
+    Column("task", str, "", "setting", "Task with the parameters that differ from those of the preset."),
+    Column("model", str, "", "setting", "Model with the parameters that differ from its defaults."),
+    Column("preset", str, "", "setting", "`smoke`, `quick` or `paper`."),
+    Column("seed", int, "", "setting", "Seed of initial weights, batch order and augmentation."),
+    Column("status", str, "", "trial",
+           "`done`, `diverged`, `oom`, `timeout`, `error` or `skipped`; the numbers of a trial that is not `done` "
+           "do not count."),
+    Column("message", str, "", "trial", "Why the trial is not `done`."),
+    Column("device", str, "", "setting", "`cpu` or `cuda`."),
+    Column("hardware_id", str, "", "machine",
            "Hash of the CPU's model, instruction set and usable cores, or of the GPU and the driver's major "
            "version.", source="provenance.hardware_id"),
-    Column("dtype", str, "", "setting", "Number format", "`float32`, `bfloat16` or `float16`.", source="spec.dtype"),
-    Column("arithmetic", str, "", "setting", "Arithmetic",
-           "`flush` if subnormal numbers count as zero, otherwise `ieee`.", source="spec.arithmetic"),
-    Column("data_copy", str, "", "setting", "Data",
-           "Kind of the data set's copy and the start of its checksum.", source="spec.data_copy", read=_data_copy),
-    Column("parameters", str, "", "setting", "All parameters",
-           "Values of all parameters of the method, as JSON.", source="spec.parameters", read=canonical_json),
-    Column("batch_size", int, "images", "setting", "Batch size",
-           "Batch size of the recipe.", source="spec.recipe.batch_size"),
-    Column("epochs", float, "", "setting", "Epochs", "Epochs of the recipe.", source="spec.recipe.epochs"),
-    Column("test_accuracy", float, "fraction", "measured", "Test accuracy",
-           "Of the final model, on the whole test set.", 1),
-    Column("test_accuracy_one_view", float, "fraction", "measured", "Test accuracy of one view",
+    Column("dtype", str, "", "setting", "`float32`, `bfloat16` or `float16`."),
+    Column("arithmetic", str, "", "setting", "`flush` if subnormal numbers count as zero, otherwise `ieee`."),
+    Column("data_copy", str, "", "setting",
+           "Kind of the data set's copy and the start of its checksum.", read=_data_copy),
+    Column("parameters", str, "", "setting", "Values of all parameters of the method, as JSON.", read=canonical_json),
+    Column("batch_size", int, "images", "setting", "Batch size of the recipe.", source="spec.recipe.batch_size"),
+    Column("epochs", float, "", "setting", "Epochs of the recipe.", source="spec.recipe.epochs"),
+    Column("test_accuracy", float, "fraction", "measured",
+           "Of the final model, on the whole test set.", 1, title="Test accuracy"),
+    Column("test_accuracy_one_view", float, "fraction", "measured",
            "Of each test image as it is, where `test_accuracy` is that of six views (`recipe.six_views`); else "
            "empty.", 1),
-    Column("test_loss", float, "", "measured", "Test loss", "Cross entropy of the final model on the test set."),
-    Column("val_accuracy", float, "fraction", "measured", "Validation accuracy",
-           "Of the final model; empty without a validation split.", 1),
-    Column("best_epoch_accuracy", float, "fraction", "measured", "Best test accuracy",
+    Column("test_loss", float, "", "measured", "Cross entropy of the final model on the test set."),
+    Column("val_accuracy", float, "fraction", "measured", "Of the final model; empty without a validation split.", 1),
+    Column("best_epoch_accuracy", float, "fraction", "measured",
            "Highest test accuracy of any epoch with an evaluation, to compare with papers that report it.", 1),
-    Column("train_time_s", float, "s", "measured", "Training time",
-           "Training steps with input, pruning, regularizer and reconfiguration; without evaluation and compilation."),
-    Column("eval_time_s", float, "s", "measured", "Evaluation time", "Evaluations after the epochs."),
-    Column("reconfigure_time_s", float, "s", "measured", "Reconfiguration time",
-           "Surgery, and `precise_bn`; part of `train_time_s`."),
-    Column("wall_time_s", float, "s", "measured", "Wall time",
-           "From start to end of the trial's process, all attempts."),
-    Column("samples_per_s", float, "images/s", "measured", "Training throughput",
-           "Training images per second of `train_time_s`."),
-    Column("inference_images_per_s", float, "images/s", "measured", "Inference throughput",
+    Column("train_time_s", float, "s", "measured",
+           "Training steps with input, pruning, regularizer and reconfiguration; without evaluation and "
+           "compilation.", title="Training time"),
+    Column("eval_time_s", float, "s", "measured", "Evaluations after the epochs."),
+    Column("reconfigure_time_s", float, "s", "measured", "Surgery, and `precise_bn`; part of `train_time_s`."),
+    Column("wall_time_s", float, "s", "measured", "From start to end of the trial's process, all attempts."),
+    Column("samples_per_s", float, "images/s", "measured", "Training images per second of `train_time_s`."),
+    Column("inference_images_per_s", float, "images/s", "measured",
            "Of the final model: median of three to five forward passes of one evaluation batch."),
-    Column("train_flops_dense", float, _FLOPS, "counted", "Training FLOPs, dense",
-           "Of the original network over the whole training."),
-    Column("train_flops_current", float, _FLOPS, "counted", "Training FLOPs, current shapes",
-           "Of the shapes that existed at each step."),
-    Column("train_flops_effective", float, _FLOPS, "counted", "Training FLOPs, effective",
-           "Multiply-adds with both operands nonzero; only hardware that skips zeros can save the others."),
-    Column("train_flops_executed", float, _FLOPS, "counted", "Training FLOPs, executed", "What the backends computed."),
-    Column("inference_flops_dense", float, _FLOPS, "counted", "Inference FLOPs, dense",
-           "Of the original network, one image."),
-    Column("inference_flops", float, _FLOPS, "counted", "Inference FLOPs", "Of the final network's shapes, one image."),
-    Column("inference_flops_effective", float, _FLOPS, "counted", "Inference FLOPs, effective",
-           "As `inference_flops`, times each layer's fraction of nonzero weights."),
-    Column("params_dense", int, "", "counted", "Parameters, dense", "Weights and biases of the original network."),
-    Column("params", int, "", "counted", "Parameters", "Weights and biases of the final network."),
-    Column("nonzero_params", int, "", "counted", "Nonzero parameters", "Those of the final network that are not zero."),
-    Column("peak_memory_bytes", int, "bytes", "measured", "Peak memory",
-           "CUDA: the allocator's maximum while training. CPU: counted from saved tensors, parameters, gradients"
-           " and optimizer state."),
-    Column("peak_rss_bytes", int, "bytes", "measured", "Peak resident memory", "Of the trial's process, all attempts."),
-    Column("allreduce_bytes", int, "bytes", "measured", "All-reduced bytes",
+    Column("train_flops_dense", float, _FLOPS, "counted",
+           "Of the original network over the whole training.", title="Training FLOPs, dense"),
+    Column("train_flops_current", float, _FLOPS, "counted",
+           "Of the shapes that existed at each step.", title="Training FLOPs, current shapes"),
+    Column("train_flops_effective", float, _FLOPS, "counted",
+           "Multiply-adds with both operands nonzero; only hardware that skips zeros can save the others.",
+           title="Training FLOPs, effective"),
+    Column("train_flops_executed", float, _FLOPS, "counted",
+           "What the backends computed.", title="Training FLOPs, executed"),
+    Column("inference_flops_dense", float, _FLOPS, "counted", "Of the original network, one image."),
+    Column("inference_flops", float, _FLOPS, "counted",
+           "Of the final network's shapes, one image.", title="Inference FLOPs"),
+    Column("inference_flops_effective", float, _FLOPS, "counted",
+           "As `inference_flops`, times each layer's fraction of nonzero weights.", title="Inference FLOPs, effective"),
+    Column("params_dense", int, "", "counted", "Weights and biases of the original network."),
+    Column("params", int, "", "counted", "Weights and biases of the final network.", title="Parameters"),
+    Column("nonzero_params", int, "", "counted",
+           "Those of the final network that are not zero.", title="Nonzero parameters"),
+    Column("peak_memory_bytes", int, "bytes", "measured",
+           "CUDA: the allocator's maximum while training. CPU: counted from saved tensors, parameters, gradients "
+           "and optimizer state.", title="Peak memory"),
+    Column("peak_rss_bytes", int, "bytes", "measured", "Of the trial's process, all attempts."),
+    Column("allreduce_bytes", int, "bytes", "measured",
            "What one process handed to all-reduce operations during training; empty with one process."),
-    Column("execution", str, "", "setting", "Execution",
+    Column("execution", str, "", "setting",
            "`eager`, `compile` or `cuda_graph`; with several processes, `eager in 2 processes`.",
            source="spec", read=_execution),
-    Column("compile_time_s", float, "s", "measured", "Compilation time",
-           "Compilation or capture of graphs; not in `train_time_s`."),
-    Column("threads", int, "", "machine", "Threads",
-           "Threads that torch computed with.", source="provenance.hardware.threads"),
-    Column("torch", str, "", "machine", "torch", "Major and minor version of torch.",
-           source="provenance.software.torch", read=minor_version),
-    Column("energy_j", float, "J", "measured", "Training energy",
-           "Of the GPU, or of the whole CPU package with all other programs, during `train_time_s`; empty where "
-           "no counter can be read."),
-    Column("target_accuracy", float, "fraction", "declared", "Target accuracy",
+    Column("compile_time_s", float, "s", "measured", "Compilation or capture of graphs; not in `train_time_s`."),
+    Column("threads", int, "", "machine", "Threads that torch computed with.", source="provenance.hardware.threads"),
+    Column("torch", str, "", "machine",
+           "Major and minor version of torch.", source="provenance.software.torch", read=minor_version),
+    Column("energy_j", float, "J", "measured",
+           "Of the GPU, or of the whole CPU package with all other programs, during `train_time_s`; empty where no "
+           "counter can be read."),
+    Column("target_accuracy", float, "fraction", "declared",
            "First accuracy of `--target`; empty without this option.", 1),
-    Column("time_to_target_s", float, "s", "measured", "Time to target",
+    Column("time_to_target_s", float, "s", "measured",
            "Part of `train_time_s` until the end of the first epoch whose test accuracy is at least "
            "`target_accuracy`; empty if no epoch reached it."),
-    Column("flops_to_target", float, _FLOPS, "counted", "FLOPs to target",
-           "Part of `train_flops_executed` until then."),
-    Column("energy_to_target_j", float, "J", "measured", "Energy to target", "Part of `energy_j` until then."),
-    Column("optimizer", str, "", "setting", "Optimizer", "Optimizer of the recipe.", source="spec.recipe.optimizer"),
-    Column("learning_rate", float, "", "setting", "Learning rate",
+    Column("flops_to_target", float, _FLOPS, "counted", "Part of `train_flops_executed` until then."),
+    Column("energy_to_target_j", float, "J", "measured", "Part of `energy_j` until then."),
+    Column("optimizer", str, "", "setting", "Optimizer of the recipe.", source="spec.recipe.optimizer"),
+    Column("learning_rate", float, "", "setting",
            "Highest learning rate of the recipe.", source="spec.recipe.learning_rate"),
-    Column("schedule", str, "", "setting", "Schedule", "Schedule of the learning rate.", source="spec.recipe.schedule"),
-    Column("weight_decay", float, "", "setting", "Weight decay",
-           "Weight decay of the recipe.", source="spec.recipe.weight_decay"),
+    Column("schedule", str, "", "setting", "Schedule of the learning rate.", source="spec.recipe.schedule"),
+    Column("weight_decay", float, "", "setting", "Weight decay of the recipe.", source="spec.recipe.weight_decay"),
 )  # fmt: skip
-COLUMNS: dict[str, Column] = {column.name: column for column in SCHEMA}
-REMOVED_NOTHING = "removed nothing"
-"""End of the message of a control that was skipped because its methods removed nothing."""
-NUMBER_COLUMNS = tuple(column.name for column in SCHEMA if column.type is not str)
-
-RECIPE_PREFIX = "recipe."
-"""Other fields of the recipe are columns with this prefix, as JSON, if trials of the table differ in them."""
+COLUMNS: dict[str, Column] = dict(zip(map(attrgetter("name"), SCHEMA), SCHEMA, strict=True))
 
 
 def recipe_columns(specs: Iterable[TrialSpec]) -> list[Column]:
     """Return a column for each field of the recipe that has none and in which the trials differ, by name."""
-    fields = [{**resolve(Recipe), **spec.recipe} for spec in specs]
-    names = sorted({name for recipe in fields for name in recipe} - {*COLUMNS})
-    values = {name: {canonical_json(recipe.get(name)) for recipe in fields} for name in names}
-    return [_recipe_column(name) for name, found in values.items() if len(found) > 1]
+    defaults = resolve(Recipe)
+    recipes = [{**defaults, **spec.recipe} for spec in specs]
+    names = sorted({name for recipe in recipes for name in recipe} - {*COLUMNS})
+    differing = [name for name in names if len({canonical_json(recipe.get(name)) for recipe in recipes}) > 1]
+    return [_recipe_column(name, defaults.get(name)) for name in differing]
 
 
-def _recipe_column(name: str) -> Column:
-    column, default = f"{RECIPE_PREFIX}{name}", resolve(Recipe).get(name)
+def _recipe_column(name: str, default: Any) -> Column:
     meaning = "Field of the recipe, as JSON; trials of the table differ in it."
     return Column(
-        *(column, str, "", "setting", column, meaning),
+        *(f"recipe.{name}", str, "", "setting", meaning),
         source="spec.recipe",
         read=lambda recipe: canonical_json(recipe.get(name, default)),
     )

@@ -6,7 +6,6 @@ No training, checkpoint or parameter depends on them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from suite.errors import UsageError
 
 MOST_TARGETS = 5
-_INEXACT = 1e-9  # binary fractions cannot hold percentages and shares of images exactly
-COSTS = {"time_to_target_s": "train_time_s", "energy_to_target_j": "energy_j"}
+COSTS = {"flops_to_target": "train_flops", "time_to_target_s": "train_time_s", "energy_to_target_j": "energy_j"}
 """Columns of the results table, and the fields of `epochs.jsonl` that they are read from."""
 
 
@@ -25,23 +23,19 @@ def read_targets(text: str) -> tuple[float, ...]:
     Raises:
         UsageError: A part is not a percentage above 1 and up to 100, or occurs twice, or there are too many parts.
     """
-    hint = "expected percentages above 1 and up to 100, separated by commas: 88,90.5"
-    targets: list[float] = []
-    for part in text.split(","):
-        try:
-            percent = float(part)
-        except ValueError:
-            raise UsageError(f"--target '{text}': {hint}") from None
-        if 0 < percent <= 1:
-            raise UsageError(f"--target '{text}': targets are percentages; did you mean {100 * percent:g}?")
-        if not 1 < percent <= 100:
-            raise UsageError(f"--target '{text}': {hint}")
-        targets.append(percent / 100)
-    if len(set(targets)) < len(targets):
+    try:
+        percents = [float(part) for part in text.split(",")]
+    except ValueError:
+        percents = [0.0]
+    if all(0 < percent <= 1 for percent in percents):
+        raise UsageError(f"--target '{text}': targets are percentages; did you mean {100 * percents[0]:g}?")
+    if not all(1 < percent <= 100 for percent in percents):
+        raise UsageError(f"--target '{text}': expected percentages above 1 and up to 100, separated by commas: 88,90.5")
+    if len(set(percents)) < len(percents):
         raise UsageError(f"--target '{text}': a target occurs twice")
-    if len(targets) > MOST_TARGETS:
+    if len(percents) > MOST_TARGETS:
         raise UsageError(f"--target '{text}': at most {MOST_TARGETS} targets")
-    return tuple(targets)
+    return tuple(percent / 100 for percent in percents)
 
 
 def refuse_guesses(targets: Sequence[float], classes: int) -> None:
@@ -62,20 +56,10 @@ def declared_targets(suite: Mapping[str, Any]) -> list[tuple[float, ...]]:
     """Return the targets that the commands of a folder declared, in order, without repetitions and without empty ones.
 
     Args:
-        suite: Content of `suite.json`, of any version.
+        suite: Content of `suite.json`.
     """
-    commands = suite.get("commands")
-    declared: list[tuple[float, ...]] = []
-    for command in commands if isinstance(commands, list) else ():
-        spec = command.get("spec") if isinstance(command, Mapping) else None
-        targets = spec.get("targets") if isinstance(spec, Mapping) else None
-        if isinstance(targets, list) and targets and all(map(_is_share, targets)):
-            declared.append(tuple(map(float, targets)))
-    return [targets for targets, _ in groupby(declared)]
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+    declared = [tuple(command["spec"].get("targets") or ()) for command in suite.get("commands", ())]
+    return [targets for targets, _ in groupby(filter(None, declared))]
 
 
 def first_reached(epochs: Iterable[Mapping[str, Any]], target: float) -> Mapping[str, Any] | None:
@@ -85,11 +69,8 @@ def first_reached(epochs: Iterable[Mapping[str, Any]], target: float) -> Mapping
         epochs: Records of `epochs.jsonl`, in order.
         target: Accuracy as a fraction.
     """
-    for record in epochs:
-        accuracy = record.get("test_accuracy")
-        if isinstance(accuracy, (int, float)) and accuracy >= target - _INEXACT:
-            return record
-    return None
+    # Binary fractions cannot hold percentages and shares of images exactly.
+    return next((record for record in epochs if (record.get("test_accuracy") or 0.0) >= target - 1e-9), None)
 
 
 def cost_until(record: Mapping[str, Any], column: str) -> float | None:
@@ -97,14 +78,11 @@ def cost_until(record: Mapping[str, Any], column: str) -> float | None:
 
     Args:
         record: Record of `epochs.jsonl`, whose costs are sums over the epochs so far.
-        column: `flops_to_target`, or a key of `COSTS`.
+        column: A key of `COSTS`.
     """
-    if column == "flops_to_target":
-        flops = record.get("train_flops")
-        value = flops.get("executed") if isinstance(flops, Mapping) else None
-    else:
-        value = record.get(COSTS[column])
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    value = record.get(COSTS[column])
+    value = value.get("executed") if isinstance(value, Mapping) else value
+    return None if value is None else float(value)
 
 
 def target_columns(epochs: Sequence[Mapping[str, Any]], targets: Sequence[float]) -> dict[str, Any]:
@@ -117,6 +95,5 @@ def target_columns(epochs: Sequence[Mapping[str, Any]], targets: Sequence[float]
     if not targets or not epochs:
         return {}
     record = first_reached(epochs, targets[0])
-    columns = dict.fromkeys(("flops_to_target", *COSTS))
-    costs = {} if record is None else {column: cost_until(record, column) for column in columns}
-    return {"target_accuracy": targets[0], **columns, **costs}
+    costs = {column: None if record is None else cost_until(record, column) for column in COSTS}
+    return {"target_accuracy": targets[0], **costs}

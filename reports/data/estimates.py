@@ -119,12 +119,14 @@ def ratio_estimate(ratios: Sequence[float], reason: str) -> Quantity:
 
 def _t_quantile(degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t distribution that bounds a two-sided interval."""
-    # SciPy takes half a second to load, and a report of one seed has no intervals.
     return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
 
 
 def paired(
-    values: Mapping[int, float], baseline: Mapping[int, float], combine: str, reason: str = "not measured"
+    values: Mapping[int, float],
+    baseline: Mapping[int, float],
+    combine: str,
+    reason: str = "not measured",
 ) -> Quantity:
     """Return mean and interval of `values - baseline` or `values / baseline`, paired by seed.
 
@@ -143,12 +145,10 @@ def paired(
         return Missing("no seed in common with dense, so nothing can be paired")
     if combine == "difference":
         return estimate([values[seed] - baseline[seed] for seed in seeds], reason)
-    if combine == "ratio":
-        usable = [seed for seed in seeds if baseline[seed] > 0]
-        if any(values[seed] <= 0 for seed in usable):
-            return Missing("a value is 0, so that ratios have no geometric mean")
-        return ratio_estimate([values[seed] / baseline[seed] for seed in usable], "the value of dense is 0")
-    raise ValueError(f"combine is '{combine}'; known: difference, ratio")
+    usable = [seed for seed in seeds if baseline[seed] > 0]
+    if any(values[seed] <= 0 for seed in usable):
+        return Missing("a value is 0, so that ratios have no geometric mean")
+    return ratio_estimate([values[seed] / baseline[seed] for seed in usable], "the value of dense is 0")
 
 
 def mean_of(quantity: Quantity) -> float | None:

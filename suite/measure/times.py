@@ -1,53 +1,143 @@
-"""The entries of the file of the time pass, `time.json`: training times relative to dense."""
+"""Files in a suite's folder from a pass over finished trials, and the content of that of the time pass, `time.json`.
+
+    {"version": 1, "groups": [{"key": {name: text}, "methods": {label: {...}}}]}
+
+`key` has the names and texts of `suite.trials.groups.KEY`; `label` is the method with its parameters. The entry of a
+method in `time.json` has its training times relative to dense.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from annotated_types import Ge, Le, MinLen
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from suite import files
+from suite.errors import UsageError, validate
 from suite.recipe import Phase
-from suite.trials.folder.entries import Content, EntryFile, GroupEntries, Strict
 
 BUSY = 0.5
 """A measurement is disturbed if other programs use this many cores for each of its threads, or more."""
 FEWEST_PAIRS = 3
 """Fewest pairs of steps in one state of a trial."""
-_LONGEST = 10**15  # microseconds
-Steps = Annotated[int, Ge(1), Le(10**12)]
+LARGEST = 64 * 2**20  # bytes of a file
 
 
-def _read_pairs(value: Any) -> Any:
-    """Return pairs of seconds from text in microseconds, or given pairs rounded to microseconds."""
-    if isinstance(value, str):
-        words = value.split()
-        if len(words) % 2 or not all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words):
-            raise ValueError("must be an even number of microseconds, separated by spaces")
-        numbers = [int(word) for word in words]
-    else:
+class Strict(BaseModel):
+    """Base of what the files contain. It refuses unknown keys, and its values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Entry = TypeVar("Entry", bound=Strict)
+
+
+class GroupEntries(Strict, Generic[Entry]):
+    """Entries of one group of comparable trials.
+
+    Attributes:
+        key: Text of each part of the group's key.
+        methods: Entries by method with its parameters.
+    """
+
+    key: dict[str, str]
+    methods: dict[str, Entry]
+
+
+class Content(Strict, Generic[Entry]):
+    """The whole file."""
+
+    version: Literal[1]
+    groups: list[GroupEntries[Entry]]
+
+
+@dataclass(frozen=True)
+class EntryFile(Generic[Entry]):
+    """One such file.
+
+    Attributes:
+        name: Name of the file in the folder of a suite.
+        verb: The verb that writes it.
+        content: The file's schema.
+    """
+
+    name: str
+    verb: str
+    content: type[Content[Entry]]
+
+    def read(self, folder: Path) -> list[GroupEntries[Entry]]:
+        """Return the entries in a suite's folder; empty if there is no such file.
+
+        Raises:
+            UsageError: The file is damaged; one line.
+        """
+        path = folder / self.name
+        if not path.exists():
+            return []
         try:
-            numbers = [round(1e6 * seconds) for method, dense in value for seconds in (method, dense)]
-        except (TypeError, OverflowError) as error:
-            raise ValueError("must be pairs of seconds") from error
-    if not all(0 < number < _LONGEST for number in numbers):
-        raise ValueError("times must be positive")
-    return tuple(zip((one / 1e6 for one in numbers[::2]), (one / 1e6 for one in numbers[1::2]), strict=True))
+            data = files.read_json(files.read_bytes(path, self.verb, LARGEST))
+            groups: list[GroupEntries[Entry]] = validate(self.content, data, "").groups
+        except (UsageError, ValueError) as error:
+            raise UsageError(
+                f"{path} is damaged: {str(error).removeprefix(': ')}; delete it, and measure again: "
+                f"python run_suite.py {self.verb} {folder}"
+            ) from error
+        return groups
+
+    def add(self, folder: Path, key: Mapping[str, str], label: str, entry: Entry) -> None:
+        """Write the entry of a method of one group, atomically; all other entries stay.
+
+        Raises:
+            UsageError: The existing file is damaged.
+            OSError: The file cannot be written.
+        """
+        groups = self.read(folder)
+        group = next((group for group in groups if group.key == key), None)
+        if group is None:
+            groups.append(group := GroupEntries(key=dict(key), methods={}))
+        group.methods[label] = entry
+        self.write(folder, groups)
+
+    def write(self, folder: Path, groups: Sequence[GroupEntries[Entry]]) -> None:
+        """Replace the file by these groups, atomically.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        content = {"version": 1, "groups": [group.model_dump(mode="json") for group in groups]}
+        files.write(folder / self.name, json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def _write_pairs(pairs: tuple[tuple[float, float], ...]) -> str:
+def _from_text(value: Any) -> Any:
+    """Return the pairs of a text in microseconds; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    seconds = [int(word) / 1e6 for word in value.split()]
+    return list(zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def _to_text(pairs: Pairs) -> str:
     return " ".join(f"{round(1e6 * seconds)}" for pair in pairs for seconds in pair)
 
 
+Count = Annotated[int, Ge(1)]
+NotNegative = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
+_Steps = Annotated[int, Ge(1), Le(10**12)]
+_Seconds = Annotated[float, Ge(0), Le(10**12)]
+_OfStep = Annotated[float, Gt(5e-7), Lt(10**9), AfterValidator(lambda seconds: round(seconds, 6))]
 Pairs = Annotated[
-    tuple[tuple[float, float], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_read_pairs), PlainSerializer(_write_pairs)
+    tuple[tuple[_OfStep, _OfStep], ...], MinLen(FEWEST_PAIRS), BeforeValidator(_from_text), PlainSerializer(_to_text)
 ]
-"""Seconds of a step of the method and of a dense step, which ran one after the other. The file has them in microseconds
-as one text, which is as short as compressed numbers."""
+"""Seconds of a step of the method and of a dense step, which ran one after the other, in whole microseconds. The file
+has them as one text, which is as short as compressed numbers."""
 
 
 def ratio_of(pairs: Pairs) -> float:
@@ -63,7 +153,7 @@ class _OfPhase(Strict):
         frozen: Whether the parameters of `recipe.freeze` are frozen.
     """
 
-    image_size: Annotated[int, Ge(1)] | None = None
+    image_size: Count | None = None
     frozen: bool = False
 
     @property
@@ -82,8 +172,8 @@ class StageTime(_OfPhase):
         end: Pairs in the state in which the stage ended; empty if the trial has not kept that state.
     """
 
-    epoch: Annotated[int, Ge(1)]
-    steps: Steps
+    epoch: Count
+    steps: _Steps
     start: Pairs
     end: Pairs | None = None
 
@@ -106,7 +196,7 @@ class DenseSteps(_OfPhase):
         steps: Number of steps.
     """
 
-    steps: Steps
+    steps: _Steps
 
 
 class Order(Strict):
@@ -120,7 +210,7 @@ class Order(Strict):
     """
 
     number: Annotated[int, Ge(0)]
-    place: Annotated[int, Ge(1)]
+    place: Count
     built_first: Literal["method", "dense"]
     steps_first: Literal["method", "dense"]
 
@@ -142,14 +232,14 @@ class PassTime(Strict):
     """
 
     trial: str
-    stages: Annotated[tuple[StageTime, ...], Field(min_length=1)]
-    dense: Annotated[tuple[DenseSteps, ...], Field(min_length=1)]
-    reconfigure_s: Annotated[float, Ge(0), Le(10**12)]
-    dense_reconfigure_s: Annotated[float, Ge(0), Le(10**12)] = 0.0
+    stages: Annotated[tuple[StageTime, ...], MinLen(1)]
+    dense: Annotated[tuple[DenseSteps, ...], MinLen(1)]
+    reconfigure_s: _Seconds
+    dense_reconfigure_s: _Seconds = 0.0
     twice: Pairs
     order: Order
-    load: Annotated[float, Ge(0), Field(allow_inf_nan=False)]
-    threads: Annotated[int, Ge(1)]
+    load: NotNegative
+    threads: Count
     provenance: dict[str, Any]
 
     @model_validator(mode="after")
@@ -248,7 +338,7 @@ class MethodTime(Strict):
         passes: The passes, in the order in which they were measured.
     """
 
-    passes: Annotated[tuple[PassTime, ...], Field(min_length=1)]
+    passes: Annotated[tuple[PassTime, ...], MinLen(1)]
 
     @model_validator(mode="after")
     def _have_one_number_of_threads(self) -> MethodTime:

@@ -1,18 +1,16 @@
-"""The entries of the file of the profile pass, `profile.json`: where the time of a training step goes."""
+"""The content of the file of the profile pass, `profile.json`: where the time of a training step goes."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
-from pydantic import Field, model_validator
+from annotated_types import Ge, Gt, MinLen
+from pydantic import Field
 
-from suite.trials.folder.entries import Content, EntryFile, GroupEntries, Strict
+from suite.measure.times import Content, Count, EntryFile, GroupEntries, NotNegative, Strict
 
-NotNegative = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
-Count = Annotated[int, Ge(1)]
 Product = Literal["forward", "dgrad", "wgrad"]
 Part = Literal["forward", "dgrad", "wgrad", "normalization", "pruning", "optimizer", "input", "network", "rest"]
 PART_TITLES: dict[Part, str] = {
@@ -116,14 +114,6 @@ class StepProfile(Strict):
     parts: dict[Part, NotNegative]
     layers: tuple[LayerProfile, ...]
 
-    @model_validator(mode="after")
-    def _layers_add_up(self) -> StepProfile:
-        for product in ("forward", "dgrad", "wgrad"):
-            total = sum(layer.products[product].seconds or 0.0 for layer in self.layers if product in layer.products)  # type: ignore[index]
-            if not math.isclose(total, self.parts.get(product, 0.0), rel_tol=1e-6, abs_tol=1e-9):  # type: ignore[call-overload]
-                raise ValueError(f"the seconds of {product} in layers do not add up to those in parts")
-        return self
-
     @property
     def sum_over_step(self) -> float:
         """Sum of the parts relative to the step without clocks that ran next to the measured step."""
@@ -169,7 +159,7 @@ class MachineRates(Strict):
     """
 
     macs_per_s: Positive
-    copies: Annotated[tuple[CopyRate, ...], Field(min_length=1)]
+    copies: Annotated[tuple[CopyRate, ...], MinLen(1)]
 
 
 class MethodProfile(Strict):
@@ -188,7 +178,7 @@ class MethodProfile(Strict):
     """
 
     trial: str
-    stages: Annotated[tuple[StageProfile, ...], Field(min_length=1)]
+    stages: Annotated[tuple[StageProfile, ...], MinLen(1)]
     stages_of_trial: Count
     machine: MachineRates
     execution: str
