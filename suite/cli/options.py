@@ -75,7 +75,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
-                raise UsageError(f"unexpected argument '{name}'; {BY_COMMAS}, and --set is repeated")
+                hint = "repeat --set for each field" if name.startswith("recipe.") else BY_COMMAS
+                raise UsageError(f"unexpected argument '{name}'; {hint}")
             # Names are compared without dashes, which would make any two options similar.
             known = [text[2:] for text in self._option_string_actions if text.startswith("--")]
             raise UsageError(f"no option is called '{name}'{nearest(name.lstrip('-'), known, '--')}")

@@ -130,7 +130,7 @@ def test_the_table_has_the_declared_target_and_a_command_may_replace_it(tmp_path
 def test_a_command_records_its_targets():
     options = read_run_options(["--methods", "dense", "--task", "digits", "--target", "88,90"])
     assert options.target == (0.88, 0.9)
-    assert read_run_options(["--task", "digits"]).targets == ()
+    assert read_run_options(["--task", "digits"]).target == ()
     spec = SuiteSpec(
         methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/",
         targets=options.target,
