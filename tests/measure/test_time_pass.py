@@ -789,7 +789,6 @@ def test_a_folder_in_use_is_refused(shrinking):
     ("[" * 100_000, "is damaged"),
     ('{"version": 2, "groups": []}', "version: Input should be 1"),
     ('{"version": 1, "groups": [], "more": 1}', "more: Extra inputs"),
-    ('{"version": 1, "groups": [{"key": {}, "methods": {}}, {"key": {}, "methods": {}}]}', "occurs twice"),
 ])  # fmt: skip
 def test_a_damaged_file_is_one_line(content, reason, tmp_path):
     (tmp_path / "time.json").write_text(content)
