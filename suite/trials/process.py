@@ -1,4 +1,4 @@
-"""What the process of a trial gets from the one that starts it, and what it does before it imports torch.
+"""What the process of a trial gets from the one that starts it, what it tells that one, and what precedes torch.
 
 The engine starts a trial as the leader of a new session, with a pipe as its standard input. Only the engine's process
 holds the write end of the pipe, and it never writes. An end-of-file therefore means that the engine has ended.
@@ -6,6 +6,7 @@ holds the write end of the pipe, and it never writes. An end-of-file therefore m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,7 +15,9 @@ import signal
 import site
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +40,8 @@ MALLOC: Final = {
     "MALLOC_TOP_PAD_": str(2**28),
 }
 _PR_SET_PDEATHSIG = 1
+SMALLEST_INTERVAL = 0.5
+"""Seconds between two versions of `progress.json`."""
 FLAG_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
@@ -166,3 +171,51 @@ def rank_of_environment() -> int | None:
     """Return the number of this process among the ranks of its trial; `None` if the trial has one process."""
     text = os.environ.get(RANK)
     return None if text is None else int(text)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Progress of a trial.
+
+    Attributes:
+        epoch: Number of finished epochs.
+        epochs: Number of epochs of the whole training.
+        fraction: Finished fraction of the whole training, in [0, 1].
+        resumed_after: Epoch after which this attempt resumed; 0 if it started from the beginning.
+    """
+
+    epoch: int
+    epochs: int
+    fraction: float
+    resumed_after: int = 0
+
+
+class ProgressFile:
+    """`progress.json`, written by the trial and read by the engine."""
+
+    NAME = "progress.json"
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / self.NAME
+        self._next = 0.0
+        self.resumed_after = 0
+
+    def write(self, epoch: int, epochs: int, fraction: float) -> None:
+        """Write the progress. Calls that follow too soon do nothing, so this may be called at every step.
+
+        The file is replaced atomically, but not flushed to disk. Errors, for example a full disk, are ignored.
+        """
+        now = time.monotonic()
+        if now < self._next and fraction < 1:
+            return
+        self._next = now + SMALLEST_INTERVAL
+        content = json.dumps(asdict(Position(epoch, epochs, fraction, self.resumed_after)))
+        with contextlib.suppress(OSError):
+            files.write(self._path, content, durable=False)
+
+    def read(self) -> Position | None:
+        """Return the progress; `None` if the trial has not written any."""
+        try:
+            return Position(**json.loads(self._path.read_bytes()))
+        except (OSError, ValueError):
+            return None

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -21,60 +20,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from suite import files
 from suite.recipe import Recipe
+from suite.trials.process import Position
 from suite.trials.spec import TrialSpec
-
-SMALLEST_INTERVAL = 0.5
-"""Seconds between two versions of `progress.json`."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Progress of a trial.
-
-    Attributes:
-        epoch: Number of finished epochs.
-        epochs: Number of epochs of the whole training.
-        fraction: Finished fraction of the whole training, in [0, 1].
-        resumed_after: Epoch after which this attempt resumed; 0 if it started from the beginning.
-    """
-
-    epoch: int
-    epochs: int
-    fraction: float
-    resumed_after: int = 0
-
-
-class ProgressFile:
-    """`progress.json`, written by the trial and read by the engine."""
-
-    NAME = "progress.json"
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / self.NAME
-        self._next = 0.0
-        self.resumed_after = 0
-
-    def write(self, epoch: int, epochs: int, fraction: float) -> None:
-        """Write the progress. Calls that follow too soon do nothing, so this may be called at every step.
-
-        The file is replaced atomically, but not flushed to disk. Errors, for example a full disk, are ignored.
-        """
-        now = time.monotonic()
-        if now < self._next and fraction < 1:
-            return
-        self._next = now + SMALLEST_INTERVAL
-        content = json.dumps(asdict(Position(epoch, epochs, fraction, self.resumed_after)))
-        with contextlib.suppress(OSError):
-            files.write(self._path, content, durable=False)
-
-    def read(self) -> Position | None:
-        """Return the progress; `None` if the trial has not written any."""
-        try:
-            return Position(**json.loads(self._path.read_bytes()))
-        except (OSError, ValueError):
-            return None
 
 
 class EpochReader:

@@ -21,7 +21,7 @@ from suite.measure import number_format
 from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.records import write_record
 from suite.trials.spec import TrialSpec
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 WARNING = "--dtype bfloat16: this processor has no bfloat16 arithmetic; --dtype float32 is many times faster"
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import reports
 from suite import files
 from suite.cli import main as cli
-from suite.engine.cost import clock
-from suite.trials import provenance
+from suite.trials import provenance, trial_run
 from suite.trials.engines import local
 
 WRITING = os.O_WRONLY | os.O_RDWR
@@ -65,7 +64,7 @@ def write_report(folder: Path, **more: bool) -> reports.Written:
 if __name__ == "__main__":
     provenance.busy_cores = lambda: 0.0
     provenance.program_output = lambda *command: ""
-    clock.images_per_second = lambda trainer: 1.0
+    trial_run.images_per_second = lambda trainer: 1.0
     local.POLL_INTERVAL = 0.01
     reports.write_report = write_report
     folder, counter, at, victim, *words = sys.argv[1:]

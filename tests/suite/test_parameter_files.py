@@ -8,7 +8,7 @@ from suite.errors import UsageError
 from suite.trials.folder.records import write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 
 def planned(path):

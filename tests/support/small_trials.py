@@ -10,7 +10,7 @@ from suite.recipe import FLUSH, IEEE, Recipe
 from suite.trials.folder.records import COMPRESSED, TrialRecord, pack, write_record
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec, TrialSpec
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 
 def spec(method, seed=0, task="digits", model="", **changes):

@@ -19,7 +19,7 @@ from suite.engine.network.channels.spaces import find_index_spaces
 from suite.errors import MissingData
 from suite.trials.planning import plan
 from suite.trials.spec import SuiteSpec
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 from tasks.digits import load_digits
 
 DOCS = Path(__file__).parents[2] / "docs"

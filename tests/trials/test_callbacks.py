@@ -22,7 +22,7 @@ from suite.trials.callbacks.listening import CallingListener
 from suite.trials.callbacks.tensorboard import FOLDER, TensorBoard, scalars
 from suite.trials.folder.records import RUNNING, read_record, write_record
 from suite.trials.spec import TrialSpec
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 SMALL = {"model": "resnet9[width=0.0625]", "train_images": 32, "test_images": 20, "batch_size": 16, "epochs": 3}
 CALLED = []

@@ -15,10 +15,10 @@ from suite.trials.engines.calls import forked
 ROOT = Path(__file__).resolve().parents[2]
 
 WAITS = """
-import os, runpy, sys
+import os, sys
 from suite.cli.main import main
 from suite.errors import MissingData
-from suite.trials import process
+from suite.trials import trial
 from suite.trials.engines.calls import forked
 from suite.trials.folder.store import Store
 
@@ -29,9 +29,9 @@ def take_place():
     print("before torch:", holds())
     raise SystemExit
 
-process.watch_parent, process.take_place = lambda: None, take_place
+trial.watch_parent, trial.take_place = lambda: None, take_place
 try:
-    runpy.run_module("suite.trials.trial", run_name="__main__")
+    trial.main()
 except SystemExit:
     pass
 

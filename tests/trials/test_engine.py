@@ -21,7 +21,7 @@ from suite.trials import process as of_trial
 from suite.trials.engines import local
 from suite.trials.engines.local import LocalEngine, Place, places_for, visible_gpus
 from suite.trials.folder.records import read_record
-from suite.trials.progress import Position
+from suite.trials.process import Position
 
 PLACED = """
 import json, os, sys, time

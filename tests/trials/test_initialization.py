@@ -10,7 +10,7 @@ from small_trials import spec, train
 from suite.errors import UsageError
 from suite.task import Splits
 from suite.trials.building import InitializedFromImages, initialize
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 from tasks.models.resnet9 import ResNet9
 
 

@@ -10,12 +10,11 @@ from rich.console import Console
 from small_trials import spec
 
 from suite.trials import progress
+from suite.trials.process import Position, ProgressFile
 from suite.trials.progress import (
     LINE_INTERVAL,
     EpochReader,
     Measurements,
-    Position,
-    ProgressFile,
     TimeLeft,
     TrialProgress,
     duration,

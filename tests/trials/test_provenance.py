@@ -14,7 +14,7 @@ from suite.files import without_home
 from suite.trials.folder.table import minor_version
 from suite.trials.process import command_line
 from suite.trials.provenance import collect, git_facts
-from suite.trials.trial import comparable
+from suite.trials.trial_run import comparable
 
 
 @pytest.fixture(scope="module")

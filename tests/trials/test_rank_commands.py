@@ -26,7 +26,7 @@ from suite.trials.ranks import allocation as allocations
 from suite.trials.ranks import connection, processes
 from suite.trials.ranks.allocation import Allocation, End, RemoteRank, follow, receive, send
 from suite.trials.ranks.processes import Failure
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 ROOT = Path(__file__).parents[2]
 

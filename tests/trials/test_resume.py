@@ -21,7 +21,7 @@ from suite.cli import main as cli
 from suite.engine.network import model_files
 from suite.errors import UsageError
 from suite.trials.folder.records import read_record
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("dense", "sdgp", "prunetrain")

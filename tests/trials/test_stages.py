@@ -10,7 +10,7 @@ from suite import files
 from suite.engine.network import model_files
 from suite.trials import stages as stages_module
 from suite.trials.stages import MOST_STAGES, Cost, StageKeeper, StageList, end_file, stage_file
-from suite.trials.trial import TrialRun
+from suite.trials.trial_run import TrialRun
 
 SMALL = {"model": "resnet9[width=0.0625]", "train_images": 72, "batch_size": 32, "epochs": 1}
 SHRINKING = spec("prunetrain[ratio=0.8]", **(SMALL | {"train_images": 96, "epochs": 4}))

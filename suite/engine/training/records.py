@@ -1,6 +1,6 @@
 """Results of a step and of an epoch of a training, and the state of a training between epochs.
 
-`suite/trials/trial.py` writes the records of epochs into `epochs.jsonl`.
+`suite/trials/trial_run.py` writes the records of epochs into `epochs.jsonl`.
 """
 
 from __future__ import annotations

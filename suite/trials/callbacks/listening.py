@@ -9,7 +9,8 @@ from typing import Any
 
 from suite.trials.callbacks.calls import CallbackTrial, Calls
 from suite.trials.folder.records import read_record
-from suite.trials.progress import Position, ProgressListener
+from suite.trials.process import Position
+from suite.trials.progress import ProgressListener
 from suite.trials.spec import TrialSpec
 
 Callback = Callable[[CallbackTrial, dict[str, Any]], object]

@@ -25,8 +25,8 @@ from suite.engine.cost.hardware import available_cores, threads_of_environment
 from suite.errors import UsageError, in_words
 from suite.registry import ROOT, register
 from suite.trials.engines.local import Engine, LocalEngine, Place, Running, record_end
-from suite.trials.process import FLAG_PREFIXES, die_with, environment
-from suite.trials.progress import ProgressFile, ProgressListener
+from suite.trials.process import FLAG_PREFIXES, ProgressFile, die_with, environment
+from suite.trials.progress import ProgressListener
 from suite.trials.spec import TrialSpec
 
 log = logging.getLogger(__name__)

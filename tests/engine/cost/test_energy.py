@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.engine.cost.clock import Clock, EnergyCounter, NoCounter, RaplPackage, open_nvml, open_rapl
-from suite.trials.trial import count_energy
+from suite.trials.trial_run import count_energy
 
 CPU = torch.device("cpu")
 
@@ -159,7 +159,7 @@ def test_spans_share_the_energy_as_they_share_the_time():
 
 def test_a_trial_says_what_is_counted_or_why_nothing_is(tmp_path, monkeypatch):
     clock = Clock(CPU)
-    monkeypatch.setattr("suite.trials.trial.open_counter", lambda device: open_rapl(tmp_path))
+    monkeypatch.setattr("suite.trials.trial_run.open_counter", lambda device: open_rapl(tmp_path))
     assert count_energy(clock, CPU) == f"not measured (RAPL: {tmp_path} has no intel-rapl package)"
     assert clock.joules is None
     package(tmp_path, 0)
