@@ -158,7 +158,7 @@ def _group(
         else price_list(group, rows, answers[first], first, targets, f"{slug}-prices"),
         sections=(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke, learned=not caution),
-            *why_sections(rows, profiled, slug),
+            *(why_sections(rows, profiled, slug) if profiled else ()),
         ),
     )
 

@@ -24,6 +24,7 @@ from suite.trials.folder.reader import read_trials
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.store import read_suite
 from suite.trials.groups import BASELINE, TrialGroup, group_trials, label, tested_trials
+from suite.trials.search import NAME as TUNED
 from suite.trials.search import Tuned, read_tuned
 
 if TYPE_CHECKING:
@@ -108,21 +109,27 @@ def read(folder: Path, none_runs: bool = False) -> Records:
         )
     damage: list[str] = []
 
-    def intact(read_file: Callable[[Path], Content], path: Path) -> Content | None:
+    def intact(read_file: Callable[[Path], Content], name: str) -> Content | None:
+        """Return what a pass or `tune` has written; `None` if it has not, or if the file is damaged."""
         try:
-            return read_file(path)
+            return read_file(folder) if (folder / name).exists() else None
         except UsageError as error:
             damage.append(clean(str(error)))
             return None
 
+    try:
+        suite = read_suite(folder / "suite.json")
+    except UsageError as error:
+        suite = {}
+        damage.append(clean(str(error)))
     return Records(
         folder,
         tuple(tested),
-        intact(read_suite, folder / "suite.json") or {},
+        suite,
         damaged,
-        times=tuple(intact(TIMES.read, folder) or ()),
-        profiles=tuple(intact(PROFILES.read, folder) or ()),
-        tuned=intact(read_tuned, folder),
+        times=tuple(intact(TIMES.read, TIMES.name) or ()),
+        profiles=tuple(intact(PROFILES.read, PROFILES.name) or ()),
+        tuned=intact(read_tuned, TUNED),
         untested=len(trials) - len(tested),
         damage=tuple(damage),
     )

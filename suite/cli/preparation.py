@@ -157,9 +157,10 @@ def rehearse_new(trials: Sequence[TrialSpec], folder: Path, skip_unfit: bool = F
     unfit = rehearse(new, not any(store.trial_folders()), skip_unfit) if new else {}
     on_cpu = {trial.method for trial in trials if trial.device == "cpu"}
     needed = {name for method in on_cpu for name in registry.get("method", method).cpu_kernels}
-    if needed and (reason := refusal()):
-        log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
-    compile_kernels(needed)
+    if needed:
+        if reason := refusal():
+            log.warning("plain torch runs instead of the compiled CPU kernels, many times slower, because %s", reason)
+        compile_kernels(needed)
     return unfit
 
 
