@@ -18,8 +18,8 @@ from reports.papers.paper import Part
 from suite.choices import build_model
 from suite.engine.cost.flops import PRODUCTS as COUNTED
 from suite.engine.cost.flops import count_layers
+from suite.measure.calls import SubprocessResult, call_in_subprocess
 from suite.trials.building import inputs_of
-from suite.trials.engines.calls import SubprocessResult, call_in_subprocess
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import seed_of
 from suite.trials.progress import Measurements

@@ -27,10 +27,10 @@ from suite.engine.cost.torch_hardware import hardware_facts
 from suite.engine.training.records import Diverged
 from suite.errors import UsageError
 from suite.files import canonical_json
+from suite.measure.calls import call_in_subprocess
 from suite.measure.steps import Steps, warm_up
 from suite.task import Splits
 from suite.trials.building import build_trainer, inputs_of
-from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.plugin_files import digests
 from suite.trials.process import environment
 from suite.trials.spec import TrialSpec

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from suite.engine.cost.hardware import busy_advice, competition
+from suite.measure.calls import call_in_subprocess
 from suite.trials.controls import dense_spec
-from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.folder.store import RUNNING, Store
 from suite.trials.process import environment
 from suite.trials.progress import Measurements, duration

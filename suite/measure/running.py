@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from suite.engine.cost.hardware import available_cores, busy_advice, busy_cores, competition
 from suite.errors import UsageError
 from suite.files import clean
+from suite.measure.calls import call_in_subprocess
 from suite.measure.candidates import Candidate
 from suite.measure.times import EntryFile, Strict
-from suite.trials.engines.calls import call_in_subprocess
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
 from suite.trials.plugin_files import load_recorded

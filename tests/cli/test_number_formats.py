@@ -18,7 +18,7 @@ from suite.engine.cost import hardware
 from suite.engine.training import conformance
 from suite.engine.training.conformance.subject import Subject
 from suite.measure import number_format
-from suite.trials.engines.calls import SubprocessResult
+from suite.measure.calls import SubprocessResult
 from suite.trials.folder.records import write_record
 from suite.trials.spec import TrialSpec
 from suite.trials.trial_run import TrialRun

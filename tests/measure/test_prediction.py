@@ -11,9 +11,9 @@ from small_trials import put, put_export, spec
 from suite.cli import main as cli
 from suite.measure import prediction as module
 from suite.measure import probe as probes
+from suite.measure.calls import SubprocessResult
 from suite.measure.prediction import lines, predict, table, total_s
 from suite.trials import process
-from suite.trials.engines.calls import SubprocessResult
 from suite.trials.folder.records import RUNNING, write_record
 from suite.trials.folder.store import Store
 

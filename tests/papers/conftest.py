@@ -16,7 +16,7 @@ from reports.data.records import read
 from reports.papers import paper, timed_calls
 from suite.cli import main as cli
 from suite.engine.cost import clock
-from suite.trials.engines.calls import SubprocessResult
+from suite.measure.calls import SubprocessResult
 from suite.trials.engines.local import LocalEngine
 
 __all__ = ["drawn", "reproduce", "suite"]

@@ -11,7 +11,7 @@ from reports.papers.over_epochs import communication, communication_saved, lost_
 from suite.choices import build_model
 from suite.engine.cost.flops import count_model
 from suite.engine.network.model_files import save_model
-from suite.trials.engines.calls import call_in_subprocess
+from suite.measure.calls import call_in_subprocess
 
 SHAPE = (3, 32, 32)
 

@@ -11,7 +11,7 @@ from reproduced_files import page
 from reports.papers import timed
 from reports.papers.contract import ReproductionData
 from reports.papers.timed_calls import product_seconds
-from suite.trials.engines.calls import SubprocessResult
+from suite.measure.calls import SubprocessResult
 
 SECONDS = {
     "first": {"forward": 1.0, "wgrad": 2.0},
