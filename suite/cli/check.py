@@ -12,6 +12,7 @@ from suite.engine.cost.hardware import emulated_dtype
 from suite.files import default_data_root
 from suite.recipe import FLUSH
 from suite.trials.planning import read_names
+from suite.trials.spec import DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def check(arguments: Sequence[str]) -> int:
     parser.add_argument("--model", metavar="MODEL", default="", help="model to train (default: the task's model)")
     parser.add_argument("--data-root", metavar="DIR", type=read_data_root, help="folder of the data sets, as for run")
     about = "float32, bfloat16 or auto, as for run; methods are checked on the CPU (default: float32)"
-    parser.add_argument("--dtype", metavar="TYPE", default="float32", help=about)
+    parser.add_argument("--dtype", metavar="TYPE", choices=DTYPES, default="float32", help=about)
     namespace = parser.read(arguments)
     if not namespace.plugin:
         read_names(namespace.method, "method", "check")
