@@ -82,8 +82,8 @@ class RigL(MaskedMethod):
         """Return the score of every weight by a rule; random numbers are the same on all ranks."""
         generator = torch.Generator().manual_seed(random_key(ctx.seed, ctx.step, 0, "hook", purpose))
         random = partial(uniform_random, generator=generator)
-        score: Callable[[Tensor], Tensor] = {"magnitude": magnitude, "gradient": gradient, "random": random}[rule]
-        return {name: score(weight) for name, weight in self.weights(ctx).items()}
+        rules: dict[str, Callable[[Tensor], Tensor]] = {"magnitude": magnitude, "gradient": gradient, "random": random}
+        return {name: rules[rule](weight) for name, weight in self.weights(ctx).items()}
 
     def updates(self, ctx: Context) -> bool:
         """Return whether the running step updates the masks."""
