@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from methods.masks.masking import MaskedMethod
+from methods.masks.final_masks import FinalMasksMethod
 from methods.masks.schedules import cubic, periodic
 from methods.masks.scores import uniform_random
 from suite.method import Context
@@ -24,7 +24,7 @@ from suite.registry import register
 
 
 @register("method", "gmp")
-class GMP(MaskedMethod):
+class GMP(FinalMasksMethod):
     """Gradual magnitude pruning: sparsity grows along a cubic schedule, and the smallest weights are masked.
 
     At the share t of the training, the sparsity of each layer is
@@ -35,7 +35,7 @@ class GMP(MaskedMethod):
     in the first step from `end` on. Then they stay as they are. A masked weight is zero, so that it has the smallest
     magnitude at the next update and remains masked, and its gradient is not used.
 
-    Nothing gets faster on kernels for dense tensors: they multiply the zeros.
+    Nothing gets faster on kernels for dense tensors, which multiply the zeros. From `end` on, kernels may skip them.
 
     Attributes:
         initial: Sparsity at `start`.
@@ -76,14 +76,14 @@ class GMP(MaskedMethod):
             raise ValueError(f"start is {self.start}; it must not be greater than end, {self.end}")
         if self.initial > self.sparsity:
             raise ValueError(f"initial is {self.initial}; it must not be greater than sparsity, {self.sparsity}")
-        self._is_final = False  # whether the masks have their final sparsity
 
     def sparsity_now(self, ctx: Context) -> float | None:
         if self._is_final or ctx.progress < self.start:
             return None
         if ctx.progress < self.end and not periodic(ctx.step, self.every):
             return None
-        self._is_final = ctx.progress >= self.end
+        if ctx.progress >= self.end:
+            self.end_updates(ctx)
         return self.initial + (self.sparsity - self.initial) * cubic(ctx.progress, self.start, self.end)
 
     def scores(self, ctx: Context) -> dict[str, Tensor]:
@@ -98,10 +98,3 @@ class GMP(MaskedMethod):
     def kept_gradients(self, ctx: Context) -> Mapping[str, Tensor]:
         """Return the masks: a weight that is masked once stays so."""
         return self.masks
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "is_final": self._is_final}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._is_final = state["is_final"]

@@ -16,7 +16,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from methods.masks.masking import MaskedMethod
+from methods.masks.final_masks import FinalMasksMethod
 from methods.masks.schedules import cosine, periodic
 from methods.masks.scores import gradient, magnitude, uniform_random
 from methods.masks.structures import strongest
@@ -28,7 +28,7 @@ from suite.registry import register
 
 
 @register("method", "rigl")
-class RigL(MaskedMethod):
+class RigL(FinalMasksMethod):
     """RigL: random sparse weights, the smallest of which are replaced every few steps where gradients are largest.
 
     A layer with A active weights replaces r = int(f * A) of them at the share t of the training, where
@@ -39,7 +39,7 @@ class RigL(MaskedMethod):
     keeps A weights (`_get_update_op`). A grown weight is 0 and so is its momentum, unless it was active before: the
     function of the network does not change. The step that updates the masks updates no weights.
 
-    Nothing gets faster on kernels for dense tensors: they multiply the zeros.
+    Nothing gets faster on kernels for dense tensors, which multiply the zeros. From `until` on, kernels may skip them.
 
     Attributes:
         grow: What is grown: the weights with the largest `gradient` (RigL), or `random` ones (SET, with the schedule
@@ -90,6 +90,8 @@ class RigL(MaskedMethod):
         return self.fraction > 0 and ctx.progress < self.until and periodic(ctx.step, self.every)
 
     def update_masks(self, ctx: Context) -> Any:
+        if ctx.progress >= self.until or not self.fraction:
+            self.end_updates(ctx)
         if not self.updates(ctx):
             return None
         share, masks = self.fraction * cosine(ctx.progress, self.until), {}

@@ -15,7 +15,11 @@ from methods.rigl import RigL, replaced
 from suite.method import SKIP_STEP
 from suite.ops import apply
 
-OFTEN = {"every": 3, "sparsity": 0.75}  # of 12 steps: updates in steps 3 and 6, before 0.75 of the training
+OFTEN = {
+    "every": 3,
+    "sparsity": 0.75,
+    "backend": "masked",
+}  # of 12 steps: updates in steps 3 and 6, before 0.75 of the training
 SET = {"grow": "random"}
 TWIN = dict(RigL.random_twin)
 
@@ -68,6 +72,7 @@ class Update:
         self.optimizer.step()
         layers = {"layer": SimpleNamespace(weight=self.weight)}
         method.weights = lambda ctx: {"layer": self.weight}
+        method.end_updates = lambda ctx: setattr(method, "_is_final", True)
         method.set_masks({"layer": active})
         self.ctx = SimpleNamespace(
             step=step,
@@ -105,6 +110,8 @@ def test_new_weights_and_their_momentum_are_zero_and_no_weight_that_stays_is_cha
     count = int(active.sum())
     assert 0 < grown.sum() <= int(0.15 * (1 + math.cos(math.pi * 0.25 / 0.75)) * count)
     assert mask.sum() == count
+    share = 0.15 * (1 + math.cos(math.pi * 0.25 / 0.75))
+    assert mask.flatten().tolist() == slow(active, share, before.abs(), gradient.abs())
     assert torch.equal(update.weight, torch.where(mask & ~grown, before, torch.zeros(())))
     for name in names:
         assert torch.equal(state[name], torch.where(grown, torch.zeros(()), states[name]))
@@ -180,7 +187,7 @@ def test_the_first_masks_are_equal_on_all_ranks():
     for rank, seed in ((0, 0), (1, 0), (0, 1)):
         method = RigL()
         method.weights = lambda ctx: {"layer": torch.zeros(20, 20)}
-        method.setup(SimpleNamespace(seed=seed, rank=rank, step=0))
+        method.setup(SimpleNamespace(seed=seed, rank=rank, step=0, device=torch.device("cpu")))
         masks.append(method.masks["layer"])
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
@@ -195,7 +202,7 @@ def test_masks_are_those_of_rigl_torch():
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     scheduler = rigl_torch.RigLScheduler(theirs, optimizer, dense_allocation=0.25, T_end=9, delta=2, alpha=0.3)
     masked = {"3.branch.0": 1, "3.branch.3": 2, "4": 3}  # their first layer and the linear one are dense
-    method = RigL(sparsity=0.75, distribution="uniform", every=2, until=0.75)
+    method = RigL(sparsity=0.75, distribution="uniform", every=2, until=0.75, backend="masked")
     hooks = apply(ours, method, input_shape=SHAPE, num_classes=4, epochs=3, batch_size=16)
     method.set_masks({name: scheduler.backward_masks[index].clone() for name, index in masked.items()})
     own = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
