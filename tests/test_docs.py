@@ -82,7 +82,7 @@ def test_loop_of_several_processes_goes_on_with_equal_bits_after_a_kill(tmp_path
     assert weights[0] == weights[1]
 
 
-EXAMPLES = {"channel_topk": 40, "gradual_magnitude": 40, "rigl": 80, "channel_pruning": 40}
+EXAMPLES = {"channel_topk": 30, "gradual_magnitude": 20, "rewiring": 40, "channel_pruning": 40}
 """Examples of methods by name, with the most lines that they may have."""
 
 
@@ -117,7 +117,7 @@ def test_methods_of_the_page_train_and_are_in_the_report(plugin, forget_toys, mo
     monkeypatch.setattr(LocalEngine, "run", run_here)
     monkeypatch.setattr(trial, "images_per_second", lambda trainer: 1.0)
     arguments = (
-        *("--methods", "dense,top_entries,channel_topk[share=0.5],gradual_magnitude,rigl,channel_pruning"),
+        *("--methods", "dense,top_entries,channel_topk[share=0.5],gradual_magnitude,rewiring,channel_pruning"),
         *("--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]", "--device", "cpu"),
         *("--out", "out", "--epochs", "1", "--set", "recipe.train_images=64", "--set", "recipe.test_images=50"),
     )
@@ -131,7 +131,7 @@ def test_methods_of_the_page_train_and_are_in_the_report(plugin, forget_toys, mo
     assert float(table["top_entries"]["train_flops_effective"]) < 0.9 * dense
     assert float(table["channel_topk"]["train_flops_executed"]) < 0.75 * dense
     assert float(table["channel_pruning"]["params"]) < float(table["dense"]["params"])
-    for name in ("gradual_magnitude", "rigl"):
+    for name in ("gradual_magnitude", "rewiring"):
         assert float(table[name]["nonzero_params"]) < float(table[name]["params"])
 
 

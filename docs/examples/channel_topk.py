@@ -1,25 +1,9 @@
-"""Channel top-k of output gradients: an example of a gradient transform."""
-
-from dataclasses import dataclass
+"""Channel top-k of output gradients: an example of a gradient transform. `methods/ssprop.py` is a complete method."""
 
 from torch import nn
 
 from suite.method import Compact, Density, Method, OpPlan
 from suite.registry import register
-
-
-def count_kept(channels, share):
-    return max(1, round(channels * share))
-
-
-@dataclass(frozen=True)
-class KeepStrongestChannels:
-    share: float
-
-    def __call__(self, grad, site):
-        strength = grad.abs().float().sum((0, 2, 3))
-        kept = strength.topk(count_kept(len(strength), self.share)).indices.sort().values
-        return Compact(grad.index_select(1, kept), kept)
 
 
 @register("method", "channel_topk")
@@ -32,13 +16,18 @@ class ChannelTopK(Method):
 
     share: float = 0.5
 
-    def setup(self, ctx):
-        self.channels = {name: x.out_channels for name, x in ctx.layers.items() if isinstance(x, nn.Conv2d)}
-
     def plan(self, name, layer):
-        return OpPlan(grad_shared=KeepStrongestChannels(self.share)) if name in self.channels else None
+        return OpPlan(grad_shared=self.strongest) if isinstance(layer, nn.Conv2d) else None
+
+    def strongest(self, grad, site):
+        strength = grad.abs().float().sum((0, 2, 3))
+        kept = strength.topk(self.count(len(strength))).indices.sort().values
+        return Compact(grad.index_select(1, kept), kept)
+
+    def count(self, channels):
+        return max(1, round(channels * self.share))
 
     def density(self, name, ctx):
-        channels = self.channels.get(name)
-        share = count_kept(channels, self.share) / channels if channels else 1.0
+        layer = ctx.layers[name]
+        share = self.count(layer.out_channels) / layer.out_channels if isinstance(layer, nn.Conv2d) else 1.0
         return Density(forward=1.0, dgrad=share, wgrad=share)

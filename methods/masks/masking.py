@@ -9,7 +9,7 @@ A subclass says when masks change and how. The smallest one is a schedule:
         def sparsity_now(self, ctx):
             return self.sparsity * cubic(ctx.progress, begin=0.2, end=0.8)
 
-`docs/examples/gradual_magnitude.py` and `docs/examples/rigl.py` are complete.
+`methods/gmp.py` and `methods/rigl.py` are complete.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ NAMES = [
     (["--device", "gpu"], "--device 'gpu'; did you mean 'cuda'?"),
     (["--device", "GPU:1"], "did you mean 'cuda:0'?"),
     (["--task", "cifar-10"], "did you mean 'cifar10'?"),
-    (["--methods", "dense,rigl"], "no method is called 'rigl'; an example defines it: --plugin "),
+    (["--methods", "dense,rewiring"], "no method is called 'rewiring'; an example defines it: --plugin "),
     (["--plugin", "absent.py"], "no such file"),
     (["--config", "absent.toml"], "/absent.toml: no such file"),
     (["--nproc-per-trial", "0"], "nproc-per-trial"),

@@ -29,6 +29,13 @@ VARIANTS = {
         {"update": "proximal", "coefficient": "size", "zeroing": "removed", "selection": "random"},
         {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
+    "ssprop": ({}, {"schedule": "constant", "mode": "random", "layers": "all", "keep": 0.5, "round_to": 4}),
+    "gmp": ({}, {"backend": "skipping"}, {"mode": "random", "distribution": "global", "initial": 0.3}),
+    "rigl": (
+        {"backend": "skipping"},
+        {"grow": "random"},
+        {"grow": "random", "drop": "random", "distribution": "uniform"},
+    ),
     "dense": ({}, {"match": "prunetrain"}),
     "oneshot": ({"at": 0.5, "ratio": 0.5, "threshold": 0.2},),
     "ssl": ({"ratio": 0.5, "threshold": 0.2},),

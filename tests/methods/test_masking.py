@@ -86,8 +86,8 @@ def test_groups_of_any_size_keep_what_the_sparsity_says(example, sparsity, m, n)
     assert mask["b"].sum(1).unique().tolist() == [n]
 
 
-def test_rigl_moves_connections_and_keeps_their_number(example):
-    subject = example("rigl", {})
+def test_rewiring_moves_connections_and_keeps_their_number(example):
+    subject = example("rewiring", {})
     method = subject.trainer().runner.method
     weights, records = trained(subject)
     assert all(record["method"]["sparsity"] == pytest.approx(0.9, abs=1e-3) for record in records)

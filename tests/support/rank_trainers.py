@@ -11,7 +11,10 @@ from torch import nn
 
 from methods.clicktrain import ClickTrain
 from methods.freezeout import FreezeOut
+from methods.gmp import GMP
 from methods.prunetrain import PruneTrain
+from methods.rigl import RigL
+from methods.ssprop import SSProp
 from suite.errors import UsageError
 from suite.method import Method, OpPlan, ReconfigPlan
 
@@ -70,6 +73,11 @@ def pruning():
     return PruneTrain(interval=2, threshold=0.2, ratio=0.6, update="proximal")
 
 
+SPARSE = (
+    partial(SSProp, keep=0.25, schedule="constant", backend="compact"),  # each micro-batch keeps its own channels
+    partial(GMP, sparsity=0.5, every=2, start=0.0, end=0.5),
+    partial(RigL, sparsity=0.5, every=2),
+)
 FREEZING = partial(FreezeOut, start=0.4, power=1)  # a layer after each of the first two of three epochs
 
 
@@ -125,6 +133,7 @@ def start(rank, folder):
         "pruned": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
         "frozen": trained(FREEZING(), dataclasses.replace(UNEVEN, lookahead_steps=2)),
         "grown": trained(Grows(), dataclasses.replace(small, mixup=0.4, lookahead_steps=2)),
+        "sparse": [trained(method(), dataclasses.replace(small, micro_batches=2)) for method in SPARSE],
         "left_out": trained(LeavesOut(), dataclasses.replace(small, micro_batches=2), residual_net()),
         "normalised": normalised(),
         "estimated": estimated(),

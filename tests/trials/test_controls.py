@@ -105,7 +105,9 @@ def test_facts_of_the_methods():
     twins = {name: method.random_twin for name, method in classes.items() if method.random_twin}
     assert shrinking == {"prunetrain", "ssl", "oneshot"}
     at_random = {"selection": "random"}
-    assert twins == {"sdgp": {"mode": "random"}, "clicktrain": at_random, **dict.fromkeys(shrinking, at_random)}
+    by_mode = {name: {"mode": "random"} for name in ("sdgp", "ssprop", "gmp")}
+    others = {"clicktrain": at_random, "rigl": {"grow": "random", "drop": "random"}}
+    assert twins == {**by_mode, **others, **dict.fromkeys(shrinking, at_random)}
     assert SDGP(**twins["sdgp"])._rule.mode == "random"
 
 

@@ -8,6 +8,7 @@ from gloo_threads import found_by_ranks
 from rank_trainers import (
     FREEZING,
     RANKS,
+    SPARSE,
     UNEVEN,
     Grows,
     LeavesOut,
@@ -53,6 +54,15 @@ def test_two_processes_equal_one_through_a_reconfiguration_and_uneven_batches(fo
     for rank in range(RANKS):
         assert_equal_training(found[rank]["pruned"], one)
     assert all(map(torch.equal, found[0]["pruned"]["weights"], found[1]["pruned"]["weights"]))
+
+
+@pytest.mark.parametrize("index", range(len(SPARSE)))
+def test_two_processes_prune_the_gradients_and_weights_that_one_prunes(found, index):
+    """In as many micro-batches together."""
+    one = trained(SPARSE[index](), dataclasses.replace(UNEVEN, epochs=2, micro_batches=4))
+    for rank in range(RANKS):
+        assert_equal_training(found[rank]["sparse"][index], one)
+    assert all(map(torch.equal, *(found[rank]["sparse"][index]["weights"] for rank in range(RANKS))))
 
 
 def test_two_processes_freeze_the_layers_that_one_freezes(found):
