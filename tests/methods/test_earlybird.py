@@ -42,10 +42,10 @@ def test_the_newest_mask_is_compared_with_each_of_the_four_before_it():
         look(hooks, kept, 0.05 * (number + 1))
     assert hooks.method.distances == [8 / 16, 6 / 16, 4 / 16, 2 / 16]
     assert hooks.method.ticket is None
-    for number in range(3):
+    for number in range(2):
         look(hooks, walk[-1], 0.05 * (number + 6))
     assert hooks.method.distances == [4 / 16, 2 / 16, 0, 0]
-    look(hooks, walk[-1], 0.45)
+    look(hooks, walk[-1], 0.4)
     assert hooks.method.distances == [2 / 16, 0, 0, 0]
     assert hooks.method.ticket.nonzero().flatten().tolist() == sorted(walk[-1])
 

@@ -61,9 +61,11 @@ def slow(model, width):
     for name in rows:
         sums = []
         for channel in range(8):
-            total = sum(float(model.get_submodule(one).weight[channel].double().square().sum()) for one in rows[name])
+            total = sum(
+                float(model.get_submodule(one).weight.data[channel].double().square().sum()) for one in rows[name]
+            )
             total += sum(
-                float(model.get_submodule(one).weight[:, channel].double().square().sum()) for one in columns[name]
+                float(model.get_submodule(one).weight.data[:, channel].double().square().sum()) for one in columns[name]
             )
             sums.append((total, channel))
         kept[name] = sorted(channel for _, channel in sorted(sums)[8 - max(1, round(width * 8)) :])
@@ -84,7 +86,7 @@ def test_the_smallest_group_norms_go_as_in_the_slow_definition():
 
 
 def test_the_weights_of_a_small_case_by_hand():
-    """Channel sums: outputs 1, 4, 9 and inputs 9, 4, 1 (two classes each): 1 + 18, 4 + 8, 9 + 2; the last goes first."""
+    """Sums of squares: outputs 1, 4, 9, and inputs of two classes 18, 8, 2. The third channel goes, with 11."""
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
     hooks = start(model, width=0.67, end=0.1)
     model[0].weight.data = torch.zeros(3, 3, 1, 1)
@@ -146,7 +148,7 @@ def test_channels_that_are_constant_go_without_a_change_of_the_function():
         }
         with torch.no_grad():
             difference = (model.eval()(images) - before).abs().max()
-        assert difference < 1e-5 if compensate else difference > 0.1
+        assert (difference < 1e-5) if compensate else (difference > 0.01)
         assert hooks.method.record(hooks.ctx)["without_mean"] == []
 
 
