@@ -116,7 +116,7 @@ class GradualChannels(Method):
     def cuts_now(self, ctx: Context) -> bool:
         """Return whether channels are removed after this epoch: each `every`-th, and those that end the schedule."""
         ends = ctx.progress >= self.end - 1e-9 or ctx.epochs_done == ctx.epochs - 1
-        return ctx.epochs_done < ctx.epochs and (ends or ctx.epochs_done % self.every == 0)
+        return ends or ctx.epochs_done % self.every == 0
 
     def count(self, space: IndexSpace, ctx: Context) -> int:
         """Return how many channels of a space remain after this epoch: at least one."""

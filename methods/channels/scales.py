@@ -132,7 +132,7 @@ class ScalePenalty(Method, ABC):
         return dict(zip(scores, kept.split([len(score) for score in scores.values()]), strict=True))
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
-        if self.is_cut or ctx.epochs_done >= ctx.epochs or (masks := self.chosen(ctx)) is None:
+        if self.is_cut or (masks := self.chosen(ctx)) is None:
             return None
         self.is_cut = True
         remaining, scores = {}, self.scores(ctx)
