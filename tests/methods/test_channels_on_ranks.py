@@ -1,5 +1,7 @@
 """slimming, earlybird and gradual_channels on two ranks: both remove the same channels, and move the same means."""
 
+import dataclasses
+
 import torch
 import torch.distributed as dist
 from gloo_threads import found_by_ranks, leave
@@ -13,16 +15,14 @@ from methods.slimming import Slimming
 RANKS = 2
 TRAININGS = {
     "gradual_channels": lambda: (GradualChannels(width=0.5), plain_net()),
-    "random": lambda: (GradualChannels(width=0.5, selection="random"), plain_net()),
-    "normalised": lambda: (GradualChannels(width=0.5), small_net()),
-    "slimming": lambda: (Slimming(), small_net()),
-    "earlybird": lambda: (EarlyBird(look_every=0.05, restart=True, distance=1.0), small_net()),
+    "slimming": lambda: (Slimming(selection="random"), small_net()),
+    "earlybird": lambda: (EarlyBird(look_every=0.05, distance=1.0), small_net()),
 }
 
 
 def trained(name):
     method, model = TRAININGS[name]()
-    trainer = small_trainer(method, RECIPE, model)
+    trainer = small_trainer(method, dataclasses.replace(RECIPE, epochs=2), model)
     trainer.fit()  # checks after every epoch that the ranks agree
     return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
@@ -39,7 +39,7 @@ def test_two_ranks_train_the_same_network_as_one(tmp_path):
     first, second = found_by_ranks(start, tmp_path, RANKS)
     for name in TRAININGS:
         assert all(map(torch.equal, first[name], second[name])), name
-    for name in ("gradual_channels", "random"):  # without batch normalisation, whose statistics are those of a rank
-        for there, here in zip(first[name], trained(name), strict=True):
-            torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
     assert first["slimming"][0].shape[0] < 8
+    # The other nets have batch normalisation, whose statistics are those of a rank.
+    for there, here in zip(first["gradual_channels"], trained("gradual_channels"), strict=True):
+        torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
