@@ -82,7 +82,7 @@ class EarlyBird(ScalePenalty):
         scores = self.scores(ctx)
         if self.ticket is not None:
             sizes = [len(score) for score in scores.values()]
-            return dict(zip(scores, self.ticket.cpu().split(sizes), strict=True))
+            return dict(zip(scores, self.ticket.split(sizes), strict=True))
         return self.masks(scores) if has_come(self.latest, ctx) else None
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
@@ -117,9 +117,6 @@ class EarlyBird(ScalePenalty):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.looks, self.newest, self.distances = (
-            state["looks"],
-            [one.cpu() for one in state["newest"]],
-            state["distances"],
-        )
-        self.ticket, self.initial = state["ticket"], state["initial"]
+        self.looks, self.distances, self.initial = state["looks"], state["distances"], state["initial"]
+        self.newest = [mask.cpu() for mask in state["newest"]]
+        self.ticket = None if state["ticket"] is None else state["ticket"].cpu()
