@@ -16,6 +16,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor, nn
 
+from methods.channels.cuts import drawn, is_trained, refuse_frozen, rounded_width
 from methods.prunetrain.lasso import (
     LassoHeads,
     LassoLayer,
@@ -33,10 +34,7 @@ from methods.prunetrain.step_sizes import KNOWN, UnknownOptimizerError, adaptive
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search, declared, show
-from suite.plan import random_key
 from suite.recipe import Tuning
-
-MOST_REASONS = 5  # that one message names
 
 
 class GroupLasso(Method, ABC):
@@ -122,11 +120,7 @@ class GroupLasso(Method, ABC):
         """Return whether dead channels are removed after the epoch that has just ended."""
 
     def setup(self, ctx: Context) -> None:
-        if all(space.frozen for space in ctx.spaces.values()):
-            texts = "; ".join(space.frozen_because for space in ctx.spaces.values())
-            reasons = list(dict.fromkeys(texts.split("; ")))
-            more = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
-            raise ValueError(f"no channel of this model can be removed: {'; '.join(reasons[:MOST_REASONS])}{more}")
+        refuse_frozen(ctx)
         layers, heads = self._penalised(ctx)
         if not (layers or heads):
             untrained = [name for name, layer in ctx.layers.items() if not layer.weight.requires_grad]
@@ -252,7 +246,7 @@ class GroupLasso(Method, ABC):
             for space in ctx.spaces.values()
             if not space.frozen
             for part in nodes.get(space.name, [space])
-            if (weights := ctx.spaces.weights(part, ctx.layers)) and all(one.weight.requires_grad for one in weights)
+            if is_trained(part, ctx)
         ]
 
     def _penalised(self, ctx: Context) -> tuple[dict[str, LassoLayer], list[LassoHeads]]:
@@ -296,7 +290,7 @@ class GroupLasso(Method, ABC):
         peaks = torch.stack([channel_peaks(*own[1:]) for own in weights]).amax(0)
         alive = ~(peaks < self.threshold)  # a NaN is not below the threshold
         count, least = int(alive.sum()), 0 if space.may_be_empty else 1
-        wanted = min(space.size, -(-max(count, least) // self.round_to) * self.round_to)
+        wanted = rounded_width(max(count, least), space.size, self.round_to)
         remaining = alive.clone()
         remaining[torch.where(alive, -1.0, peaks).argsort(descending=True, stable=True)[: wanted - count]] = True
         if self.selection == "random":
@@ -314,10 +308,7 @@ class GroupLasso(Method, ABC):
             raise ValueError("selection=random needs the epochs of the other trial's reconfigurations")
         plan = dict(zip(other.epochs, other.reconfigurations, strict=True)).get(ctx.epochs_done, ReconfigPlan())
         count = len(plan.kept.get(space.name, space.original))
-        # The key has no rank: all processes of a training remove the same channels.
-        key = random_key(ctx.seed, ctx.epochs_done, 0, "channels", space.name)
-        drawn = torch.randperm(space.size, generator=torch.Generator().manual_seed(key))[:count]
-        return torch.zeros(space.size, dtype=torch.bool).index_fill_(0, drawn, True)
+        return drawn(space, count, ctx)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
         """Return the operations of the lasso on this layer (`methods.prunetrain.lasso`), whatever the batch."""

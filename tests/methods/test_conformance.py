@@ -39,6 +39,9 @@ VARIANTS = {
     "dense": ({}, {"match": "prunetrain"}),
     "oneshot": ({"at": 0.5, "ratio": 0.5, "threshold": 0.2},),
     "ssl": ({"ratio": 0.5, "threshold": 0.2},),
+    "slimming": ({}, {"round_to": 4, "penalty_after": True, "momentum": "kept", "selection": "random"}),
+    "earlybird": ({"look_every": 0.1}, {"look_every": 0.05, "distance": 0.5, "round_to": 4}),
+    "gradual_channels": ({}, {"schedule": "cubic", "end": 0.6, "round_to": 4, "selection": "random"}),
     "clicktrain": (
         {},
         {"pool": "dynamic", "scope": "filter", "batches": 3, "mask_momentum": True, "mixup": 0.3},

@@ -103,7 +103,7 @@ def test_facts_of_the_methods():
     classes = {name: registry.get("method", name) for name in registry.names("method")}
     shrinking = {name for name, method in classes.items() if method.shrinks_network}
     twins = {name: method.random_twin for name, method in classes.items() if method.random_twin}
-    assert shrinking == {"prunetrain", "ssl", "oneshot"}
+    assert shrinking == {"prunetrain", "ssl", "oneshot", "slimming", "earlybird", "gradual_channels"}
     at_random = {"selection": "random"}
     by_mode = {name: {"mode": "random"} for name in ("sdgp", "ssprop", "gmp")}
     others = {"clicktrain": at_random, "rigl": {"grow": "random", "drop": "random"}}
