@@ -17,8 +17,10 @@ from reports.data.records import Records, read
 from reports.data.verdict import COSTS, gain_shown, judged_groups, margins
 from reports.sentences import counted
 from suite.measure.times import GroupTimes
+from suite.trials.folder.reader import table_row
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import COLUMNS, SCHEMA, Column, recipe_columns
+from suite.trials.folder.targets import declared_targets
 from suite.trials.groups import BASELINE
 
 Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
@@ -183,9 +185,10 @@ def load(folder: Path) -> Results:
     """Return the present results of a suite's folder."""
     records = read(folder)
     of_trials = (*SCHEMA, *recipe_columns(trial.spec for trial in records.trials))
+    targets = (declared_targets(records.suite) or [()])[-1]
     contents: dict[Frame, tuple[Sequence[Column], Iterable[Mapping[str, Any]]]] = {
         "verdicts": (VERDICTS, _verdicts(records)),
-        "trials": (of_trials, ({column.name: column.of(one) for column in of_trials} for one in records.trials)),
+        "trials": (of_trials, (table_row(trial, of_trials, targets) for trial in records.trials)),
         "epochs": (EPOCHS, (_epoch(trial, record) for trial in records.trials for record in trial.epochs)),
         "layers": (LAYERS, ({"trial_id": trial.name, **row} for trial in records.trials for row in trial.layers)),
         "times": (TIMES, _times(records.times)),

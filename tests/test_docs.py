@@ -14,7 +14,7 @@ from trials_here import run_here
 from suite import registry
 from suite.cli import main as cli
 from suite.engine.training.conformance import subject
-from suite.trials import trial
+from suite.trials import trial_run
 from suite.trials.engines.local import LocalEngine
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def test_methods_of_the_page_train_and_are_in_the_report(plugin, forget_toys, mo
     plugins = [plugin, *(ROOT / "docs" / "examples" / f"{name}.py" for name in EXAMPLES)]
     monkeypatch.chdir(plugin.parent)
     monkeypatch.setattr(LocalEngine, "run", run_here)
-    monkeypatch.setattr(trial, "images_per_second", lambda trainer: 1.0)
+    monkeypatch.setattr(trial_run, "images_per_second", lambda trainer: 1.0)
     arguments = (
         *("--methods", "dense,top_entries,channel_topk[share=0.5],gradual_magnitude,rewiring,channel_pruning"),
         *("--task", "digits", "--preset", "smoke", "--model", "resnet9[width=0.0625]", "--device", "cpu"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import logging
 import re
 import secrets
 import shutil
@@ -32,6 +33,8 @@ from suite.trials.folder.records import COMPRESSED, TrialRecord, as_text, held, 
 from suite.trials.folder.store import Store, read_suite
 from suite.trials.folder.targets import read_targets, refuse_guesses
 from suite.trials.search import read_tuned, write_tuned
+
+log = logging.getLogger(__name__)
 
 IN_USE = "in use by another command; try again when it has ended"
 EXPORTED = (
@@ -159,7 +162,11 @@ def compare(arguments: Sequence[str]) -> int:
 
     from reports import comparison  # imports numpy and pandas, which take time that wrong options should not cost
 
-    difference = comparison.compare(*map(read, paths))
+    both = [read(path) for path in paths]
+    for path, records in zip(paths, both, strict=True):
+        for line in records.all_damage():
+            log.warning("%s: damaged: %s", path, line)
+    difference = comparison.compare(*both)
     text = comparison.as_markdown(comparison.tables(difference), *paths)
     if page is not None:
         with files.errors_of(page.parent):
@@ -310,7 +317,8 @@ def merge(arguments: Sequence[str]) -> int:
         notes += copy_tuned(sources, temporary)
         update_table(temporary, none_runs=True)
         try:
-            reports.write_report(temporary, place=destination.resolve())
+            written = reports.write_report(temporary, place=destination.resolve())
+            notes += [f"damaged: {line}" for line in written.damage]
         except NotTestedError as error:
             said = f"none, since {str(error).replace(str(temporary), str(destination))}"
     for line in notes:

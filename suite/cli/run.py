@@ -220,7 +220,8 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
     for line in recipe_lines(trials):
         log.info("%s", line)
     if not count:
-        log.info("nothing to run: all %d trials are done, in %s", len(trials), command.folder)
+        state = "none of the %d trials has failed" if options.only == "failed" else "all %d trials are done"
+        log.info(f"nothing to run: {state}, in %s", len(trials), command.folder)
         return
     formats = " and ".join(dict.fromkeys(trial.dtype for trial in trials))
     where = f"on {suite.device} in {formats}, into {command.folder}"

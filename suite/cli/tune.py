@@ -32,9 +32,9 @@ EPILOG = """\
 tune searches the recipe's learning rate and the parameters that a method declares for it (see
 describe METHOD). The first setting of each method is its default; --search-seed decides the others.
 No trial touches test images: a tenth of the training images decides (--set
-recipe.validation_images=N changes it). The same command continues where it stopped, and a larger
-budget adds settings. The result is DIR/tune.json, and the command of the final comparison, which
-uses the test images once.
+recipe.validation_images=N changes it). The same command continues where it stopped; with the same
+--out, a larger budget adds settings. The result is DIR/tune.json, and the command of the final
+comparison, which uses the test images once.
 
 The options of run apply too (run --help), except --methods, --controls, --skip-unfit,
 --margin, --target and --config. --task and --model must name only one.

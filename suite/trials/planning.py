@@ -337,7 +337,7 @@ def _check_fits(setting: _Setting, copy: Any, processes: int) -> None:
 
 
 def read_choices(text: str, choice_class: type[Chosen], option: str) -> list[Chosen]:
-    """Read a comma list of methods or models with their parameters. Errors begin with the option."""
+    """Read a comma list of methods, tasks or models with their parameters. Errors begin with the option."""
     requests = read_names(text, choice_class.kind, option)
     for request in requests:
         try:

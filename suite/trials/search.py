@@ -13,10 +13,10 @@ import contextlib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from suite import files
 from suite.choices import RECIPE, MethodChoice
@@ -114,6 +114,12 @@ class TunedMethod(_Content):
     settings: tuple[Setting, ...]
     chosen: Annotated[int, Ge(0)] | None = None
     label: str = ""
+
+    @model_validator(mode="after")
+    def _has_the_chosen_setting(self) -> Self:
+        if self.chosen is not None and self.chosen >= len(self.settings):
+            raise ValueError(f"{self.method} has no setting {self.chosen}")
+        return self
 
 
 class Tuned(_Content):

@@ -174,7 +174,7 @@ def test_places_that_cannot_be_merged(two: tuple[Path, Path], tmp_path: Path, ca
         assert f"merge {b}: in use" in capsys.readouterr().err
     (b / "suite.json").write_text("{}")
     assert merge(a, b, out=tmp_path / "out") == 2
-    assert "suite.json is damaged: it has no 'commands'" in capsys.readouterr().err
+    assert "suite.json is damaged: commands: Field required" in capsys.readouterr().err
 
 
 KILLED = textwrap.dedent(

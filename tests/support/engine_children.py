@@ -26,7 +26,7 @@ CHILD = textwrap.dedent(
     import ctypes, json, os, signal, subprocess, sys, time
     from pathlib import Path
     from suite.trials.process import watch_parent
-    from suite.trials.progress import ProgressFile
+    from suite.trials.process import ProgressFile
     from suite.trials.folder.records import read_record, write_record
 
     watch_parent()

@@ -174,5 +174,5 @@ def test_a_tuning_whose_choice_does_not_exist_is_one_line(tmp_path):
         "methods": [{"method": "dense", "space": [], "settings": [], "chosen": 3}],
     }  # fmt: skip
     (tmp_path / "tune.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"tune.json is damaged: dense has no setting 3$"):
+    with pytest.raises(UsageError, match=r"tune.json is damaged: .*dense has no setting 3$"):
         read_tuned(tmp_path)

@@ -135,7 +135,7 @@ def test_a_command_records_its_targets():
         methods="dense", tasks="digits", preset="smoke", seeds=(0,), device="cpu", dtype="float32", data_root="/",
         targets=options.target,
     )  # fmt: skip
-    assert declared_targets({"commands": [{"spec": json.loads(json.dumps(spec.to_json()))}]}) == [(0.88, 0.9)]
+    assert declared_targets({"commands": [{"spec": json.loads(json.dumps(dataclasses.asdict(spec)))}]}) == [(0.88, 0.9)]
 
 
 def test_a_pipe_in_place_of_the_commands_is_not_waited_for(tmp_path):

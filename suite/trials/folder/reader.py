@@ -1,6 +1,6 @@
-"""Reads the trials of a suite's folder. Each file is read once; damaged content is named and skipped.
+"""Reads the trials of a suite's folder, and writes them as `results.csv`. Damaged content is named and skipped.
 
-What it returns is validated: numbers are finite, and text can be encoded as UTF-8 and embedded in XML.
+What is read is validated: numbers are finite, and text can be encoded as UTF-8 and embedded in XML.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from suite.trials.folder.records import (
     unpacked,
 )
 from suite.trials.folder.store import Store, read_suite
-from suite.trials.folder.table import SCHEMA, recipe_columns
+from suite.trials.folder.table import SCHEMA, Column, recipe_columns
 from suite.trials.folder.targets import declared_targets, target_columns
 
 _NUMBERS_OF_LAYERS = ("interval", "out_channels")  # the columns of layers.csv that figures show
@@ -171,10 +171,7 @@ def update_table(
     targets = targets or read_declared_targets(folder)
     trials, damaged = read_trials(folder, none_runs, whole or bool(targets))
     columns = [*SCHEMA, *recipe_columns(trial.spec for trial in trials)]
-    rows = {
-        trial.name: {column.name: column.of(trial) for column in columns} | target_columns(trial.epochs, targets)
-        for trial in trials
-    }
+    rows = {trial.name: table_row(trial, columns, targets) for trial in trials}
     rows |= {name: {"trial_id": name, "status": "error", "message": reason} for name, reason in damaged.items()}
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [column.name for column in columns], lineterminator="\n")
@@ -182,6 +179,11 @@ def update_table(
     writer.writerows(rows[name] for name in sorted(rows))
     files.write(folder / "results.csv", text.getvalue())
     return trials
+
+
+def table_row(trial: TrialRecord, columns: Sequence[Column], targets: Sequence[float]) -> dict[str, Any]:
+    """Return the cells of a trial by column; `None` for those without a value."""
+    return {column.name: column.of(trial) for column in columns} | target_columns(trial.epochs, targets)
 
 
 def read_declared_targets(folder: Path) -> tuple[float, ...]:

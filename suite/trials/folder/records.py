@@ -42,17 +42,29 @@ class _DataFacts(BaseModel):
     classes: int | None = None
 
 
-class _Provenance(BaseModel):
+class _Place(BaseModel):
+    shared_with: float | None = None
+
+
+class _Attempt(BaseModel):
+    busy_cores: float | None = None
+    place: _Place | None = None
+
+
+class _MethodFacts(BaseModel):
+    tuning: list[str] = []
+
+
+class _Provenance(_Attempt):
     """What code computes with in a provenance; other keys are free."""
 
     data: _DataFacts = _DataFacts()
     hardware: dict[str, Any] = {}
     software: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    method: dict[str, Any] = {}
-    place: dict[str, Any] | None = None
+    method: _MethodFacts = _MethodFacts()
     git: dict[str, Any] | None = None
-    attempts: list[dict[str, Any]] = []
+    attempts: list[_Attempt] = []
 
 
 def _check_provenance(provenance: dict[str, Any]) -> dict[str, Any]:

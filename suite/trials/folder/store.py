@@ -6,6 +6,8 @@
     OUT/results.csv                 one row per trial (`suite.trials.folder.table`)
     OUT/tune.json                   what `tune` tried and chose (`suite.trials.search`)
     OUT/time.json                   training times relative to dense (`suite.measure.times`)
+    OUT/profile.json                where the time of a step goes (`suite.measure.profiles`)
+    OUT/report.html, .md, figures/  the report
 
 A folder collects trials. Another command with the same `--out` adds its trials and keeps the others, so seeds and
 methods can be added later. The name of a trial's folder ends with the hash of its settings.
@@ -50,8 +52,9 @@ def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
     Raises:
         UsageError: There is no such file, or it is damaged. `hint` ends the message.
     """
+    content = files.read_bytes(path, path.name, 64 * 2**20)
     try:
-        suite: dict[str, Any] = files.read_json(files.read_bytes(path, path.name, 64 * 2**20))
+        suite: dict[str, Any] = files.read_json(content)
         validate(_Suite, suite, "")
     except (ValueError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {str(error).removeprefix(': ')}{hint}") from error
@@ -79,7 +82,8 @@ class Store:
         # A command that was killed before it wrote suite.json leaves only its lock, and perhaps a part of that file.
         ours = {self._lock_file, *files.parts(self.folder, "suite.json")}
         names = sorted(path.name for path in set(self.folder.glob("*")) - ours)
-        if names and "suite.json" not in names:
+        has_trials = any(self.folder.glob("trials/*/trial.json"))  # of a suite.json that was damaged and moved away
+        if names and "suite.json" not in names and not has_trials:
             suites = sorted(path.parent.name for path in self.folder.glob("*/suite.json"))
             hint = f" or a suite, such as {suites[0]} in this folder" if suites else ""
             reason = f"contains '{names[0]}' but no suite.json; choose an empty folder{hint}"

@@ -37,9 +37,9 @@ class Column:
         kind: Where the value comes from; docs/results.md says what each kind means.
         meaning: One sentence for the docs.
         maximum: Largest valid value.
-        title: Head of the column in reports; empty if they do not show it.
-        source: Where the value is in a `TrialRecord` (default: `spec.NAME` for a setting, `result.NAME` for what
-            was measured, counted or declared).
+        title: Head of the column in those tables of a report that show it.
+        source: Where the value is in a `TrialRecord`; default: `spec.NAME` for a setting, otherwise `result.NAME`,
+            which `suite.trials.trial_run` writes. `suite.trials.folder.targets` computes what depends on `--target`.
         read: Function that makes the cell of what is there.
     """
 

@@ -4,6 +4,8 @@ import pytest
 from small_trials import flushed, train_in_suite
 
 from suite.trials.folder.records import read_record
+from suite.trials.folder.table import SCHEMA
+from suite.trials.folder.targets import COSTS
 
 SMALL = {"train_images": 96, "test_images": 32, "batch_size": 32, "epochs": 4}
 DENSE = {
@@ -20,9 +22,13 @@ CHANGES = {  # of what dense has; methods that remove nothing in four epochs hav
     },
 }  # fmt: skip
 
+ELSEWHERE = {"allreduce_bytes", "energy_j", "test_accuracy_one_view", "val_accuracy", "compile_time_s"}
+
 
 @pytest.mark.parametrize("method", CHANGES)
 def test_counted_columns_are_constants(tmp_path, method):
     folder = train_in_suite(tmp_path, flushed(method, model="resnet9[width=0.0625]", **SMALL))
     result = read_record(folder).result
     assert {name: result[name] for name in DENSE} == DENSE | CHANGES[method]
+    of_result = {column.name for column in SCHEMA if not column.source and column.kind in ("measured", "counted")}
+    assert of_result - {*COSTS} - result.keys() <= ELSEWHERE  # a new column has to be written
