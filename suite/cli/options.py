@@ -111,7 +111,10 @@ def read_data_root(text: str) -> Path:
     """
     path = read_path(text, "--data-root")
     if text != default_data_root() and not path.is_dir():  # a download creates the default
-        raise UsageError(f"--data-root {text}: there is no such folder; create it to download into it")
+        reason = (
+            "is a file, not a folder" if path.exists() else "there is no such folder; create it to download into it"
+        )
+        raise UsageError(f"--data-root {text}: {reason}")
     return path
 
 
@@ -335,7 +338,9 @@ def _words(key: str, value: Any) -> list[str]:
     name = key.replace("_", "-")
     if name == "config":
         raise UsageError("a file names no other --config")
-    if name == "set" and isinstance(value, dict) and isinstance(value.get("recipe"), dict):
+    if name == "set" and isinstance(value, dict):
+        if value.keys() != {"recipe"} or not isinstance(value["recipe"], dict):
+            raise UsageError("set must be a table [set.recipe] with fields of the recipe")
         return [f"--set=recipe.{field}={show(item)}" for field, item in value["recipe"].items()]
     if name == "plugin" and isinstance(value, list):
         return [f"--plugin={path}" for path in value]

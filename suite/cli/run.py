@@ -29,7 +29,7 @@ from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
 from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
-from suite.trials.folder.records import TrialRecord
+from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
 from suite.trials.process import command_line
 from suite.trials.progress import TrialProgress, duration
@@ -259,7 +259,7 @@ def train(
         with TrialProgress([trial for trial, _ in chosen], console()) as progress:
             engine.run(chosen, CallingListener(progress, trials, functions) if functions else progress)
     except KeyboardInterrupt:
-        if _is_tested(command):
+        if _is_tested(command) and any(record and record.done for record in map(read_record, trials.glob("*"))):
             log.info("%s report %s shows what is finished", program_name(), shlex.quote(str(command.folder)))
         raise
 

@@ -12,6 +12,7 @@ from suite.files import canonical_json
 from suite.parameters import at_default
 from suite.recipe import Recipe
 from suite.trials.controls import BASELINE as BASELINE
+from suite.trials.folder.reader import finite
 from suite.trials.folder.records import TrialRecord
 
 # Trials of one machine agree in these. Accuracies of several machines may be compared (`reports.data.pooling`).
@@ -112,7 +113,7 @@ def _contradict(first: Sequence[str], second: Sequence[str]) -> bool:
 
 def _key(trial: TrialRecord) -> tuple[str, ...]:
     texts = {name: column_text(trial, name) for name in KEY if name != "recipe"} | {"recipe": recipe(trial)}
-    if (shared := trial.spec.replaced.get("epochs")) is not None:
+    if (shared := finite(trial.spec.replaced.get("epochs"))) is not None:
         texts["epochs"] = f"{shared:g}"  # as in `recipe`, its own number of epochs does not part it from others
     return tuple(texts[name] for name in KEY)
 

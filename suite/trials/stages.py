@@ -48,9 +48,9 @@ class Cost:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Cost:
         """Return the cost of an epoch's last full step."""
-        flops = tuple(record["step_flops"][name] for name in _FLOPS)
+        flops = tuple(float(record["step_flops"][name]) for name in _FLOPS)
         backends = dict(record.get("backends") or {})
-        return cls(record["batch_size"], flops, backends, record["step_overhead"], "frozen" in record)
+        return cls(record["batch_size"], flops, backends, float(record["step_overhead"]), "frozen" in record)
 
     def equals(self, other: Cost) -> bool:
         """Return whether the steps cost the same."""
@@ -114,9 +114,10 @@ class StageList:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the record of the next epoch."""
         try:
-            cost, epoch, steps = Cost.of(record), record["epoch"], record["steps"]
+            cost, epoch, steps = Cost.of(record), record["epoch"], int(record["steps"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"epoch {record.get('epoch')} has no {error} in epochs.jsonl") from error
+            what = f"has no {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            raise ValueError(f"epoch {record.get('epoch')} {what} in epochs.jsonl") from error
         if self._stages and self._stages[-1].cost.equals(cost):
             self._stages[-1] = dataclasses.replace(self._stages[-1], last=epoch, steps=self._stages[-1].steps + steps)
             return

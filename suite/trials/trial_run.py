@@ -179,8 +179,8 @@ class TrialRun:
             if state["trial"] != self.spec.hash or epochs != list(range(1, done + 1)):
                 raise ValueError("checkpoint.pt and epochs.jsonl do not belong together")
         except Exception as error:  # whatever the files hold
-            hint = f"delete {path} to start from the beginning"
-            raise UsageError(f"cannot be resumed ({error}); {hint}") from error
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise UsageError(f"cannot be resumed ({reason}); delete {path} to start from the beginning") from error
         kept = ("time_utc", "busy_cores", "place")
         attempt = {**{name: earlier[name] for name in kept if name in earlier}, "until_epoch": done}
         kernels.replay_backends(earlier.get("pruning", {}))

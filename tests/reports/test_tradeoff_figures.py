@@ -76,7 +76,7 @@ def disturb(folder, method):
     """Record that other programs were running when the first trial of a method started."""
     path = min(folder.glob(f"trials/{method}-*/trial.json"))
     record = json.loads(path.read_text())
-    record["provenance"] |= {"busy_cores": 2.0}
+    record["provenance"] |= {"busy_cores": 0.0, "attempts": [{"busy_cores": 2.0}]}
     path.write_text(json.dumps(record))
 
 

@@ -125,6 +125,7 @@ def test_keys_of_earlier_records_are_ignored(two):
 @pytest.mark.parametrize(("name", "content", "reason"), [
     ("model.pt", None, "model.pt is missing"),
     ("layers.csv", b"", "layers.csv has 0 bytes, not 11"),
+    ("layers.csv", b"interval,in\n1", "layers.csv has 13 bytes, not 11"),
     ("epochs.jsonl", b'{"epoch": 1}', "epochs.jsonl has 12 bytes, not 26"),
 ])  # fmt: skip
 def test_a_trial_whose_file_is_missing_or_cut_off_is_trained_again(two, tmp_path, caplog, name, content, reason):

@@ -53,11 +53,11 @@ class _Epoch(BaseModel, strict=True):
     train_time_s: Number | None = None
     energy_j: Number | None = None
     test_accuracy: Number | None = None
-    step_flops: dict[str, Number | None] | None = None
-    train_flops: dict[str, Number | None] | None = None
-    backends: dict[str, Any] | None = None
-    method: dict[str, Any] | None = None
-    layers: dict[str, _Layer] | None = None
+    step_flops: dict[str, Number | None] = {}
+    train_flops: dict[str, Number | None] = {}
+    backends: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+    layers: dict[str, _Layer] = {}
 
 
 def finite(value: Any) -> float | None:

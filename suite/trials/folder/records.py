@@ -65,6 +65,7 @@ class _Provenance(_Attempt):
     method: _MethodFacts = _MethodFacts()
     git: dict[str, Any] | None = None
     attempts: list[_Attempt] = []
+    not_counted: list[str] = []
 
 
 def _check_provenance(provenance: dict[str, Any]) -> dict[str, Any]:

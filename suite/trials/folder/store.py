@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
@@ -40,10 +40,20 @@ LOCK_TIMEOUT = 1.0
 log = logging.getLogger(__name__)
 
 
+class _Spec(BaseModel):
+    targets: tuple[float, ...] = ()
+    margin: FiniteFloat = 0.0
+
+
+class _Command(BaseModel):
+    spec: _Spec
+    command_line: str = ""
+
+
 class _Suite(BaseModel):
     """What code reads in a `suite.json`; other keys are free."""
 
-    commands: list[dict[str, Any]]
+    commands: list[_Command]
 
 
 def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
