@@ -4,7 +4,7 @@ A rehearsal sets up each combination of method, model and task once, on the CPU 
 built and receives one blank batch, and the method's `setup` runs. A method refuses a network by an error in its
 `setup`.
 
-Everything here needs torch. `run` and `plan` call it in a separate process (`suite.trials.engines.calls`), so that the
+Everything here needs torch. `run` and `plan` call it in a separate process (`suite.trials.process`), so that the
 process that waits for the trials needs no memory for torch.
 """
 

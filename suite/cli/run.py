@@ -27,11 +27,10 @@ from suite.files import clean, without_home
 from suite.parameters import accepts
 from suite.trials.callbacks.listening import Callback, CallingListener
 from suite.trials.controls import BASELINE
-from suite.trials.engines.calls import forked
 from suite.trials.folder.reader import update_table
 from suite.trials.folder.records import TrialRecord, read_record
 from suite.trials.folder.store import Store
-from suite.trials.process import command_line
+from suite.trials.process import command_line, forked
 from suite.trials.progress import TrialProgress, duration
 from suite.trials.ranks import in_allocation
 from suite.trials.ranks.allocation import Allocation, follow, lead

@@ -16,9 +16,9 @@ from suite.cli.run import run_prepared
 from suite.errors import UsageError, nearest
 from suite.parameters import show
 from suite.trials import search
-from suite.trials.engines.calls import forked
 from suite.trials.folder.records import read_record
 from suite.trials.planning import plan, read_choices
+from suite.trials.process import forked
 from suite.trials.search import COSTS, Setting, Tuned, TunedMethod
 from suite.trials.spec import Prepared
 

@@ -1,4 +1,4 @@
-"""What the process of a trial gets from the one that starts it, what it tells that one, and what precedes torch.
+"""Processes: what that of a trial gets from the one that starts it, what it tells that one, and calls in a fork.
 
 The engine starts a trial as the leader of a new session, with a pipe as its standard input. Only the engine's process
 holds the write end of the pipe, and it never writes. An end-of-file therefore means that the engine has ended.
@@ -9,20 +9,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import multiprocessing
 import os
 import shlex
 import signal
 import site
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from suite import files
 from suite.engine.cost.hardware import available_cores, threads_of_environment
+from suite.errors import UsageError
 from suite.registry import ROOT
 
 PARENT = "PDT_LIFELINE_PARENT"
@@ -42,6 +46,9 @@ MALLOC: Final = {
 _PR_SET_PDEATHSIG = 1
 SMALLEST_INTERVAL = 0.5
 """Seconds between two versions of `progress.json`."""
+PATIENCE_S = 1.0
+"""Seconds in which an interrupted call ends."""
+Result = TypeVar("Result")
 FLAG_PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_", "MALLOC_", "TORCH_", "PYTORCH_", "ATEN_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32", "LD_PRELOAD"),
@@ -219,3 +226,52 @@ class ProgressFile:
             return Position(**json.loads(self._path.read_bytes()))
         except (OSError, ValueError):
             return None
+
+
+def forked(call: Callable[[], Result]) -> Result:
+    """Return the result of `call`, computed in a forked process.
+
+    torch takes hundreds of megabytes, which a command that waits for trials does not need. `call` runs in this process
+    if torch is already imported, or if this process cannot be forked safely (it has threads, or is not on Linux).
+
+    Args:
+        call: Function whose result can be pickled.
+
+    Raises:
+        UsageError: `call` raised it.
+        SystemExit: `call` raised another exception, and its traceback was printed.
+    """
+    if sys.platform != "linux" or "torch" in sys.modules or threading.active_count() > 1:
+        return call()
+    fork = multiprocessing.get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(call, writer, os.getpid()))
+    process.start()
+    writer.close()
+    try:
+        result: Any = reader.recv()  # this program's own process wrote it
+    except EOFError:
+        result = SystemExit(1)
+    except KeyboardInterrupt:
+        # A terminal has interrupted the call too, and a killed call would leave the part of a file that it downloads.
+        for number in (0, signal.SIGINT, signal.SIGKILL):
+            if process.is_alive():
+                os.kill(process.ident or 0, number)
+                process.join(PATIENCE_S)
+        raise
+    process.join()
+    if process.exitcode and process.exitcode < 0:
+        print(f"pdt: planning was killed by signal {-process.exitcode}", file=sys.stderr)
+    if isinstance(result, BaseException):
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
+def _answer(call: Callable[[], object], writer: Connection, parent: int) -> None:
+    """Call the function in the forked process, and send its result."""
+    if not die_with(parent):  # the call may take long, for example to fetch a data set
+        return
+    try:
+        writer.send(call())
+    except (UsageError, KeyboardInterrupt) as error:
+        writer.send(error)

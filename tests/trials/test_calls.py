@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.trials.engines.calls import forked
+from suite.trials.process import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ import os, sys
 from suite.cli.main import main
 from suite.errors import MissingData
 from suite.trials import trial
-from suite.trials.engines.calls import forked
+from suite.trials.process import forked
 from suite.trials.folder.store import Store
 
 def holds():
@@ -60,7 +60,7 @@ ENDLESS = """
 import sys, time
 from pathlib import Path
 from suite import files
-from suite.trials.engines.calls import forked
+from suite.trials.process import forked
 
 def endless():
     import os

@@ -21,9 +21,8 @@ from suite import files
 from suite.engine.cost.hardware import CORES, available_cores, physical_cores
 from suite.errors import UsageError, in_words
 from suite.registry import register
-from suite.trials.engines.calls import forked
 from suite.trials.folder.records import REMOVED_NOTHING, RUNNING, lacking, read_record, write_record
-from suite.trials.process import PLACE, ProgressFile, environment, start_process, trial_command
+from suite.trials.process import PLACE, ProgressFile, environment, forked, start_process, trial_command
 from suite.trials.progress import EpochReader, ProgressListener
 from suite.trials.spec import TrialSpec
 
