@@ -40,6 +40,9 @@ TYPED = {
     # What is chosen by measurement may be another backend in each checkout.
     "sdgp": "sdgp[backend=skip]",
     "clicktrain": "clicktrain[backend=skipping]",
+    "gmp": "gmp[backend=masked]",
+    "rigl": "rigl[backend=masked]",
+    "progressive_resizing": "progressive_resizing[start=0.75]",  # half the side of digits is too small for the network
 }
 KILLED = "digits, resumed"
 COUNTED = ("flops", "params", "communication", "macs")  # parts of the names of counted columns

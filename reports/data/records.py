@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Machine = tuple[str, ...]  # text for each name in `MACHINE`
 Content = TypeVar("Content")
 
+SUITE = "suite.json"
 COLOURS = 7  # of methods other than dense
 CONTROL = -1  # number of the colour of controls, and of ways without pruning
 NO_PRUNING = "(no pruning)"
@@ -110,22 +111,17 @@ def read(folder: Path, none_runs: bool = False) -> Records:
     damage: list[str] = []
 
     def intact(read_file: Callable[[Path], Content], name: str) -> Content | None:
-        """Return what a pass or `tune` has written; `None` if it has not, or if the file is damaged."""
+        """Return the content of a file; `None` if it is damaged, or if it is one that not every folder has."""
         try:
-            return read_file(folder) if (folder / name).exists() else None
+            return read_file(folder) if name == SUITE or (folder / name).exists() else None
         except UsageError as error:
             damage.append(clean(str(error)))
             return None
 
-    try:
-        suite = read_suite(folder / "suite.json")
-    except UsageError as error:
-        suite = {}
-        damage.append(clean(str(error)))
     return Records(
         folder,
         tuple(tested),
-        suite,
+        intact(lambda place: read_suite(place / SUITE), SUITE) or {},
         damaged,
         times=tuple(intact(TIMES.read, TIMES.name) or ()),
         profiles=tuple(intact(PROFILES.read, PROFILES.name) or ()),
@@ -214,7 +210,7 @@ class Look:
     """How a method is drawn.
 
     Attributes:
-        colour: Number of the colour: 0 for dense, `CONTROL` for all that is no method. Other colours follow from the
+        colour: Number of the colour: 0 for dense, `CONTROL` for what is not a method. Other colours follow from the
             method's name alone. Only the shade depends on the report: it distinguishes methods and variants of one
             colour.
         marker: Number of the marker, different for all variants of a report.

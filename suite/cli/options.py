@@ -107,7 +107,7 @@ def read_data_root(text: str) -> Path:
     """Return the folder of the data sets, which exists unless it is the default.
 
     Raises:
-        UsageError: It does not exist, or is no folder.
+        UsageError: It does not exist, or is not a folder.
     """
     path = read_path(text, "--data-root")
     if text != default_data_root() and not path.is_dir():  # a download creates the default
@@ -141,7 +141,7 @@ def _option(metavar: str, text: str, default: Any = "", read: Callable[[str], An
     """Return a field of `RunOptions` that is typed as the option of its name.
 
     Args:
-        metavar: What stands for the value in the help.
+        metavar: The word for the value in the help.
         text: The help, which fits on a line of 80 characters; `docs/` says more. It may contain the default as `{}`.
         default: Value if the option is not typed.
         read: Type or choices of what is typed.

@@ -220,7 +220,7 @@ def announce(options: RunOptions, command: Prepared, count: int) -> None:
         log.info("%s", line)
     if not count:
         state = "none of the %d trials has failed" if options.only == "failed" else "all %d trials are done"
-        log.info(f"nothing to run: {state}, in %s", len(trials), command.folder)
+        log.info("nothing to run: %s, in %s", state % len(trials), command.folder)
         return
     formats = " and ".join(dict.fromkeys(trial.dtype for trial in trials))
     where = f"on {suite.device} in {formats}, into {command.folder}"
