@@ -149,17 +149,22 @@ def this_machine(device: str) -> dict[str, str]:
 
 
 def _chosen(found: Sequence[Candidate], typed: Iterable[str]) -> list[Candidate]:
-    known = {name for candidate in found for name in (candidate.label, _name(candidate.label))}
+    known = {name for candidate in found for name in (candidate.label, _parts(candidate.label)[0])}
+    chosen = []
     for text in typed:
-        if text == BASELINE and text not in known:
+        own = [one for one in found if text == _parts(one.label)[0] or _parts(text) == _parts(one.label)]
+        if text == BASELINE and not own:
             raise UsageError(f"--methods {BASELINE}: the other methods are measured next to it; name one of them")
-        if text not in known:
+        if not own:
             raise UsageError(f"--methods '{text}': the folder has no finished trial of it{nearest(text, known)}")
-    return [candidate for candidate in found if {candidate.label, _name(candidate.label)} & set(typed)]
+        chosen += own
+    return [candidate for candidate in found if candidate in chosen]
 
 
-def _name(method: str) -> str:
-    return method.partition("[")[0]
+def _parts(method: str) -> tuple[str, frozenset[str]]:
+    """Return the name and the parameters of a method, which may be typed in any order."""
+    name, _, parameters = method.partition("[")
+    return name, frozenset(split(parameters.removesuffix("]")))
 
 
 def _candidate(

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import re
 import shutil
 from functools import partial
 from typing import ClassVar
@@ -29,7 +30,7 @@ from suite.engine.training.method_runner import MethodRunner
 from suite.errors import UsageError
 from suite.measure import candidates, running, time_pass
 from suite.measure import time_steps as steps
-from suite.measure.candidates import find_candidates
+from suite.measure.candidates import Candidate, find_candidates
 from suite.measure.steps import WARM_UPS
 from suite.measure.times import TIMES, PassTime
 from suite.method import Method
@@ -805,3 +806,17 @@ def test_numbers_in_a_file_are_in_their_range(shrinking, measured):
     for name, value in wrong:
         with pytest.raises(ValueError, match=name):
             PassTime.model_validate(good | {name: value})
+
+
+def test_methods_are_chosen_by_name_or_with_parameters_in_any_order():
+    found = [Candidate({}, label, "trial") for label in ("sdgp[n=2,m=4]", "sdgp[n=1,m=4]", "ssprop")]
+
+    def labels(*typed):
+        return [one.label for one in candidates._chosen(found, typed)]
+
+    assert labels("ssprop", "sdgp[m=4,n=2]") == ["sdgp[n=2,m=4]", "ssprop"]
+    assert labels("sdgp") == ["sdgp[n=2,m=4]", "sdgp[n=1,m=4]"]
+    with pytest.raises(UsageError, match=re.escape("--methods 'sdgp[n=2]': the folder has no finished trial of it")):
+        labels("sdgp[n=2]")
+    with pytest.raises(UsageError, match="the other methods are measured next to it"):
+        labels("dense")
