@@ -27,7 +27,7 @@ from reports.content.why import why_sections
 from reports.data.estimates import facts
 from reports.data.method_rows import MethodRow
 from reports.data.records import PageGroup, Records, epochs, page_groups
-from reports.data.verdict import COSTS, Answers, evidence, judged_groups, margins
+from reports.data.verdict import COSTS, Answers, evidence, exploratory, judged_groups, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
@@ -113,7 +113,8 @@ def _group(
     caution = "" if is_smoke else chance_caution(rows)
     images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
     is_ieee = group.key["arithmetic"] != FLUSH
-    setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, out_option(records.folder))
+    reasons, out = exploratory(records.suite), out_option(records.folder)
+    setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, reasons, out)
     first = main_cost(rows)
     said: dict[str, str] = {}
     if answers is not None:

@@ -106,6 +106,7 @@ class Setting:
         test_images: Number of test images; 0 if it is not known.
         learned: Whether dense training is better than a guess.
         is_ieee: Whether the trials computed with subnormal numbers, as earlier versions did.
+        exploratory: Why the answers are exploratory, as the commands of the folder say.
         out: The option with which a command continues in the folder of the report.
     """
 
@@ -114,6 +115,7 @@ class Setting:
     test_images: int = 0
     learned: bool = True
     is_ieee: bool = False
+    exploratory: tuple[str, ...] = ()
     out: str = "--out DIR"
 
     @property
@@ -186,7 +188,8 @@ def pruned_nothing(row: MethodRow) -> bool:
 def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in rows if row.is_method and pruned_nothing(row)]
-    lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
+    lines = [say("verdict.exploratory", reason=reason) for reason in setting.exploratory]
+    lines += [say("verdict.pruned_nothing", methods=idle)] if idle else []
     for judged in answer.both:
         if lost := judged.candidate.diverged:
             seeds = lost + len(judged.candidate.accuracies)

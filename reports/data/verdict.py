@@ -47,6 +47,12 @@ def margins(suite: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(margin for margin, _ in groupby(declared)) or (MARGIN,)
 
 
+def exploratory(suite: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the reasons for which the commands of a folder, a `suite.json`, call its answers exploratory."""
+    reasons = [command["spec"].get("exploratory", "") for command in suite.get("commands", ())]
+    return tuple(dict.fromkeys(filter(None, reasons)))
+
+
 def judged_groups(records: Records) -> list[tuple[PageGroup, list[MethodRow], Answers | None]]:
     """Return the groups of a folder with their rows, and what the rule says; `None` for a smoke test."""
     groups = fold_budgets(pool_machines(page_groups(records.trials)[0], records.times))

@@ -176,6 +176,7 @@ class RunOptions:
     target: tuple[float, ...] = _option(
         "PERCENT", "accuracies to reach: 88,90 (default: dense - margin)", (), read_targets
     )
+    exploratory: str = _option("REASON", "say first in the report that its answers are exploratory, and why")
     skip_unfit: bool = _option("true|false", "leave out methods that a network does not fit", False, of_type(bool))
     plugin: tuple[Path, ...] = _option("FILE", "Python file with methods, tasks, ...; may be repeated", (), _plugin)
     recipe: str = _option("NAME", "another recipe of the preset (see describe TASK)")

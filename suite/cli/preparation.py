@@ -361,6 +361,7 @@ def resolve(options: RunOptions) -> SuiteSpec:
         processes=options.nproc_per_trial,
         margin=options.margin / 100,
         targets=options.target,
+        exploratory=options.exploratory,
     )
 
 

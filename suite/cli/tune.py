@@ -25,7 +25,8 @@ from suite.trials.spec import Prepared
 log = logging.getLogger(__name__)
 
 MOST = 1000  # settings of a method
-HIDDEN = ("methods", "controls", "skip_unfit", "margin", "target", "config")  # options of `run` that are not for `tune`
+# Options of `run` that are not for `tune`
+HIDDEN = ("methods", "controls", "skip_unfit", "margin", "target", "exploratory", "config")
 LEARNING_RATE = f"{RECIPE}learning_rate"
 
 EPILOG = """\
@@ -37,7 +38,7 @@ recipe.validation_images=N changes it). The same command continues where it stop
 comparison, which uses the test images once.
 
 The options of run apply too (run --help), except --methods, --controls, --skip-unfit,
---margin, --target and --config. --task and --model must name only one.
+--margin, --target, --exploratory and --config. --task and --model must name only one.
 
 example:
   {program} tune sdgp,prunetrain --budget 8 --task cifar10

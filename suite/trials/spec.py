@@ -220,6 +220,7 @@ class SuiteSpec:
         margin: Smallest gain in accuracy that matters for the report's verdict, as a fraction.
         targets: Accuracies, as fractions. The report gives the time, FLOPs and energy to reach each
             (`suite.trials.folder.targets`).
+        exploratory: Why the answers of the report are exploratory; empty if nothing says so.
         left_out: What `--skip-unfit` left out: `method` with its parameters, `model`, `task`, and the `reason`.
     """
 
@@ -240,6 +241,7 @@ class SuiteSpec:
     processes: int = 1
     margin: float = 0.005
     targets: tuple[float, ...] = ()
+    exploratory: str = ""
     left_out: tuple[Mapping[str, str], ...] = ()
 
 

@@ -424,6 +424,18 @@ def test_one_image_of_exactly_the_margin_is_not_too_coarse() -> None:
     assert Setting(20, (0.005,), 199).is_coarse
 
 
+def test_answers_that_a_command_calls_exploratory_are_called_so_before_anything_else(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    folder = suite.write()
+    reasons = ("", "settings were chosen late", "settings were chosen late", "see `notes.md`.")
+    commands = [{"command_line": "run_suite.py", "spec": {"exploratory": reason}} for reason in reasons]
+    (folder / "suite.json").write_text(json.dumps({"commands": commands}))
+    (group,) = build(read(folder)).groups
+    said = ["All answers are exploratory: settings were chosen late.", "All answers are exploratory: see `notes.md`."]
+    assert list(group.verdict.warnings)[:2] == said
+
+
 def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
     add_budgets(suite)
     add_method(suite, "quick", near(88.7), executed=0.85)

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 class _Spec(BaseModel):
     targets: tuple[float, ...] = ()
     margin: FiniteFloat = 0.0
+    exploratory: str = ""
 
 
 class _Command(BaseModel):
