@@ -53,7 +53,9 @@ class Steps:
         self.shape = (3, typed.size, typed.size)
         named = registry.get("task", "cifar10")().paper_recipes["resnet9"]
         self.model = typed.model or named.model
-        self.recipe: Recipe = named.recipe.changed(batch_size=typed.batch_size, execution=typed.execution)
+        self.recipe: Recipe = named.recipe.changed(
+            batch_size=typed.batch_size, execution=typed.execution, learning_rate=1e-4
+        )  # so that steps on random images do not diverge
         self.count, recipe = STEPS[self.device.type], self.recipe
         count = self.count * typed.batch_size
         batches = DeviceBatches(
