@@ -143,9 +143,7 @@ def test_readme_has_the_two_commands_as_the_interface_fixes_them():
     assert second == 'pip install -e ".[test]" && python -m pytest'
 
 
-def test_documented_reproduction_is_one(tmp_path, monkeypatch):
-    for name in ("_objects", "_plugin_entries"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+def test_documented_reproduction_is_one(tmp_path, forget_toys):
     (code,) = code_blocks("docs/reproduce.md")
     (declared,) = code_blocks("docs/reproduce.md", "toml")
     path = tmp_path / "documented_reproduction.py"
