@@ -1,4 +1,8 @@
-"""Early-Bird tickets: channels are removed once, as soon as the mask by scales of normalisation hardly changes."""
+"""Early-Bird tickets: channels are removed once, as soon as the mask by scales of normalisation hardly changes.
+
+Source: You, Li, Xu, Fu, Wang, Chen, Lin, Wang, Baraniuk, "Drawing Early-Bird Tickets: Toward More Efficient Training of
+Deep Networks", ICLR 2020 (arXiv 1909.11957), and its code, https://github.com/GATECH-EIC/Early-Bird-Tickets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from methods.channels.cuts import has_come
+from methods.channels.cuts import is_due
 from methods.channels.scales import ScalePenalty
 from suite.method import Context, IndexMap, ReconfigPlan
 from suite.parameters import Search
@@ -24,10 +28,10 @@ class EarlyBird(ScalePenalty):
     """Early-Bird tickets: Network Slimming that chooses the moment of its cut.
 
     The penalty, the threshold and the cut are those of `slimming`. From time to time a *look* makes the mask that a cut
-    would make now: for each channel of the network, whether it remains. The distance of two masks is the share of
-    entries that differ. The ticket is drawn at the first look whose mask has a distance of at most `distance` to each
-    of the four masks before it (class `EarlyBird` of the authors' `main.py`). The network is cut by this mask at the
-    end of the epoch, and the training goes on (`main_c.py`).
+    would make now: for each channel that `slimming` ranks, whether it remains. The distance of two masks is the share
+    of entries that differ. The ticket is drawn at the first look whose mask has a distance of at most `distance` to
+    each of the four masks before it (class `EarlyBird` of the authors' `main.py`). The network is cut by this mask at
+    the end of the epoch, and the training goes on (`main_c.py`).
 
     Attributes:
         look_every: Share of the training between two looks, which follow steps. The authors look once in an epoch, at
@@ -35,7 +39,7 @@ class EarlyBird(ScalePenalty):
         distance: Largest distance of a ticket to the four masks before it.
         latest: Share of the training after which the network is cut by its present mask, if no ticket was drawn.
         restart: Whether the schedule begins again after the cut, with the initial weights of the channels that remain
-            (`main_scratch.py`). The epochs before then come on top.
+            (new ones in `main_scratch.py`). The training is longer then, by the epochs before the cut.
     """
 
     source: ClassVar[str] = "Early-Bird Tickets (You et al., ICLR 2020) and its code (GATECH-EIC/Early-Bird-Tickets)"
@@ -50,9 +54,19 @@ class EarlyBird(ScalePenalty):
     latest: Annotated[float, Interval(gt=0, lt=1), Search(0.1, 0.5)] = 0.3
     restart: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if LOOKS * self.look_every > self.latest + 1e-9:
+            raise ValueError(
+                f"look_every is {self.look_every}; the {LOOKS}th look, which draws the first ticket, would come after "
+                f"latest={self.latest}: take at most {self.latest / LOOKS:g}"
+            )
+        if self.restart and self.momentum == "kept":
+            raise ValueError("momentum is kept; restart=true begins with a new state of the optimizer: use new")
+
     def setup(self, ctx: Context) -> None:
         super().setup(ctx)
-        self.looks = 0  # multiples of `look_every` that are done
+        self.looks = 0  # the newest multiple of `look_every` with a look: a step may pass several of them
         self.newest: list[Tensor] = []  # the newest masks, (channels of all spaces,) bool, at most `LOOKS`
         self.distances: list[float] = []  # of the newest mask to those before it
         self.ticket: Tensor | None = None
@@ -73,8 +87,8 @@ class EarlyBird(ScalePenalty):
             return
         self.looks = due
         mask = torch.cat([*self.masks(self.scores(ctx)).values()])
-        self.distances = [float((mask != other).double().mean()) for other in self.newest[1 - LOOKS :]]
         self.newest = [*self.newest, mask][-LOOKS:]
+        self.distances = [float((mask != other).double().mean()) for other in self.newest[:-1]]
         if len(self.newest) == LOOKS and max(self.distances) <= self.distance:
             self.ticket = mask
 
@@ -83,7 +97,7 @@ class EarlyBird(ScalePenalty):
         if self.ticket is not None:
             sizes = [len(score) for score in scores.values()]
             return dict(zip(scores, self.ticket.split(sizes), strict=True))
-        return self.masks(scores) if has_come(self.latest, ctx) else None
+        return self.masks(scores) if is_due(self.latest, ctx) else None
 
     def reconfigure(self, ctx: Context) -> ReconfigPlan | None:
         plan = super().reconfigure(ctx)

@@ -27,13 +27,14 @@ from suite.registry import register
 class GMP(FinalMasksMethod):
     """Gradual magnitude pruning: sparsity grows along a cubic schedule, and the smallest weights are masked.
 
-    At the share t of the training, the sparsity of each layer is
+    At the share t of the training, the sparsity of all masked layers together (with `uniform`, of each) is
 
         s(t) = sparsity + (initial - sparsity) * (1 - (t - start) / (end - start)) ** 3
 
     from `start` to `end` (equation 1 of the paper). Masks are set in every `every`-th step in between, and a last time
-    in the first step from `end` on. Then they stay as they are. A masked weight is zero, so that it has the smallest
-    magnitude at the next update and remains masked, and its gradient is not used.
+    in the first step from `end` on, or after the last epoch if no step begins so late. Then they stay as they are. A
+    masked weight is zero, so that it has the smallest magnitude at the next update and remains masked, and its gradient
+    is not used.
 
     Nothing gets faster on kernels for dense tensors, which multiply the zeros. From `end` on, kernels may skip them.
 
@@ -43,7 +44,8 @@ class GMP(FinalMasksMethod):
         end: Share of the training at which the final sparsity is reached. The paper lets the learning rate be still
             high enough then, so that the network recovers.
         every: Steps between two updates of the masks.
-        mode: Which weights are masked: those of the smallest `magnitude`, or as many `random` ones of each layer.
+        mode: Which weights are masked: those of the smallest `magnitude`, or as many `random` ones of each layer, which
+            needs a `distribution` that does not depend on magnitudes.
         distribution: `uniform`, as published: the same sparsity in every masked layer. Others are those of
             `methods.masks`.
     """
@@ -54,7 +56,8 @@ class GMP(FinalMasksMethod):
         Tuning(
             trials=0,
             chosen_on="publication",
-            source="power and frequency of TensorFlow's implementation; start and end are ours",
+            source="power and frequency of `PolynomialDecay` in tensorflow-model-optimization (`pruning_schedule.py`); "
+            "start and end are ours",
         ),
     )
 
@@ -76,6 +79,10 @@ class GMP(FinalMasksMethod):
             raise ValueError(f"start is {self.start}; it must not be greater than end, {self.end}")
         if self.initial > self.sparsity:
             raise ValueError(f"initial is {self.initial}; it must not be greater than sparsity, {self.sparsity}")
+        if self.mode == "random" and self.distribution == "global":
+            raise ValueError(
+                "distribution is global; with mode=random, scores say nothing about layers: use uniform or erdos_renyi"
+            )
 
     def sparsity_now(self, ctx: Context) -> float | None:
         if self._is_final or ctx.progress < self.start:
@@ -92,8 +99,17 @@ class GMP(FinalMasksMethod):
             return super().scores(ctx)
         # Without the rank: all processes mask the same weights.
         generator = torch.Generator().manual_seed(random_key(ctx.seed, ctx.step, 0, "hook", "masked weights"))
-        drawn = {name: uniform_random(weight, generator) + 1.0 for name, weight in self.weights(ctx).items()}
-        return {name: score * self.masks[name] if self.masks else score for name, score in drawn.items()}
+        # By weight: layers that share one give it the same mask.
+        drawn = {weight: uniform_random(weight, generator) + 1.0 for weight in self.weights(ctx).values()}
+        scores = {name: drawn[weight] for name, weight in self.weights(ctx).items()}
+        return {name: score * self.masks[name] if self.masks else score for name, score in scores.items()}
+
+    def on_epoch_end(self, ctx: Context) -> None:
+        """Mask at the end of the training, if no step began at `end` or later."""
+        super().on_epoch_end(ctx)
+        if ctx.epochs_done == ctx.epochs and not self._is_final:
+            self.update_masks(ctx)
+            self.after_optimizer_step(ctx)
 
     def kept_gradients(self, ctx: Context) -> Mapping[str, Tensor]:
         """Return the masks: a weight that is masked once stays so."""

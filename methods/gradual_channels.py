@@ -41,22 +41,26 @@ class GradualChannels(Method):
     At the share p of the training, of the N channels that an index space had at first, N * (1 - (1 - width) * f(p))
     remain, where f rises from 0 at `start` to 1 at `end` (`schedule`). Those with the smallest sum of squared weights
     go: of all weights of the channel, as output of each layer that produces it and as input of each that consumes it
-    (Torch-Pruning's `GroupNormImportance`). All spaces keep the same share, as in a narrower network.
+    (Torch-Pruning's `GroupNormImportance` without scales of normalisation). Grouped convolutions do not count, because
+    their weights mix the channels of a group. All spaces keep the same share, as in a narrower network.
 
     A layer that consumed removed channels loses their contribution to its output. Its mean m, per output channel, is
     added where a constant belongs, so that a channel with a constant value is removed without a change of the network's
     function in evaluation:
 
-        bias of the layer         += m    if it has one; else
+        bias of the layer         += m    if it has one (Mean Replacement Pruning); else
         running mean of the norm  -= m    if its output goes to batch normalisation, directly or through max pooling.
 
-    Other layers lose the contribution, and the record names them. m is measured by one forward in evaluation mode of up
-    to 64 images of the newest batch; behind zero padding it is the mean over all positions.
+    Other layers lose the contribution, and the record names them. If something else reads an output in front of a norm
+    too, it loses m, and is not named. The running means are ours, and so is the estimate of m, by one forward in
+    evaluation mode of up to 64 images of the newest batch, which may be a smaller last one; behind zero padding it is
+    the mean over all positions.
 
     Attributes:
         width: Share of the channels of each index space that remains in the end.
         start, end: Shares of the training between which channels are removed.
-        schedule: f: `linear`, or `cubic` (1 - (1 - x)^3, of gradual magnitude pruning), which removes more at first.
+        schedule: f, where x = (p - start) / (end - start): `linear`, x, or `cubic`, 1 - (1 - x)^3, of gradual magnitude
+            pruning, which removes more at first.
         every: Number of epochs between two cuts.
         round_to: The number of channels of a space is rounded up to a multiple of this.
         compensate: Whether removed channels leave the mean of their contributions.
@@ -148,19 +152,20 @@ class GradualChannels(Method):
         if self.images is None:
             return list(removed)
         inputs = {name: torch.cat(positions).to(ctx.device) for name, positions in removed.items()}
-        found, norms_behind = contributions(ctx.model, self.images, {n: ctx.layers[n] for n in inputs}, inputs)
+        found, behind = contributions(ctx.model, self.images, {n: ctx.layers[n] for n in inputs}, inputs)
         without = []
         with torch.no_grad():
             for name in inputs:
-                norm = norms_behind.get(name)
-                if name not in found or (ctx.layers[name].bias is None and norm is None):
+                bias = ctx.layers[name].bias
+                if name not in found or (bias is None and name not in behind):
                     without.append(name)
                     continue
                 mean = ctx.all_reduce(found[name]) / ctx.ranks
-                if (bias := ctx.layers[name].bias) is not None:
+                if bias is not None:
                     bias += mean
-                elif norm is not None and norm.running_mean is not None:
-                    norm.running_mean -= mean
+                else:
+                    for running_mean in behind[name]:
+                        running_mean.sub_(mean)
         return without
 
     def record(self, ctx: Context) -> Mapping[str, Any]:
@@ -178,8 +183,8 @@ def squares(space: IndexSpace, ctx: Context) -> Tensor:
 
 def contributions(
     model: nn.Module, images: Tensor, layers: Mapping[str, Layer], inputs: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, _BatchNorm]]:
-    """Return what some input channels add to each layer's output on average, and the normalisation behind each layer.
+) -> tuple[dict[str, Tensor], dict[str, set[Tensor]]]:
+    """Return what some input channels add to each layer's output on average, and the running means behind each layer.
 
     Args:
         model: The bare model; it runs once, in evaluation mode.
@@ -188,29 +193,32 @@ def contributions(
         inputs: Positions of the channels along each layer's input channels, by name.
 
     Returns:
-        (means, norms): means over images and positions, (K,), of the layers that ran; and batch normalisations that get
-        a layer's output, directly or through `PASSING`, and have running statistics.
+        (means, behind): means over images and positions, (K,), of the layers that ran; and the running means, (K,), of
+        the batch normalisations that get a layer's output, directly or through `PASSING`.
     """
     means: dict[str, Tensor] = {}
-    behind: dict[str, _BatchNorm] = {}
-    emitted: Any = WeakIdKeyDictionary()  # name of the layer, by output
+    behind: dict[str, set[Tensor]] = {}
+    # Name of the layer, by output; and the output's version, which in-place operations change.
+    emitted: Any = WeakIdKeyDictionary()
 
     def measure(name: str, layer: Layer, given: Tensor, output: Tensor) -> None:
-        emitted[output] = name
-        if name in means:  # called by the line that fills it, or for the second time
+        emitted[output] = name, output._version
+        if name in means:  # the layer is called for the second time
             return
-        means[name] = output.new_zeros(())
         axis = 1 if isinstance(layer, nn.Conv2d) else -1
         some = torch.zeros_like(given).index_copy_(axis, inputs[name], given.index_select(axis, inputs[name]))
-        means[name] = layer(some).movedim(axis, 0).flatten(1).mean(1) - (0 if layer.bias is None else layer.bias)
+        # `forward` does not call this hook again.
+        product = layer.forward(some).movedim(axis, 0).flatten(1)
+        means[name] = product.mean(1) - (0 if layer.bias is None else layer.bias)
 
     def enter(module: nn.Module, given: Tensor, output: Tensor) -> None:
-        if (name := emitted.get(given)) is None:
+        name, version = emitted.get(given, (None, 0))
+        if name is None or given._version != version:
             return
         if isinstance(module, PASSING):
-            emitted[output] = name
+            emitted[output] = name, output._version
         elif isinstance(module, _BatchNorm) and module.running_mean is not None:
-            behind.setdefault(name, module)
+            behind.setdefault(name, set()).add(module.running_mean)
 
     handles = [
         layer.register_forward_hook(

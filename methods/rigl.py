@@ -36,8 +36,8 @@ class RigL(FinalMasksMethod):
         f = fraction / 2 * (1 + cos(pi * t / until))        (`get_drop_fraction` with `cosine`)
 
     The A - r largest |w| stay, and the r largest gradients |dL/dw| among all other weights are grown, so that the layer
-    keeps A weights (`_get_update_op`). A grown weight is 0 and so is its momentum, unless it was active before: the
-    function of the network does not change. The step that updates the masks updates no weights.
+    keeps A weights (`_get_update_op`). A grown weight is 0 and so is its momentum, unless it was active before, so that
+    only what is dropped changes the network's outputs. The step that updates the masks updates no weights.
 
     Nothing gets faster on kernels for dense tensors, which multiply the zeros. From `until` on, kernels may skip them.
 
@@ -73,6 +73,10 @@ class RigL(FinalMasksMethod):
         super().__post_init__()
         if self.structure != "unstructured":
             raise ValueError(f"structure is {self.structure}; single weights are dropped and grown: use unstructured")
+        if self.distribution == "global":
+            raise ValueError(
+                "distribution is global; the scores of the first connections are random: use erdos_renyi or uniform"
+            )
 
     def setup(self, ctx: Context) -> None:
         super().setup(ctx)
@@ -127,7 +131,7 @@ def replaced(active: Tensor, share: float, drop: Tensor, grow: Tensor) -> Tensor
 @torch.no_grad()
 def _forget(weight: Tensor, grown: Tensor, ctx: Context) -> None:
     """Set new weights to zero, and all that the optimizer has accumulated for them (`reset_momentum`)."""
-    weight.masked_fill_(grown, 0.0)
+    weight.masked_fill_(grown, 0.0)  # not yet zero if the steps so far were left out, with infinite gradients
     assert ctx.optimizer is not None
     for value in ctx.optimizer.state.get(weight, {}).values():
         if isinstance(value, Tensor) and value.shape == weight.shape:

@@ -1,4 +1,8 @@
-"""Network Slimming: an L1 penalty on the scales of normalisation, and one cut by a global threshold."""
+"""Network Slimming: an L1 penalty on the scales of normalisation, and one cut by a global threshold.
+
+Source: Liu, Li, Shen, Huang, Yan, Zhang, "Learning Efficient Convolutional Networks through Network Slimming", ICCV
+2017, and its code, https://github.com/Eric-mingjie/network-slimming.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Interval
 from torch import Tensor
 
-from methods.channels.cuts import has_come
+from methods.channels.cuts import is_due
 from methods.channels.scales import ScalePenalty
 from suite.method import Context
 from suite.parameters import Search
@@ -22,11 +26,13 @@ class Slimming(ScalePenalty):
 
         L = task loss + strength * sum of |g|,
 
-    whose subgradient is strength * sign(g), as in the authors' `main.py`. At the end of the first epoch behind the
-    share `at`, all channels of the network are put in the order of |g|, and the share `ratio` with the smallest is
-    removed (`resprune.py`): one threshold for all layers. A channel that several normalisations scale, as in a residual
-    stage, counts once, with its largest |g|. At least one channel of each index space remains. Then the training goes
-    on with the smaller network; in the paper, it begins again with the first learning rate and as many epochs.
+    whose subgradient is strength * sign(g), as in the authors' `main.py`. After the first epoch that ends at or after
+    the share `at`, and at the latest after the last but one, all channels that can be removed and have a trained scale
+    are put in the order of |g|. The share `ratio` with the smallest is removed (`resprune.py`): one threshold for all
+    layers. A channel that several normalisations scale, as in a residual stage, counts once, with its largest |g| (not
+    in the paper). At least one channel of each index space remains. Then the training goes on with the smaller network;
+    in the paper, it begins again with the first learning rate and as many epochs. All parameters but `at` are those of
+    `ScalePenalty`.
 
     Attributes:
         at: Share of the training before the cut. The cut is made between two epochs.
@@ -37,4 +43,4 @@ class Slimming(ScalePenalty):
     at: Annotated[float, Interval(gt=0, lt=1), Search(0.1, 0.7)] = 0.5
 
     def chosen(self, ctx: Context) -> dict[str, Tensor] | None:
-        return self.masks(self.scores(ctx)) if has_come(self.at, ctx) else None
+        return self.masks(self.scores(ctx)) if is_due(self.at, ctx) else None

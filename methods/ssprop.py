@@ -56,11 +56,11 @@ class KeepChannels:
             others = [axis for axis in range(grad.ndim) if axis != 1]
             score = grad.abs().mean(others, dtype=torch.promote_types(grad.dtype, torch.float32))
         else:
-            # One number of a counter-based generator for each channel: a replayed step draws new ones, too.
+            # The first of four numbers of a counter-based generator for each channel: a replayed step draws new ones.
             seed: Any = site.kernel_seed
-            score = philox4x32(torch.arange(grad.shape[1], device=grad.device), seed)[0]
+            score, *_ = philox4x32(torch.arange(grad.shape[1], device=grad.device), seed)
         kept = score.topk(self.count).indices.sort().values
-        # In channels-last order, this and a copy are several times as fast as `index_select`.
+        # In channels-last order, indexing and then a copy are several times as fast as `index_select`.
         values = grad[:, kept]
         is_last = grad.ndim == 4 and grad.is_contiguous(memory_format=torch.channels_last)
         return Compact(values.contiguous(memory_format=torch.channels_last) if is_last else values, kept)
@@ -81,8 +81,8 @@ class SSProp(Method):
         start, end: Shares of the epochs, rounded to whole ones, between which `dense_sparse_dense` is sparse.
         mode: Which channels are kept: those with the largest mean magnitude, or as many `random` ones. These are not
             divided by `keep` either.
-        layers: Convolutions (`conv`), as published, or linear layers too (`all`). Layers that produce the output of
-            the network are dense, and so are convolutions with several groups.
+        layers: Which layers may be pruned: convolutions (`conv`), as published, or linear layers too (`all`). Layers
+            that produce the output of the network are dense, and so are convolutions with several groups.
         round_to: The number of kept channels is rounded up to a multiple of this.
         backend: `compact` prunes each of these layers, as the published code does. `auto` prunes only those whose
             gradients take less time by a margin than dense ones, with the choice of channels; the others train as in
@@ -119,6 +119,7 @@ class SSProp(Method):
     def setup(self, ctx: Context) -> None:
         self._positions = ctx.spaces.positions
         self._channels = {name: layer.weight.shape[0] for name, layer in ctx.layers.items() if self._fits(ctx, name)}
+        # The first layer alone, such as a patch embedding, has no data gradient and few of the network's products.
         if all(_reads_input(ctx, name) for name in self._channels):
             linear = self.layers == "conv" and any(isinstance(layer, nn.Linear) for layer in ctx.layers.values())
             raise ValueError(
@@ -142,12 +143,21 @@ class SSProp(Method):
         return isinstance(layer, kinds) and layer.geometry.groups == 1 and not is_output
 
     def count(self, channels: int) -> int:
-        """Return how many of so many channels are kept."""
+        """Return how many of a layer's output channels are kept.
+
+        Args:
+            channels: How many it has.
+        """
         count = max(int(self.keep * channels), 1)
         return min(channels, -(-count // self.round_to) * self.round_to)
 
     def is_sparse(self, epoch: int, epochs: int) -> bool:
-        """Return whether gradients are sparse in an epoch, counted from 0, of so many."""
+        """Return whether gradients are sparse in an epoch.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            epochs: Number of epochs of the training.
+        """
         if self.schedule == "interleave":
             return epoch % 2 == 1
         return self.schedule == "constant" or round(self.start * epochs) <= epoch < round(self.end * epochs)

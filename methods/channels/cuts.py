@@ -49,10 +49,14 @@ def removable_spaces(ctx: Context) -> list[IndexSpace]:
     return [space for space in ctx.spaces.values() if not space.frozen and is_trained(space, ctx)]
 
 
-def has_come(share: float, ctx: Context) -> bool:
-    """Return whether the epoch that has just ended is the first behind a share of the training, or a later one.
+def is_due(share: float, ctx: Context) -> bool:
+    """Return whether the epoch that has just ended is the first that ends at or after a share, or a later one.
 
-    The end of the last epoch but one always is, because a network has to be trained after a cut.
+    After the last epoch but one, a cut is always due, because a network has to be trained after it.
+
+    Args:
+        share: Share of the training before a cut.
+        ctx: Context at the end of the epoch.
     """
     return ctx.progress >= share - 1e-9 or ctx.epochs_done >= ctx.epochs - 1
 

@@ -33,8 +33,8 @@ class ScalePenalty(Method, ABC):
     """L1 penalty on the scales of normalisation, and one cut by them. A subclass decides when.
 
     Attributes:
-        strength: Factor `lambda` of the penalty, the sum of the |scale| of all channels that may be removed. 0 leaves
-            it out.
+        strength: Factor of the penalty, the sum of the |scale| of all normalisations with channels that may be removed.
+            0 leaves it out. Behind a concatenation, a normalisation may scale channels that stay, too.
         ratio: Share of the channels with the smallest |scale| of the whole network that is removed.
         round_to: The number of channels of a space is rounded up to a multiple of this, by keeping the strongest of
             those to be removed. 8 and 16 suit the vectors of CPUs and the tensor cores of GPUs.
@@ -103,7 +103,7 @@ class ScalePenalty(Method, ABC):
         )
 
     def regularization(self, model: nn.Module, ctx: Context) -> Tensor | None:
-        """Return lambda * sum |scale|, whose gradient is the subgradient lambda * sign(scale) (Liu 2017, Eq. 1)."""
+        """Return strength * sum |scale|, with the subgradient strength * sign(scale) (lambda in Liu 2017, Eq. 1)."""
         if self.strength == 0 or (self.is_cut and not self.penalty_after):
             return None
         return self.strength * torch.cat(self.scales).abs().sum()
@@ -128,6 +128,7 @@ class ScalePenalty(Method, ABC):
     def masks(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return which channels a global threshold keeps, (size,) bool by space: all but the smallest scores."""
         every = torch.cat([*scores.values()])
+        # Without `round`, 0.29 of 100 channels would be 28, because 0.29 * 100 is 28.999999999999996.
         kept = strongest(every, len(every) - math.floor(round(self.ratio * len(every), 6)))
         return dict(zip(scores, kept.split([len(score) for score in scores.values()]), strict=True))
 
@@ -164,6 +165,7 @@ def _norms(space: IndexSpace, model: nn.Module) -> Iterator[tuple[str, Any, Tens
     seen = set()
     for part in space.slices:
         norm = model.get_submodule(part.module)
+        # One without a scale (affine=False) is found by its running mean, so that `setup` can name it.
         if isinstance(norm, NORMS) and part.module not in seen and part.attribute in ("weight", "running_mean"):
             seen.add(part.module)
             yield part.module, norm, part.entries

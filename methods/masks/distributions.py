@@ -55,6 +55,9 @@ def by_score(tensors: Mapping[str, Tensor], kept: float) -> dict[str, float]:
     Args:
         tensors: Scores of each layer, by name.
         kept: Share of all weights that remains, from 0 to 1.
+
+    Source: Frankle and Carbin, "The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks", ICLR 2019
+    (which prunes deep networks globally).
     """
     scores = torch.cat([score.flatten() for score in tensors.values()])
     threshold = scores.topk(max(1, round(kept * len(scores)))).values[-1]

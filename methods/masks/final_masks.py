@@ -43,7 +43,10 @@ class FinalMasksMethod(MaskedMethod):
         self._backends = MaskedBackends(self.backend, ctx.device, has_blocks=False)
 
     def end_updates(self, ctx: Context) -> None:
-        """Let kernels skip masked weights from the next step on; a second call changes nothing."""
+        """Let kernels skip masked weights from the next step on; a second call changes nothing.
+
+        Masks may still be set in the running step, because layers are planned again at its end.
+        """
         if not self._is_final:
             self._is_final = True
             self._choose(ctx)
@@ -55,7 +58,7 @@ class FinalMasksMethod(MaskedMethod):
         # What a distribution by scores leaves in a layer differs between seeds, and a question must not.
         by_shape = "uniform" if self.distribution == "global" else self.distribution
         shares = DISTRIBUTIONS[by_shape](weights, 1.0 - self.sparsity)
-        counts = [id(layer.weight) for layer in ctx.layers.values()]
+        read = [id(layer.weight) for layer in ctx.layers.values()]  # a shared weight by each of its layers
         kind = {"structure": self.structure} | ({"m": self.m} if self.structure == "n:m" else {})
         structures: Mapping[str, Mapping[str, Any]] = {
             name: {"share": round(shares[name], 6), **kind}
@@ -63,7 +66,7 @@ class FinalMasksMethod(MaskedMethod):
             if isinstance(layer := ctx.layers[name], PlannedConv2d)
             and weight.shape[2:] == (3, 3)
             and layer.groups == 1
-            and counts.count(id(weight)) == 1
+            and read.count(id(weight)) == 1
         }
 
         def example(name: str, weight: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class FinalMasksMethod(MaskedMethod):
         return super().plan(name, layer)
 
     def on_epoch_end(self, ctx: Context) -> None:
-        """Choose the backends in the first epoch, so that every checkpoint holds the choice."""
+        """Choose the backends after the first epoch, so that each checkpoint has them; later calls change nothing."""
         self._choose(ctx)
 
     def kept_gradients(self, ctx: Context) -> Mapping[str, Tensor]:

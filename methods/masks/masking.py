@@ -28,7 +28,7 @@ from methods.masks.structures import STRUCTURES
 from suite.method import Context, Density, Method, OpPlan, Site
 from suite.plan import Layer
 
-ROUNDED = 1e-3
+TOLERANCE_OF_TYPED = 1e-3
 """How far from a whole number of weights a sparsity may be that was typed with few digits, such as 0.3333."""
 
 
@@ -57,7 +57,7 @@ class MaskedMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         kept = (1 - self.sparsity) * self.m
-        if self.structure == "n:m" and (abs(kept - round(kept)) > ROUNDED or round(kept) < 1):
+        if self.structure == "n:m" and (abs(kept - round(kept)) > TOLERANCE_OF_TYPED or round(kept) < 1):
             near = sorted({max(1, math.floor(kept)), max(1, math.ceil(kept))}, reverse=True)
             raise ValueError(
                 f"sparsity is {self.sparsity}; structure=n:m keeps a whole number of {self.m} weights, at least one: "
@@ -91,7 +91,7 @@ class MaskedMethod(Method):
         return None
 
     def weights(self, ctx: Context) -> dict[str, Tensor]:
-        """Return the weights of the layers that are masked, by layer."""
+        """Return the weights of the layers that get masks, by layer."""
         spaces = ctx.spaces
         return {
             name: layer.weight
@@ -102,7 +102,7 @@ class MaskedMethod(Method):
         }
 
     def scores(self, ctx: Context) -> dict[str, Tensor]:
-        """Return the score of every weight that is masked, by layer."""
+        """Return the score of every weight of the layers that get masks, by layer."""
         return {name: self.score(weight) for name, weight in self.weights(ctx).items()}
 
     def choose_masks(self, scores: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class MaskedMethod(Method):
         return Density(share, share, share)
 
     def overhead(self, name: str, samples: int, ctx: Context) -> float:
-        """Return two operations per masked weight: the multiplications of gradient and weight by the mask."""
+        """Return two operations per weight of a layer with a mask, by which gradient and weight are multiplied."""
         return 2.0 * self.masks[name].numel() if name in self.masks else 0.0
 
     def record(self, ctx: Context) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ SLOW = ("resnet18", "densenet121", "mobilenet_v3_small", "convnext_tiny", "swin_
 WITHOUT_SCALES = ("squeezenet1_1", "convnext_tiny", "swin_t", "timm/deit_tiny_patch16_224")
 METHODS = {
     "slimming": lambda: Slimming(ratio=0.3, at=0.5),
-    "earlybird": lambda: EarlyBird(ratio=0.3, look_every=0.5, latest=0.5, momentum="kept"),
+    "earlybird": lambda: EarlyBird(ratio=0.3, look_every=0.1, latest=0.5, momentum="kept"),
     "gradual_channels": lambda: GradualChannels(width=0.7, end=0.5),
 }
 

@@ -30,7 +30,7 @@ VARIANTS = {
         {"gating": True, "round_to": 4, "dynamic_batch": "start"},
     ),
     "ssprop": ({}, {"schedule": "constant", "mode": "random", "layers": "all", "keep": 0.5, "round_to": 4}),
-    "gmp": ({}, {"backend": "skipping"}, {"mode": "random", "distribution": "global", "initial": 0.3}),
+    "gmp": ({}, {"backend": "skipping"}, {"mode": "random", "distribution": "erdos_renyi", "initial": 0.3}),
     "rigl": (
         {"backend": "skipping"},
         {"grow": "random"},
@@ -40,7 +40,7 @@ VARIANTS = {
     "oneshot": ({"at": 0.5, "ratio": 0.5, "threshold": 0.2},),
     "ssl": ({"ratio": 0.5, "threshold": 0.2},),
     "slimming": ({}, {"round_to": 4, "penalty_after": True, "momentum": "kept", "selection": "random"}),
-    "earlybird": ({"look_every": 0.1}, {"look_every": 0.05, "distance": 0.5, "round_to": 4}),
+    "earlybird": ({"look_every": 0.06}, {"look_every": 0.05, "distance": 0.5, "round_to": 4}),
     "gradual_channels": ({}, {"schedule": "cubic", "end": 0.6, "round_to": 4, "selection": "random"}),
     "clicktrain": (
         {},

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import pytest
 import torch
 from small_training import RECIPE, SHAPE, assert_it_resumes, fitted, small_net, small_trainer
 
@@ -121,7 +122,9 @@ def test_tickets_are_those_of_the_slow_definition():
 
 
 def test_without_a_ticket_the_present_mask_cuts_at_the_latest_moment():
-    trainer, records = fitted(EarlyBird(**METHOD | {"look_every": 0.3, "latest": 0.5}), FIVE)
+    method = EarlyBird(**METHOD | {"latest": 0.5})
+    method.distance = -1.0
+    trainer, records = fitted(method, FIVE)
     assert [record["method"]["cut"] for record in records] == [False, False, True, True, True]
     assert not records[-1]["method"]["drawn"]
     assert sum(space.size for space in trainer.ctx.spaces.values() if not space.frozen) < 24
@@ -154,3 +157,11 @@ def test_a_resumed_training_ends_with_equal_bits():
     """It is cut after the second epoch; the initial weights have to be there again."""
     method = METHOD | {"distance": 1.0, "restart": True}
     assert_it_resumes(lambda **callbacks: small_trainer(EarlyBird(**method), RECIPE, **callbacks), after=(1, 2))
+
+
+def test_settings_without_an_effect_are_refused():
+    EarlyBird(look_every=0.06, latest=0.3)
+    with pytest.raises(ValueError, match=r"the 5th look, .* would come after latest=0.3: take at most 0.06"):
+        EarlyBird(look_every=0.1, latest=0.3)
+    with pytest.raises(ValueError, match="restart=true begins with a new state of the optimizer"):
+        EarlyBird(restart=True, momentum="kept")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_training import RECIPE, assert_it_resumes, fitted, small_trainer
+from small_training import RECIPE, assert_it_resumes, fitted, small_net, small_trainer
 from torch import nn
 
 from methods.gmp import GMP
@@ -117,6 +117,12 @@ def test_the_last_update_comes_though_no_period_ends():
     assert again._is_final
 
 
+def test_the_last_update_comes_after_the_last_epoch_if_no_step_begins_so_late():
+    trainer, records = fitted(GMP(every=3, end=0.95, sparsity=0.75))  # the last of 12 steps begins at 0.917
+    assert records[1]["method"]["sparsity"] < records[2]["method"]["sparsity"] == pytest.approx(0.75)
+    assert trainer.ctx.layers["4"].weight.count_nonzero() == 0.25 * 8 * 8 * 9
+
+
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
 def test_a_resumed_training_ends_with_equal_bits(mode):
     assert_it_resumes(lambda **callbacks: small_trainer(GMP(mode=mode, **EVERY_THIRD), **callbacks))
@@ -144,6 +150,16 @@ def test_the_twin_masks_as_many_weights_at_the_same_time_and_by_the_seed_alone()
     assert not torch.equal(before["0"], seed.method.masks["0"])
 
 
+def test_layers_that_share_a_weight_have_one_random_mask():
+    model = small_net()
+    first, second = model[3].branch[0], model[3].branch[3]
+    second.weight = first.weight
+    trainer, _ = fitted(GMP(mode="random", **EVERY_THIRD), model=model)
+    masks = trainer.runner.method.masks
+    assert torch.equal(masks["3.branch.0"], masks["3.branch.3"])
+    assert first.weight.count_nonzero() == masks["3.branch.0"].sum() == 0.25 * first.weight.numel()
+
+
 def test_gradients_of_masked_weights_are_not_communicated():
     method = small_trainer(GMP(**EVERY_THIRD)).runner.method
     assert method.kept_gradients(None) == {}
@@ -161,5 +177,7 @@ def test_defaults_and_refusals():
         GMP(start=0.5, end=0.4)
     with pytest.raises(ValueError, match=r"initial is 0.6; it must not be greater than sparsity, 0.5"):
         GMP(initial=0.6, sparsity=0.5)
+    with pytest.raises(ValueError, match="distribution is global; with mode=random, scores say nothing about layers"):
+        GMP(mode="random", distribution="global")
     with pytest.raises(ValueError, match="no trained layer between its first and its last"):
         small_trainer(GMP(), RECIPE, nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))

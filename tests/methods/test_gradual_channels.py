@@ -171,25 +171,49 @@ def test_a_mean_is_that_of_all_images_and_positions_behind_padding_too():
 
 
 class Added(nn.Module):
-    """The second convolution has neither a bias nor a normalisation behind it: its output is added to another."""
+    """The second convolution has neither a bias nor a normalisation behind it: its output is changed before."""
 
-    def __init__(self):
+    def __init__(self, change):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 1, bias=False)
-        self.norm, self.classifier = nn.BatchNorm2d(3), nn.Linear(3, CLASSES)
+        self.norm, self.classifier, self.change = nn.BatchNorm2d(3), nn.Linear(3, CLASSES), change
 
     def forward(self, images):
-        return self.classifier(self.norm(images + self.conv2(torch.relu(self.conv1(images)))).mean((2, 3)))
+        changed = self.change(self.conv2(torch.relu(self.conv1(images))), images)
+        return self.classifier(self.norm(changed).mean((2, 3)))
 
 
-def test_a_layer_without_a_place_for_a_mean_is_named():
-    hooks = start(Added(), end=0.1)
-    assert end_epoch(hooks, torch.randn(4, *SHAPE)).kept.keys() == {"conv1"}
+@pytest.mark.parametrize(
+    "change", [torch.add, lambda y, images: y.add_(images), lambda y, images: torch.relu_(y)], ids=["add", "+=", "relu"]
+)
+def test_a_layer_without_a_place_for_a_mean_is_named(change):
+    hooks = start(Added(change), end=0.1)
+    assert "conv1" in end_epoch(hooks, torch.randn(4, *SHAPE)).kept
     assert hooks.method.record(hooks.ctx) == {"share": 0.5, "without_mean": ["conv2"]}
     assert hooks.model.norm.running_mean.abs().max() == 0
     without_a_batch = start(small_net(), end=0.1)
     end_epoch(without_a_batch)
     assert set(without_a_batch.method.without) == {"3.branch.0", "3.branch.3", "4", "8"}
+
+
+class TwoNorms(Constant):
+    """Two normalisations read the output of the second convolution."""
+
+    def forward(self, images):
+        x = self.conv2(self.act(self.norm1(self.conv1(images))))
+        return self.classifier(self.conv3(self.act(self.norm2(x)) + self.norm3(x)).mean((2, 3)))
+
+
+def test_each_normalisation_behind_a_layer_gets_its_mean():
+    torch.manual_seed(3)
+    model = TwoNorms()
+    model.norm3 = nn.BatchNorm2d(6)
+    hooks = start(model, width=0.67, end=0.1)
+    before = [norm.running_mean.clone() for norm in (model.norm2, model.norm3)]
+    end_epoch(hooks, torch.randn(16, *SHAPE))
+    moved = [norm.running_mean - old for norm, old in zip((model.norm2, model.norm3), before, strict=True)]
+    assert moved[0].any()
+    torch.testing.assert_close(*moved)
 
 
 def test_several_ranks_take_the_mean_of_their_means():

@@ -234,5 +234,7 @@ def test_defaults_and_refusals():
         ValueError, match="structure is channel; single weights are dropped and grown: use unstructured"
     ):
         RigL(structure="channel")
+    with pytest.raises(ValueError, match="distribution is global; the scores of the first connections are random"):
+        RigL(distribution="global")
     with pytest.raises(ValueError, match="grow is 'momentum'; allowed: gradient, random"):
         RigL(grow="momentum")
