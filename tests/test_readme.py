@@ -8,21 +8,22 @@ import pytest
 from tools import readme_tables
 
 ROOT = Path(__file__).parents[1]
-REPORT = ROOT / "results" / "cpu-zen4-2cores" / "campaign" / "report.md"
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+((_, FOLDER, BLOCK, _),) = readme_tables.BLOCK.findall(TEXT)
 
 
 def test_results_repeat_the_committed_reports():
     """After a new export, `python tools/readme_tables.py --write` updates the README."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme_tables.BLOCK.findall(readme)) == 1
-    assert readme_tables.updated(readme) == readme
+    assert readme_tables.updated(TEXT) == TEXT
 
 
-def test_the_table_has_the_rows_of_the_figure_beside_it():
-    (block,) = (found[2] for found in readme_tables.BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
-    (alt,) = re.findall(r"!\[Gain over dense training at equal time\. (.*)\]\(", REPORT.read_text(encoding="utf-8"))
-    figure = [part.split(":")[0].replace("\\", "") for part in alt.split("; ")]
-    assert re.findall(r"</sup>&nbsp;`([^`]+)`", block) == figure
+def test_the_table_has_the_rows_of_the_figure_above_it():
+    report = (ROOT / FOLDER / "report.md").read_text(encoding="utf-8")
+    (alt,) = re.findall(r"!\[Gain over dense training at equal time\. (.*)\]\(", report)
+    figure = [part.split(":")[0].replace("\\", "").removesuffix(" (no pruning)") for part in alt.split("; ")]
+    typed = dict(re.findall(r"<sup>(\d+)</sup>&nbsp;`([^`]+)`", BLOCK))
+    rows = re.findall(r"^\| \*?`([^`]+)`(?:<sup>(\d+)</sup>)?", BLOCK, re.MULTILINE)
+    assert [typed.get(number, name) for name, number in rows] == ["dense", *figure]
 
 
 def test_a_block_has_columns_of_the_first_table_of_its_report():
@@ -42,9 +43,31 @@ def test_a_block_has_columns_of_the_first_table_of_its_report():
         "| :--- | ---: | ---: | ---: | :--- | ---: |\n"
         "| `dense` | 88 | 1.00 | – | – | 1.00 |\n"
         "| `sdgp` | 86.7 | 0.90 \\[0.89,&nbsp;0.91\\] | −4 | worse | 1.00 |\n"
-        "| `sdgp 1:a`<sup>1</sup> (no pruning) | 81.7 | – | – | too few seeds | 1.00 |\n\n"
-        "Names as typed: <sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`.\n"
+        "| *`sdgp 1:a`<sup>1</sup>* | *81.7* | *–* | *–* | *too few seeds* | *1.00* |\n\n"
+        "Names as typed: <sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`. "
+        "In italics: ways without pruning, which reports mark with `(no pruning)`.\n"
     )
+
+
+def test_a_block_has_the_cheapest_way_to_each_accuracy():
+    report = (
+        "**What an accuracy costs.** Take there the first way.\n\n"
+        "| Accuracy of at least (%) | Lowest cost (× dense) | Reached by | The ways that reach it, cheapest first |\n"
+        "| ---: | ---: | :--- | :--- |\n"
+        "| 85 | 0.43 | 6 of 7 ways | `small[n=1]` (no pruning): 0.43, preliminary; `a[n=1]`: 0.5; "
+        "`dense`, 6 epochs: 0.6; `dense`, 7 epochs: 0.7; 2 more |\n"
+        "| 86 | 0.7 | 2 of 7 ways | `dense`, 7 epochs: 0.7; `dense`, 9 epochs: 1.00 |\n"
+        "| 99 | – | 0 of 7 ways | none |\n\n"
+        "| Method |\n"
+    )
+    assert readme_tables.prices(report.splitlines(), {"small[n=1]": "small"}) == [
+        "**What an accuracy costs.** Take there the cheapest way ([more](docs/verdict.md#what-an-accuracy-costs)).",
+        "| Accuracy of at least (%) | Lowest cost (×&nbsp;dense) | Cheapest way | Reached by |\n"
+        "| ---: | ---: | :--- | :--- |\n"
+        "| 85 | 0.43 | *`small`*, preliminary; `dense`, 6 epochs: 0.6 | 6 of 7 ways |\n"
+        "| 86 | 0.7 | `dense`, 7 epochs | 2 of 7 ways |\n"
+        "| 99 | – | none | 0 of 7 ways |",
+    ]
 
 
 def test_short_names_tell_methods_apart():
@@ -53,10 +76,9 @@ def test_short_names_tell_methods_apart():
 
 
 def test_the_first_screen_shows_the_figure_of_that_report():
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
-    (figure,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", "\n".join(lines))
+    (figure,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", "\n".join(TEXT.splitlines()[:30]))
     assert (ROOT / figure).is_file()
-    assert Path(figure).parent.parent == REPORT.parent.relative_to(ROOT)
+    assert Path(figure).parent.parent == Path(FOLDER)
 
 
 PAGES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md")

@@ -4,8 +4,9 @@
 
 A block of the README begins with `<!-- results of FOLDER -->` and ends with `<!-- end of results -->`. It repeats
 columns of the first table of the folder's report for dense and each method with an outcome, which are the rows of the
-figure of gains. Short names tell the methods apart, and notes give their names as typed. The exit status is 1 if a
-block is out of date.
+figure of gains, and the report's price list with the cheapest way to each accuracy. Short names tell the methods apart,
+and notes give their names as typed. Ways without pruning are in italics. The exit status is 1 if a block is out of
+date.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -24,34 +25,72 @@ README = ROOT / "README.md"
 # Columns of the first table of a report, by the beginning of their heads.
 COLUMNS = ("Method", "Accuracy", "Training time", "Gain over dense", "At equal time", "Inference FLOPs")
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
+NO_PRUNING = " (no pruning)"
 
 
 def block(report: str) -> str:
-    """Return the table of a report as the README has it.
+    """Return the table and the price list of a report as the README has them.
 
     Args:
         report: Text of a `report.md`.
     """
     lines = report.splitlines()
-    first = next(index for index, line in enumerate(lines) if line.startswith("| Method |"))
-    table = [
-        re.sub(r"<sup>.*?</sup>", "", line).strip("| ").split(" | ")
-        for line in takewhile(lambda line: line.startswith("|"), lines[first:])
-    ]
+    table = rows_of(lines, "| Method |")
     chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
     outcome = chosen[COLUMNS.index("At equal time")]
     methods = [row for row in table if row[0] == "`dense`" or (row[0].startswith("`") and row[outcome] != "–")]
     labels = [row[0].split("`")[1] for row in methods]
-    notes: list[str] = []
-    for row, label, short in zip(methods, labels, short_names(labels), strict=True):
-        if short != label:
-            notes.append(f"<sup>{len(notes) + 1}</sup>&nbsp;`{label}`")
-            row[0] = row[0].replace(f"`{label}`", f"`{short}`<sup>{len(notes)}</sup>")
-    rows = ["| " + " | ".join(row[index] for index in chosen) + " |" for row in (*table[:2], *methods)]
-    rows[0] = rows[0].replace("Training time", "Time").replace("Gain over dense for this cost", "Gain")
-    # No line breaks within a unit or an interval.
-    rows = [re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", row) for row in rows]
-    return "\n".join([*rows, "", f"Names as typed: {', '.join(notes)}.", ""])
+    names = dict(zip(labels, short_names(labels), strict=True))
+    noted = [label for label, name in names.items() if name != label]
+    for row, label in zip(methods, labels, strict=True):
+        number = f"<sup>{noted.index(label) + 1}</sup>" if label in noted else ""
+        row[0] = row[0].replace(f"`{label}`", f"`{names[label]}`{number}")
+    cells = [[row[index] for index in chosen] for row in (*table[:2], *methods)]
+    shown = [
+        [f"*{cell.removesuffix(NO_PRUNING)}*" for cell in row] if row[0].endswith(NO_PRUNING) else row for row in cells
+    ]
+    notes = [f"<sup>{number}</sup>&nbsp;`{label}`" for number, label in enumerate(noted, 1)]
+    sentences = [f"Names as typed: {', '.join(notes)}."] if notes else []
+    if shown != cells:
+        sentences.append("In italics: ways without pruning, which reports mark with `(no pruning)`.")
+    text = "\n\n".join([as_table(shown), *prices(lines, names), " ".join(sentences)]).rstrip() + "\n"
+    return text.replace("Training time", "Time").replace("Gain over dense for this cost", "Gain")
+
+
+def prices(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Return the sentence and the table of a price list, if there is one.
+
+    A row names the cheapest way, and the cheapest dense training, which any other way has to beat.
+
+    Args:
+        lines: Lines of a report.
+        names: Short names of the methods.
+    """
+    lead = next((line for line in lines if line.startswith("**What an accuracy costs.**")), None)
+    if lead is None:
+        return []
+    head, rule, *rows = rows_of(lines, "| Accuracy of at least")
+    shown = [[*head[:2], "Cheapest way", head[2]], [*rule[:2], rule[3], rule[2]]]
+    for accuracy, cost, reached, ways in rows:
+        short = re.sub(r"`([^`]+)`", lambda found: f"`{names.get(found[1], found[1])}`", ways)
+        first, *others = re.sub(rf"(`[^`]+`){re.escape(NO_PRUNING)}", r"*\1*", short).split("; ")
+        dense = [] if first.startswith("`dense`, ") else [way for way in others if way.startswith("`dense`, ")][:1]
+        shown.append([accuracy, cost, "; ".join([first.replace(f": {cost}", "", 1), *dense]), reached])
+    lead = lead.removesuffix(".").replace("there the first way", "there the cheapest way")
+    return [f"{lead} ([more](docs/verdict.md#what-an-accuracy-costs)).", as_table(shown)]
+
+
+def rows_of(lines: Sequence[str], head: str) -> list[list[str]]:
+    """Return the cells of the first table whose first line begins with `head`, without the numbers of its notes."""
+    first = next(index for index, line in enumerate(lines) if line.startswith(head))
+    rows = takewhile(lambda line: line.startswith("|"), lines[first:])
+    return [re.sub(r"<sup>.*?</sup>", "", row).strip("| ").split(" | ") for row in rows]
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, without line breaks within a unit or an interval."""
+    lines = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", line) for line in lines)
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
