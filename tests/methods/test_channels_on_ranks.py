@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 import torch.distributed as dist
 from gloo_threads import found_by_ranks, leave
@@ -35,6 +36,7 @@ def start(rank, folder):
     leave()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_same_network_as_one(tmp_path):
     first, second = found_by_ranks(start, tmp_path, RANKS)
     for name in TRAININGS:
