@@ -357,3 +357,10 @@ def test_a_transformer_is_pruned_in_its_linear_layers_or_refused():
 def test_wrong_parameters_are_one_line(parameters, line):
     with pytest.raises(ValueError, match=line):
         SSProp(**parameters)
+
+
+def test_the_record_of_an_epoch_has_the_densities_of_its_own_steps():
+    _, records = fitted(SSProp(backend="compact"), dataclasses.replace(RECIPE, epochs=2), small_net())
+    first, second = ({min(layer["density"]) for layer in record["layers"].values()} for record in records)
+    assert first == {1.0}
+    assert min(second) < 1.0

@@ -79,6 +79,7 @@ class Ledger:
         self.step_communication: dict[str, int] = {}
         self.train_communication = dict.fromkeys(self._all_communication, 0)
         self._interval: dict[str, Flops] = {}
+        self._stated: dict[str, Density] = {}  # in the last step
         self._rows: list[dict[str, Any]] = []
         self._first_epoch = 1
         self._open_interval()
@@ -98,6 +99,7 @@ class Ledger:
             sums = self._interval[name]
             # A method knows only the planned layers that still exist.
             density = self._method.density(name, self._ctx) if cost and layer is not None else Density()
+            self._stated[name] = density
             executed = layer.meter.take() if isinstance(layer, PlannedLayer) else None
             left_out = name.partition(":")[0] in self._ctx.left_out  # a product outside of layers is MODULE:PRODUCT
             for index, product in enumerate(PRODUCTS):
@@ -203,12 +205,15 @@ class Ledger:
         return text.getvalue()
 
     def layer_records(self) -> dict[str, dict[str, Any]]:
-        """Return channels, stated densities and weight density of each planned layer, for an epoch's record."""
+        """Return channels, stated densities and weight density of each planned layer, for an epoch's record.
+
+        The stated densities are those of the epoch's last step, since a method may change them at its end.
+        """
         return {
             name: {
                 "out": self.current[name].out_channels,
                 "in": self.current[name].in_channels,
-                "density": list(self._method.density(name, self._ctx)),
+                "density": list(self._stated.get(name, Density())),
                 "weight_density": weight_density(layer),
             }
             for name, layer in self._ctx.layers.items()
