@@ -15,6 +15,7 @@ import pandas as pd
 
 from benchmarks.campaign import ROOT, read_settings
 from suite.choices import MethodChoice
+from suite.errors import UsageError
 from suite.parameters import split
 from suite.trials.folder.reader import read_trials
 from suite.trials.groups import BASELINE, label
@@ -34,8 +35,9 @@ def table(folder: Path) -> pd.DataFrame:
                 "flops": trial.number("train_flops_executed"),
             }
             for trial in read_trials(folder)[0]
-            if trial.done
-        ]
+            if trial.done and trial.number("val_accuracy") is not None
+        ],
+        columns=["setting", "epochs", "accuracy", "flops"],
     )
     groups = trials.groupby(["setting", "epochs"])
     return groups.agg(accuracies=("accuracy", list), mean=("accuracy", "mean"), flops=("flops", "mean")).reset_index()
@@ -48,6 +50,8 @@ def scores(rows: pd.DataFrame) -> pd.Series:
     """
     dense = rows[rows["setting"].str.fullmatch(rf"{BASELINE}(\[recipe\.learning_rate=[\d.]+\])?")]
     best = dense.loc[dense.groupby("epochs")["mean"].idxmax()]
+    if [len(values) for values in best["accuracies"]] != [SEEDS, SEEDS]:
+        raise UsageError(f"the folder needs dense training of two lengths with {SEEDS} seeds each")
     line = np.poly1d(np.polyfit(np.log(best["flops"]), best["mean"], 1))
     return rows["mean"] - line(np.log(rows["flops"]))
 
@@ -64,8 +68,12 @@ def main() -> None:
     """Print the scores and the choice of each method that has all of its trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    rows = table(parser.parse_args().folder)
-    rows["score"] = scores(rows)
+    typed = parser.parse_args()
+    try:
+        rows = table(typed.folder)
+        rows["score"] = scores(rows)
+    except UsageError as error:
+        parser.error(str(error))
     print("| setting | accuracies (%) \\[measured\\] | executed FLOPs | score (points) |\n| --- | ---: | ---: | ---: |")
     whole = [one for one in read_settings(SETTINGS) if "epochs" not in one]
     for number, setting in enumerate(whole):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 def strongest(score: Tensor, count: int) -> Tensor:
-    """Return a mask of the `count` largest scores; among equal scores the first remain."""
+    """Return a mask of the `count` largest scores; among equal scores the first remain, and NaN is the largest."""
     if count == 0:
         return torch.zeros_like(score, dtype=torch.bool)
-    flat = score.flatten()
+    flat = score.flatten().nan_to_num(nan=math.inf, posinf=math.inf)
     least = flat.topk(count, sorted=False).values.min()  # several times as fast as sorting all
     above, equal = flat > least, flat == least
     return (above | equal & (equal.cumsum(0) <= count - above.sum())).view(score.shape)

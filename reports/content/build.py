@@ -135,7 +135,7 @@ def _group(
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=smoke_verdict() if answers is None else verdict(rows, answers, setting_of),
+        verdict=smoke_verdict(setting_of) if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
         headlines=headlines(rows, said),
         remarks=(

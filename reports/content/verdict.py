@@ -166,7 +166,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     cost = main_cost(rows)
     answer = answers[cost]
     return Verdict(
-        warnings=tuple(_warnings(rows, answer, setting)),
+        warnings=(*called_exploratory(setting), *_warnings(rows, answer, setting)),
         purposes=tuple(_purposes(methods, answer, cost, setting)) if methods else (say("verdict.no_method"),),
         basis=_basis(rows, answer, cost, setting) if methods else "",
         advice=" ".join(_advice(methods | ways, answer, cost, setting)),
@@ -174,9 +174,14 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     )
 
 
-def smoke_verdict() -> Verdict:
+def smoke_verdict(setting: Setting) -> Verdict:
     """Return the text in place of the verdict in the report of a smoke test."""
-    return Verdict((say("verdict.smoke"),), advice=say("verdict.after_smoke"))
+    return Verdict((*called_exploratory(setting), say("verdict.smoke")), advice=say("verdict.after_smoke"))
+
+
+def called_exploratory(setting: Setting) -> tuple[str, ...]:
+    """Return a sentence for each reason for which the answers are exploratory."""
+    return tuple(say("verdict.exploratory", reason=reason) for reason in setting.exploratory)
 
 
 def pruned_nothing(row: MethodRow) -> bool:
@@ -188,8 +193,7 @@ def pruned_nothing(row: MethodRow) -> bool:
 def _warnings(rows: Sequence[MethodRow], answer: Answer, setting: Setting) -> list[str]:
     """Return what a reader must know before any number: methods that did nothing, and data that decide nothing."""
     idle = [row.label for row in rows if row.is_method and pruned_nothing(row)]
-    lines = [say("verdict.exploratory", reason=reason) for reason in setting.exploratory]
-    lines += [say("verdict.pruned_nothing", methods=idle)] if idle else []
+    lines = [say("verdict.pruned_nothing", methods=idle)] if idle else []
     for judged in answer.both:
         if lost := judged.candidate.diverged:
             seeds = lost + len(judged.candidate.accuracies)

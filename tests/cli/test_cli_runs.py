@@ -13,6 +13,7 @@ import pytest
 from small_trials import recorded
 from toy_suite import GOOD, ROOT, TOY, assert_one_line, listing, starts
 
+from reports.data.verdict import exploratory
 from suite.cli import main as cli
 from suite.cli.run import summary
 from suite.engine.cost.hardware import available_cores
@@ -23,7 +24,8 @@ from suite.trials.folder.records import write_record
 
 
 def test_a_run_from_command_to_report(suite, folder, capsys):
-    assert suite("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2") == 0
+    arguments = ("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2")
+    assert suite(*arguments, "--exploratory", "chosen late") == 0
     captured = capsys.readouterr()
     (out,) = (folder / "runs").iterdir()
     assert out.name.startswith("toy_task-")
@@ -42,12 +44,13 @@ def test_a_run_from_command_to_report(suite, folder, capsys):
     ]
     content = json.loads((out / "suite.json").read_text())
     assert content["spec"]["preset"] == "smoke"
+    assert exploratory(content) == ("chosen late",)
     record = json.loads(next(out.glob("trials/*/trial.json")).read_text())
     assert record["spec"]["parameters"]["n"] == 1  # the model of the preset, because none was given
     assert record["spec"]["model"] == "toy_model[width=2.0]"
 
     # The same command finds its trials done; `all` runs them again from the beginning.
-    assert suite("--methods", "toy_method[mode=random|magnitude],toy_method", "--seeds", "2") == 0
+    assert suite(*arguments) == 0
     assert len(list((folder / "runs").iterdir())) == 1
     assert starts(out) == [1, 1, 1, 1]
     assert suite("--methods", "toy_method[mode=random|magnitude]", "--seeds", "2", "--only", "all") == 0

@@ -130,3 +130,13 @@ def test_groups_of_more_channels_than_a_layer_has_are_refused(example):
 
 def test_a_sparsity_may_be_typed_with_few_digits(example):
     assert example("gradual_magnitude", {"structure": "n:m", "sparsity": 0.3333, "m": 3}).method().m == 3
+
+
+def test_the_strongest_are_the_first_of_a_stable_order():
+    generator = torch.Generator().manual_seed(67)
+    for case in range(200):
+        score = torch.randint(-1, 4, (case + 1,), generator=generator).float()
+        score[torch.rand(case + 1, generator=generator) < 0.1] = float("nan")
+        count = int(torch.randint(case + 2, (1,), generator=generator))
+        order = score.argsort(descending=True, stable=True)[:count]
+        assert structures.strongest(score, count).nonzero().flatten().tolist() == sorted(order.tolist())
