@@ -176,7 +176,8 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
 
 def smoke_verdict(setting: Setting) -> Verdict:
     """Return the text in place of the verdict in the report of a smoke test."""
-    return Verdict((*called_exploratory(setting), say("verdict.smoke")), advice=say("verdict.after_smoke"))
+    said, advice = (say("verdict.smoke"),), say("verdict.after_smoke")
+    return Verdict(said, warnings=called_exploratory(setting), advice=advice)
 
 
 def called_exploratory(setting: Setting) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from time_passes import one_pass, stage
 
 from reports import write_report
 from reports.content.build import build
-from reports.content.verdict import Setting
+from reports.content.verdict import Setting, smoke_verdict
 from reports.data.estimates import Estimate, Missing, paired, ratio_estimate
 from reports.data.method_rows import by_seed, method_rows, time_ratios
 from reports.data.records import looks, page_groups, read
@@ -434,6 +434,8 @@ def test_answers_that_a_command_calls_exploratory_are_called_so_before_anything_
     (group,) = build(read(folder)).groups
     said = ["All answers are exploratory: settings were chosen late.", "All answers are exploratory: see `notes.md`."]
     assert list(group.verdict.warnings)[:2] == said
+    smoke = smoke_verdict(Setting(1, (0.005,), exploratory=("a first look",)))
+    assert smoke.warnings[0] == "All answers are exploratory: a first look."
 
 
 def test_one_or_two_passes_give_no_verdict_but_a_command(suite: Any) -> None:
