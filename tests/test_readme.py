@@ -43,7 +43,7 @@ def test_a_block_has_columns_of_the_first_table_of_its_report():
         "| :--- | ---: | ---: | ---: | :--- | ---: |\n"
         "| `dense` | 88 | 1.00 | – | – | 1.00 |\n"
         "| `sdgp` | 86.7 | 0.90 \\[0.89,&nbsp;0.91\\] | −4 | worse | 1.00 |\n"
-        "| *`sdgp 1:a`<sup>1</sup>* | *81.7* | *–* | *–* | *too few seeds* | *1.00* |\n\n"
+        "| *`sdgp n=1 mode=a`<sup>1</sup>* | *81.7* | *–* | *–* | *too few seeds* | *1.00* |\n\n"
         "Names as typed: <sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`. "
         "In italics: ways without pruning, which reports mark with `(no pruning)`.\n"
     )
@@ -68,11 +68,6 @@ def test_a_block_has_the_cheapest_way_to_each_accuracy():
         "| 86 | 0.7 | `dense`, 7 epochs | 2 of 7 ways |\n"
         "| 99 | – | none | 0 of 7 ways |",
     ]
-
-
-def test_short_names_tell_methods_apart():
-    labels = ["a[n=2,m=4,x=1]", "a[n=1,m=8,x=1,recipe.ema=1]", "b[n=2]", "c[n=1]", "c[m=1]", "d[x=f(1,2)]", "d"]
-    assert readme_tables.short_names(labels) == ["a 2:4", "a 1:8 ema=1", "b", "c[n=1]", "c[m=1]", "d f(1,2)", "d"]
 
 
 def test_the_first_screen_shows_the_figure_of_that_report():

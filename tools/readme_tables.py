@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from suite.parameters import split
+from reports.figures.svg import short_names
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -40,7 +40,7 @@ def block(report: str) -> str:
     outcome = chosen[COLUMNS.index("At equal time")]
     methods = [row for row in table if row[0] == "`dense`" or (row[0].startswith("`") and row[outcome] != "–")]
     labels = [row[0].split("`")[1] for row in methods]
-    names = dict(zip(labels, short_names(labels), strict=True))
+    names = short_names(labels, most=sys.maxsize)
     noted = [label for label, name in names.items() if name != label]
     for row, label in zip(methods, labels, strict=True):
         number = f"<sup>{noted.index(label) + 1}</sup>" if label in noted else ""
@@ -91,24 +91,6 @@ def as_table(rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown, without line breaks within a unit or an interval."""
     lines = ("| " + " | ".join(row) + " |" for row in rows)
     return "\n".join(re.sub(r"(?<=\d,|.×) (?=[−\w])", "&nbsp;", line) for line in lines)
-
-
-def short_names(labels: Sequence[str]) -> list[str]:
-    """Return for each method what tells it from the others: `sdgp 2:8` for `sdgp[n=2,m=8,recipe.learning_rate=1.5]`.
-
-    This is the name, and the values of parameters in which methods of this name differ; fields of a recipe have their
-    names. A method that this does not tell apart keeps its label.
-    """
-    fields = [dict(part.split("=", 1) for part in split(label.partition("[")[2][:-1]) if part) for label in labels]
-    names = [label.partition("[")[0] for label in labels]
-    short = []
-    for name, own in zip(names, fields, strict=True):
-        twins = [other for known, other in zip(names, fields, strict=True) if known == name]
-        differing = {key: text for key, text in own.items() if any(other.get(key) != text for other in twins)}
-        values = ":".join(text for key, text in differing.items() if not key.startswith("recipe."))
-        recipe = [f"{key[7:]}={text}" for key, text in differing.items() if key.startswith("recipe.")]
-        short.append(" ".join(filter(None, (name, values, *recipe))))
-    return [label if short.count(name) > 1 else name for label, name in zip(labels, short, strict=True)]
 
 
 def updated(readme: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,10 @@ def _shell_path(word: str) -> str:
 # most trials.
 _LEFT_OUT = (
     *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
-    *("at_default", "initial_weights", "products"),
+    *("at_default", "initial_weights", "products", "depends_on"),
 )
+MOST_NAMED = 4
+"""Trials that a row of the table of differences names. Of more, it counts those of each method."""
 MEANING = (
     "Measured: by a clock or counter on this hardware, in these runs. Training time is the wall time of the training "
     "loop, including the input pipeline, pruning, regulariser and reconfigurations; it excludes evaluation, "
@@ -216,24 +219,28 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _split(trials: Sequence[TrialRecord]) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
+def _split(trials: Sequence[TrialRecord]) -> tuple[dict[str, str], dict[str, dict[str, list[TrialRecord]]]]:
     """Return the facts that all trials share, and for each other fact the trials by value."""
-    values: dict[str, dict[str, list[str]]] = {}
+    values: dict[str, dict[str, list[TrialRecord]]] = {}
     for trial in trials:
         for key, value in (_facts(trial.spec.to_json()) | _facts(trial.provenance)).items():
-            values.setdefault(key, {}).setdefault(value, []).append(trial.name)
+            values.setdefault(key, {}).setdefault(value, []).append(trial)
     equal = {key: next(iter(by_value)) for key, by_value in values.items() if len(by_value) == 1}
     return equal, {key: by_value for key, by_value in values.items() if len(by_value) > 1}
 
 
-def _differing_rows(differing: Mapping[str, Mapping[str, list[str]]], count: int) -> list[tuple[Cell, ...]]:
+def _differing_rows(differing: Mapping[str, Mapping[str, list[TrialRecord]]], count: int) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for key, by_value in differing.items():
         if len(by_value) > max(4, count // 2):
             text = f"{len(by_value)} different values; see each trial's trial.json"
             rows.append((Cell(key, code=True), Cell(text), Cell("all")))
             continue
-        for value, names in by_value.items():
+        for value, trials in by_value.items():
+            if len(trials) <= MOST_NAMED:
+                names = [trial.name for trial in trials]
+            else:
+                names = [f"{name} ({number})" for name, number in Counter(map(label, trials)).items()]
             rows.append((Cell(key, code=True), Cell(value), Cell(", ".join(names))))
     return rows
 

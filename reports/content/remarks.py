@@ -183,12 +183,10 @@ def _unflushed(done: Sequence[TrialRecord]) -> list[str]:
 
 
 def _resumed(done: Sequence[TrialRecord]) -> list[str]:
-    """Name trials whose times are sums over several attempts, and what changed in between."""
-    resumed = []
-    for trial in done:
-        if ends := [attempt.get("until_epoch") for attempt in attempts(trial)]:
-            resumed.append((trial.name, ends, trial.provenance.get("resumed_elsewhere") or []))
-    return [clean(say("remarks.resumed", trials=resumed))] if resumed else []
+    """Count trials whose times are sums over several attempts, and name those where something changed in between."""
+    resumed = [trial for trial in done if attempts(trial)]
+    changed = {trial.name: found for trial in resumed if (found := trial.provenance.get("resumed_elsewhere"))}
+    return [clean(say("remarks.resumed", count=len(resumed), changed=changed))] if resumed else []
 
 
 class _Backend(NamedTuple):
@@ -291,7 +289,7 @@ def _gradients(trial: TrialRecord) -> tuple[int, int] | None:
 
 
 def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
-    """Return a line with the training times of the time passes, and dense timed against itself."""
+    """Return a line with the training times of the time passes, and lines about passes that lack something."""
     timed = [(row.name, row.timed) for row in rows if row.timed is not None]
     if not timed:
         return []
@@ -301,7 +299,6 @@ def time_pass_remarks(rows: Sequence[MethodRow]) -> list[str]:
             "remarks.time_passes",
             methods=[(name, time.passes) for name, time in timed],
             threads=timed[0][1].threads,
-            trials=[*dict.fromkeys(one.trial for one in passes)],
             commits=[*dict.fromkeys(_commit(one.provenance) for one in passes)],
         )
     ]

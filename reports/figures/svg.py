@@ -14,7 +14,7 @@ import io
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reports.data.records import Look
+from suite.parameters import split
 
 INK, MUTED, GRID, DENSE, GROUND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _INLINE = {
@@ -275,21 +276,21 @@ _ROW = 0.17  # inches
 _LETTERS = 74  # letters that fit in a row above the axes; each marker takes the space of six
 
 
-def short_names(labels: Sequence[str], most: int = _SHORT) -> dict[str, str]:
-    """Return distinct names that fit into a figure. The tables show the full names.
+def short_names(labels: Iterable[str], most: int = _SHORT) -> dict[str, str]:
+    """Return a distinct short name of each method: `sdgp m=8` for `sdgp[m=8,recipe.learning_rate=1.5]`.
 
-    The names leave out parameters that all variants of a method share. "[…]" replaces them if no others remain. Longer
-    names are cut at `most` characters, and names that become equal get numbers.
+    This is the name, and the parameters in which methods of this name differ. The tables of a report show the full
+    names. Longer names are cut at `most` characters, and names that become equal get numbers.
     """
     parts: dict[str, tuple[str, list[str]]] = {}
     for label in dict.fromkeys(labels):
         name, _, rest = " ".join(label.split()).partition("[")
-        parts[label] = (name, rest.removesuffix("]").split(",") if rest else [])
+        parts[label] = (name, split(rest.removesuffix("]")) if rest else [])
     shorts: dict[str, str] = {}
     for label, (name, parameters) in parts.items():
-        siblings = [set(others) for other, (same, others) in parts.items() if same == name and other != label]
-        distinct = [one for one in parameters if not siblings or any(one not in own for own in siblings)]
-        short = f"{name}[{','.join(distinct)}]" if distinct else f"{name}[…]" if parameters else name
+        twins = [others for same, others in parts.values() if same == name]
+        differing = [one for one in parameters if any(one not in others for others in twins)]
+        short = " ".join([name, *(one.removeprefix("recipe.") for one in differing)])
         short = short if len(short) <= most else f"{short[: most - 1]}…"
         number = 2
         unique = short

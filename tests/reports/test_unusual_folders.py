@@ -98,11 +98,11 @@ def test_names_in_figures_are_short_and_stay_different() -> None:
     long = ["m" * 40, "m" * 41]
     short = short_names(["dense", *variants, *long])
     assert short["dense"] == "dense"
-    assert [short[name] for name in variants] == ["prunetrain[ratio=0.1]", "prunetrain[ratio=0.2]"]
+    assert [short[name] for name in variants] == ["prunetrain ratio=0.1", "prunetrain ratio=0.2"]
     assert len(set(short.values())) == 5
-    shared = short_names(["clicktrain[compression=8.0]", "clicktrain[compression=8.0,pool=4]"])
-    assert [*shared.values()] == ["clicktrain[…]", "clicktrain[pool=4]"]  # the first is not the method's default
-    assert [*short_names(["clicktrain", "clicktrain[pool=4]"]).values()] == ["clicktrain", "clicktrain[pool=4]"]
+    labels = ["a[n=2,m=4,x=1]", "a[n=1,m=8,x=1,recipe.ema=1]", "b[n=2]", "c[n=1]", "c", "d[x=f(1,2)]", "d"]
+    names = ["a n=2 m=4", "a n=1 m=8 ema=1", "b", "c n=1", "c", "d x=f(1,2)", "d"]
+    assert [*short_names(labels).values()] == names
     assert max(len(name) for name in short.values()) <= 34
 
 
