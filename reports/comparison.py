@@ -202,7 +202,7 @@ def tables(found: Comparison) -> list[Table]:
         Column("Effective FLOPs", "× first", "counted, assumes hardware that skips"),
     )  # fmt: skip
     rows = tuple(_row(difference, len(several) > 1) for difference in found.differences)
-    result = [Table("differences", "Second folder relative to the first", heads, rows)]
+    result = [Table("differences", "Second folder relative to the first", heads, rows)] if rows else []
     changed: dict[tuple[str, str, str], list[str]] = {}
     for difference in found.differences:
         for name, (before, after) in difference.changes.items():

@@ -39,13 +39,13 @@ def test_a_block_has_columns_of_the_first_table_of_its_report():
         "| `dense[repeat=2]` | 88 | – | – | –<sup>4</sup> | – | 1.00 |\n\n| another | table |\n"
     )
     assert readme_tables.block(report) == (
-        "| Method | Accuracy \\[measured\\] | Time (×&nbsp;dense) | Gain | At equal time | Inference FLOPs |\n"
+        "| Method | Accuracy \\[measured\\] | Time (×&nbsp;dense) | Gain at equal time | Verdict | Inference FLOPs |\n"
         "| :--- | ---: | ---: | ---: | :--- | ---: |\n"
         "| `dense` | 88 | 1.00 | – | – | 1.00 |\n"
         "| `sdgp` | 86.7 | 0.90 \\[0.89,&nbsp;0.91\\] | −4 | worse | 1.00 |\n"
         "| *`sdgp n=1 mode=a`<sup>1</sup>* | *81.7* | *–* | *–* | *too few seeds* | *1.00* |\n\n"
-        "Names as typed: <sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`. "
-        "In italics: ways without pruning, which reports mark with `(no pruning)`.\n"
+        "In italics: ways without pruning, which reports mark with `(no pruning)`.\n\n"
+        "<details><summary>Names as typed</summary>\n\n<sup>1</sup>&nbsp;`sdgp[n=1,mode=a]`\n\n</details>\n"
     )
 
 
@@ -61,12 +61,13 @@ def test_a_block_has_the_cheapest_way_to_each_accuracy():
         "| Method |\n"
     )
     assert readme_tables.prices(report.splitlines(), {"small[n=1]": "small"}) == [
-        "**What an accuracy costs.** Take there the cheapest way ([more](docs/verdict.md#what-an-accuracy-costs)).",
-        "| Accuracy of at least (%) | Lowest cost (×&nbsp;dense) | Cheapest way | Reached by |\n"
-        "| ---: | ---: | :--- | :--- |\n"
-        "| 85 | 0.43 | *`small`*, preliminary; `dense`, 6 epochs: 0.6 | 6 of 7 ways |\n"
-        "| 86 | 0.7 | `dense`, 7 epochs | 2 of 7 ways |\n"
-        "| 99 | – | none | 0 of 7 ways |",
+        "**What an accuracy costs**: the cheapest of 7 ways, dense training of each length included "
+        "([how to read it](docs/verdict.md#what-an-accuracy-costs)).",
+        "| Accuracy of at least (%) | Lowest cost (×&nbsp;dense) | Cheapest way |\n"
+        "| ---: | ---: | :--- |\n"
+        "| 85 | 0.43 | *`small`*, preliminary; `dense`, 6 epochs: 0.6 |\n"
+        "| 86 | 0.7 | `dense`, 7 epochs |\n"
+        "| 99 | – | none |",
     ]
 
 

@@ -49,16 +49,24 @@ def block(report: str) -> str:
     shown = [
         [f"*{cell.removesuffix(NO_PRUNING)}*" for cell in row] if row[0].endswith(NO_PRUNING) else row for row in cells
     ]
-    notes = [f"<sup>{number}</sup>&nbsp;`{label}`" for number, label in enumerate(noted, 1)]
-    sentences = [f"Names as typed: {', '.join(notes)}."] if notes else []
+    text = "\n\n".join([as_table(shown), *prices(lines, names)]) + "\n"
     if shown != cells:
-        sentences.append("In italics: ways without pruning, which reports mark with `(no pruning)`.")
-    text = "\n\n".join([as_table(shown), *prices(lines, names), " ".join(sentences)]).rstrip() + "\n"
-    return text.replace("Training time", "Time").replace("Gain over dense for this cost", "Gain")
+        text += "\nIn italics: ways without pruning, which reports mark with `(no pruning)`.\n"
+    if noted:
+        typed = ", ".join(f"<sup>{number}</sup>&nbsp;`{label}`" for number, label in enumerate(noted, 1))
+        text += f"\n<details><summary>Names as typed</summary>\n\n{typed}\n\n</details>\n"
+    heads = {
+        "Training time": "Time",
+        "Gain over dense for this cost": "Gain at equal time",
+        "| At equal time": "| Verdict",
+    }
+    for long, short in heads.items():
+        text = text.replace(long, short, 1)
+    return text
 
 
 def prices(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """Return the sentence and the table of a price list, if there is one.
+    """Return a sentence and the table of a price list, if there is one.
 
     A row names the cheapest way, and the cheapest dense training, which any other way has to beat.
 
@@ -66,18 +74,18 @@ def prices(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
         lines: Lines of a report.
         names: Short names of the methods.
     """
-    lead = next((line for line in lines if line.startswith("**What an accuracy costs.**")), None)
-    if lead is None:
+    if not any(line.startswith("**What an accuracy costs.**") for line in lines):
         return []
     head, rule, *rows = rows_of(lines, "| Accuracy of at least")
-    shown = [[*head[:2], "Cheapest way", head[2]], [*rule[:2], rule[3], rule[2]]]
-    for accuracy, cost, reached, ways in rows:
+    shown = [[*head[:2], "Cheapest way"], [*rule[:2], rule[3]]]
+    for accuracy, cost, _, ways in rows:
         short = re.sub(r"`([^`]+)`", lambda found: f"`{names.get(found[1], found[1])}`", ways)
         first, *others = re.sub(rf"(`[^`]+`){re.escape(NO_PRUNING)}", r"*\1*", short).split("; ")
         dense = [] if first.startswith("`dense`, ") else [way for way in others if way.startswith("`dense`, ")][:1]
-        shown.append([accuracy, cost, "; ".join([first.replace(f": {cost}", "", 1), *dense]), reached])
-    lead = lead.removesuffix(".").replace("there the first way", "there the cheapest way")
-    return [f"{lead} ([more](docs/verdict.md#what-an-accuracy-costs)).", as_table(shown)]
+        shown.append([accuracy, cost, "; ".join([first.replace(f": {cost}", "", 1), *dense])])
+    compared = rows[0][2].partition(" of ")[2]
+    lead = f"**What an accuracy costs**: the cheapest of {compared}, dense training of each length included"
+    return [f"{lead} ([how to read it](docs/verdict.md#what-an-accuracy-costs)).", as_table(shown)]
 
 
 def rows_of(lines: Sequence[str], head: str) -> list[list[str]]:

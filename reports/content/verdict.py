@@ -463,4 +463,4 @@ def is_answered(judged: Judged) -> bool:
 
 
 def _preliminary(judged: Judged, text: str) -> str:
-    return f"{text}, preliminary" if judged.candidate.is_preliminary else text
+    return f"{text}, preliminary" if judged.candidate.is_preliminary and text != "undecided" else text

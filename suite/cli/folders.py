@@ -167,6 +167,8 @@ def compare(arguments: Sequence[str]) -> int:
         for line in records.all_damage():
             log.warning("%s: damaged: %s", path, line)
     difference = comparison.compare(*both)
+    if not difference.differences:
+        log.warning("compare: no finished trial of one folder has a counterpart in the other")
     text = comparison.as_markdown(comparison.tables(difference), *paths)
     if page is not None:
         with files.errors_of(page.parent):

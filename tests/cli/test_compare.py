@@ -109,13 +109,16 @@ def test_trials_with_several_settings_are_compared_with_those_of_the_same_settin
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 0)
 
 
-def test_a_changed_recipe_is_compared_if_there_is_no_other(suites: Callable[[str], Any], capsys: Any) -> None:
+def test_a_changed_recipe_is_compared_if_there_is_no_other(
+    suites: Callable[[str], Any], capsys: Any, caplog: Any
+) -> None:
     first, second = suites("a"), suites("b")
     first.add("dense", 0, accuracy=70.0, time=1.0, recipe={"learning_rate": 0.1})
     for rate in (0.2, 0.3):
         second.add("dense", 0, accuracy=71.0, time=1.0, recipe={"learning_rate": rate})
     found = compared(first.write(), second.write(), capsys=capsys)
     assert found["differences"] == []  # it is not known which of the two replaced the first
+    assert caplog.messages == ["compare: no finished trial of one folder has a counterpart in the other"]
     assert (len(found["only_first"]), len(found["only_second"])) == (1, 2)
 
 

@@ -128,7 +128,9 @@ def verdict(folder, prunes):
         return f"same within {MARGIN:g}" if is_same else decided
 
     few = {label for label, epochs in known if len(known[label, epochs]) < SURE_SEEDS}
-    return {label: (*gains[label], word(label) + ", preliminary" * (label in few)) for label in labels}
+    words = {label: word(label) for label in labels}
+    marks = {label: ", preliminary" for label, said in words.items() if label in few and said != "undecided"}
+    return {label: (*gains[label], words[label] + marks.get(label, "")) for label in labels}
 
 
 @pytest.mark.parametrize(("name", "prunes"), [("campaign", True)])
