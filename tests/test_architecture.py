@@ -103,6 +103,7 @@ def test_wheel_holds_sources_templates_and_sample(wheel):
     assert not missing
 
 
+@pytest.mark.slow
 def test_installed_wheel_runs_from_a_folder_with_a_tasks_module(wheel, tmp_path):
     """The packages have common names: a `tasks.py` in the user's folder must not be imported instead."""
     environment = tmp_path / "venv"

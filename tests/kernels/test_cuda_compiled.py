@@ -132,6 +132,7 @@ def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
     return binding.getPTX(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [plans.SOURCE, tap_plan.SOURCE])
 def test_no_kernel_flushes_subnormal_numbers(file):
     """The kernels that other tests assemble for sm_90a, and those for float16, which only slow tests assemble."""

@@ -19,6 +19,8 @@ from kernels.prune import reference
 from kernels.prune.cuda_plan import Plan, Shape
 from kernels.prune.rule import MODES
 
+pytestmark = pytest.mark.slow  # the sources take half a minute to compile
+
 RELATIVE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Every format, every power of two, every mode, and an m that only the slow kernels support.

@@ -58,6 +58,7 @@ def on_cpu(launchers, monkeypatch):
     assert launchers["beyond"]() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_cpu")
 class TestOnTheCpu:
     @drawn

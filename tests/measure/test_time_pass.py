@@ -686,6 +686,7 @@ def test_all_methods_of_a_group_have_one_number_of_threads_and_no_more_than_ther
     assert asked == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["progressive_resizing[start=0.4]", "dense[width=0.5,recipe.epochs=3]"])
 def test_a_method_with_its_own_images_or_epochs_is_measured_against_dense_of_the_command(
     tmp_path, seconds_are_flops, measured, method

@@ -22,6 +22,7 @@ from suite.engine.cost.flops import count_model
 from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.trials.folder.records import write_record
 
+pytestmark = pytest.mark.slow  # the trials of all pages take half a minute
 ROOT = Path(__file__).resolve().parents[2]
 # In this order: those of a paper find most of their trials done by those before them.
 PARTS = {
