@@ -48,8 +48,6 @@ def test_the_term_is_asked_for_once_a_step_and_has_a_backward():
     term = own.regularization(loss)
     with pytest.raises(UsageError, match=r"hooks\.regularization was called twice in step 0: call it once a step"):
         own.regularization(loss)
-    with pytest.raises(UsageError, match="twice in step 0"):
-        own.add_regularization(loss)
     loss.backward()
     with pytest.raises(UsageError, match="had no backward, so that the method would have no effect"):
         own.optimizer_step()
@@ -70,7 +68,7 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         own.model.zero_grad()
         loss = F.cross_entropy(own.model(IMAGES), LABELS)
         if add:
-            own.add_regularization(loss).backward()
+            (loss + own.regularization(loss)).backward()
         else:
             loss.backward()
             own.regularization(loss).backward()
@@ -80,15 +78,12 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         assert torch.equal(first, second)
 
 
-def test_a_loss_of_a_part_and_a_term_without_gradients_are_refused():
+def test_a_wrong_number_of_a_micro_batch_and_a_term_without_gradients_are_refused():
     own = hooks(Nothing())
     with torch.no_grad(), pytest.raises(UsageError, match=r"called inside torch\.no_grad\(\)"):
         hooks(METHODS["prunetrain"]()).regularization(1.0)
     with pytest.raises(UsageError, match=r"micro-batches are counted from 0 to 1"):
         own.begin_micro_batch(2, 2)
-    own.begin_micro_batch(1, 2)
-    with pytest.raises(UsageError, match=r"needs the loss of a whole batch, and this step has 2 micro-batches: call"):
-        own.add_regularization(torch.tensor(1.0))
     with pytest.raises(UsageError, match="the mean loss of a batch, not 3 numbers"):
         own.regularization(torch.ones(3))
 
