@@ -23,7 +23,7 @@ def choices(monkeypatch, tmp_path):
 
 
 def choice(name):
-    return Fastest(name, {}, rounds=0, from_cache=False)
+    return Fastest(name, {}, rounds=0)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_auto_asks_by_density_once_in_the_first_epoch_and_leaves_other_layers_to
     def fastest(names, prepare, layer, geometry, images, size, dtype, structure, hardware_id):
         kept, _ = prepare()
         asked.append((layer.name, dict(structure), kept.float().mean().item()))
-        return Fastest("skipping", {name: Timing(1, 1, 1, 1) for name in names}, 15, from_cache=False)
+        return Fastest("skipping", {name: Timing(1, 1, 1) for name in names}, 15)
 
     monkeypatch.setattr(backends, "fastest", fastest)
     model = small_net()
