@@ -17,6 +17,7 @@ from methods.backends.autotune import Fastest
 from methods.backends.layer_choices import Shape
 from methods.gradients import backends as pruned_gradients
 from methods.sdgp import SDGP
+from suite.engine.training import steps
 from suite.engine.training.conformance import CONTRACTS
 from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
@@ -197,12 +198,13 @@ def test_skipping_keeps_every_contract(skipping, tiny_residual):
         assert contract(checked)
 
 
-def test_a_compiled_graph_skips_as_an_eager_step_does(skipping):
+def test_a_compiled_graph_skips_as_an_eager_step_does(skipping, monkeypatch):
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")
     ends = []
     for execution in ("eager", "compile"):
         method = SDGP(backend="skip", products="both", layers="all")
         recipe = dataclasses.replace(RECIPE, epochs=1, execution=execution)
-        trainer = small_trainer(method, recipe, plain_net(), compile_backend="aot_eager")
+        trainer = small_trainer(method, recipe, plain_net())
         trainer.fit()
         ends.append(trainer)
     for name, tensor in ends[0].model.state_dict().items():
