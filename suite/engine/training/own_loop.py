@@ -30,7 +30,6 @@ from suite.method import Context, Method, ReconfigPlan
 log = logging.getLogger(__name__)
 
 KIND = "training loop"
-FORMAT = 1
 NAMES = ("attach", "transform_batch", "begin_micro_batch", "regularization", "optimizer_step", "end_epoch", "finish",
          "save", "load", "save_model")  # fmt: skip
 """What the examples of the guide call, in this order."""
@@ -244,7 +243,6 @@ def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
 def _state(runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
     state = {
         "kind": KIND,
-        "format": FORMAT,
         "method": _method(runner),
         "settings": runner.settings,
         "counts": _counts(runner),
@@ -275,8 +273,6 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     state = model_files.load(path, runner.ctx.device)
     if state.get("kind") != KIND:
         raise UsageError(f"{path}: was not written by hooks.save")
-    if not _equal(state.get("format"), FORMAT):
-        raise UsageError(f"{path}: has format {state.get('format')}; this version reads {FORMAT}")
     # What it lacks is found before anything is changed.
     for what, value in {**_state(runner, {}), "random": []}.items():
         if not isinstance(state.get(what), dict if isinstance(value, dict) else type(value)):
