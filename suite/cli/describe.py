@@ -209,7 +209,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None, layers: 
 
     # These import torch, which describing other things does not need.
     from suite.engine.cost.flops import PRODUCTS, count, count_model
-    from suite.engine.cost.paper_conventions import prunetrain
+    from suite.engine.cost.paper_conventions import CONVENTIONS
     from suite.engine.network.channels.spaces import find_index_spaces
     from suite.engine.network.channels.trial_cut import counted_reasons
     from suite.engine.network.layers import plannable
@@ -250,7 +250,7 @@ def describe_model(text: str, task: str, data_root: Path | None = None, layers: 
         "not_planned": plannable(model)[1],
         "input_shape": list(shape),
         "classes": classes,
-        "conventions": {"prunetrain": prunetrain(costs)},
+        "conventions": {name: convention(costs) for name, convention in CONVENTIONS.items()},
         "parameters": describe_parameters(choice, {"this model": choice.parameters()}),
     }
 

@@ -17,7 +17,7 @@ all-reduce sends their zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,9 @@ def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
         "norm_traffic_bytes": traffic,
         "weights": weights,
     }
+
+
+CONVENTIONS: dict[str, Callable[[Iterable[LayerCost]], dict[str, float]]] = {"prunetrain": prunetrain}
 
 
 @dataclass(frozen=True)

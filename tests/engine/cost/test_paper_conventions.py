@@ -9,7 +9,7 @@ from suite.choices import build_model
 from suite.cli.describe import describe_model
 from suite.engine.cost.flops import LayerCost, count_layers
 from suite.engine.cost.ledger import Ledger
-from suite.engine.cost.paper_conventions import prunetrain, prunetrain_training, read_intervals
+from suite.engine.cost.paper_conventions import CONVENTIONS, prunetrain, prunetrain_training, read_intervals
 from suite.method import Method
 from suite.ops import apply
 
@@ -44,8 +44,9 @@ def test_prunetrain_8_one_strided_layer_by_hand():
     }
 
 
-def test_describe_has_the_convention():
+def test_describe_has_every_convention():
     described = describe_model("resnet9[width=0.0625]", "")
+    assert described["conventions"].keys() == CONVENTIONS.keys()
     assert described["conventions"]["prunetrain"]["inference_flops"] == described["inference_flops"]
 
 
