@@ -6,7 +6,6 @@ kernels on the CPU (built at first use) and on CUDA devices (through CuPy), and 
 the reason for it. `kernels.prune.reference` defines the results.
 """
 
-from kernels.cache import folder as cache_folder
 from kernels.prune.compress import compress_nm
 from kernels.prune.dispatch import (
     backend_of,
@@ -23,7 +22,6 @@ __all__ = [
     "backend_of",
     "backend_report",
     "backends_in_use",
-    "cache_folder",
     "compress_nm",
     "prepare",
     "prune_nm",

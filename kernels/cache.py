@@ -178,16 +178,6 @@ def add_facts(path: Path, **facts: str) -> None:
     _write_note(path, {**note, "facts": {**note["facts"], **facts}})
 
 
-def forget(path: Path) -> None:
-    """Remove a file and its note.
-
-    Raises:
-        OSError: They cannot be removed.
-    """
-    _note(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
 def _remove_abandoned(folder: Path) -> None:
     for temporary in folder.glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):  # another process may remove or own it

@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import WeakIdKeyDictionary
 
-from methods.channels.cuts import (
-    drawn,
-    kept_channels,
-    refuse_frozen,
-    refuse_one_epoch,
-    removable_spaces,
-    rounded_width,
-    strongest,
-)
+from methods.channels.cuts import drawn, kept_channels, refuse_frozen, refuse_one_epoch, removable_spaces, rounded_width
 from methods.masks.schedules import cubic
+from methods.masks.structures import strongest
 from suite.index_spaces import IndexSpace
 from suite.method import Context, Method, ReconfigPlan
 from suite.parameters import Search

@@ -34,8 +34,6 @@ from filelock import lock_descriptor
 
 from suite.errors import UsageError, in_words
 
-MAX_NAME_BYTES = 255  # the limit of every file system in common use
-MAX_PATH_BYTES = 3500  # Linux allows 4,095; the suite appends its own folders and files
 MAX_FILE_BYTES = 1 << 20  # size of a file of options or a plugin
 
 DATA_ROOT = "~/.cache/pdt-data"
@@ -81,14 +79,10 @@ def read_path(text: str, option: str) -> Path:
     except OSError as error:
         raise UsageError(f"{option} '{text}': {error.strerror or error}") from error
     try:
-        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts):
-            raise UsageError(f"{option} '{text}': a name in it is longer than {MAX_NAME_BYTES} bytes")
-        if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise UsageError(f"{option} '{text}': the path is longer than {MAX_PATH_BYTES} bytes")
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass  # the caller reports a missing file or parent folder
-    except (OSError, ValueError) as error:  # a loop of links, a folder without permission; a null byte
+    except (OSError, ValueError) as error:  # a name that is too long, a loop of links; a null byte
         raise UsageError(f"{option} '{text}': {getattr(error, 'strerror', None) or error}") from error
     return path
 

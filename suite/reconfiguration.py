@@ -48,7 +48,7 @@ class ReconfigPlan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReconfigPlan:
         """Return the plan that `to_json` wrote."""
-        lists = {name: tuple(data.get(name, ())) for name in ("removed_branches", "gated", "frozen")}
+        lists = {name: tuple(data[name]) for name in ("removed_branches", "gated", "frozen")}
         return cls(**{**data, **lists})
 
 

@@ -8,7 +8,7 @@ A decorator registers a class or function. In the project's packages, the regist
 
 `names` and `entries` parse the sources (`ast`), so listing does not import torch. `get` imports only the module that it
 needs. Registered classes and functions come from three places: the project's own packages (`PACKAGES`), entry points of
-installed packages (`ENTRY_POINTS`), and plugin files given on the command line. The project's own reproductions are
+installed packages (`INSTALLABLE`), and plugin files given on the command line. The project's own reproductions are
 tables of TOML files in their package.
 
 The names of another library, such as torchvision's networks, form a collection (`register_collection`). A user types
@@ -99,13 +99,8 @@ PACKAGES = {
     "reproduction": "reports.papers",
 }
 """The package whose modules, or modules of subpackages, contain the project's own objects of each kind."""
-ENTRY_POINTS = {
-    "method": "pdt.methods",
-    "task": "pdt.tasks",
-    "model": "pdt.models",
-    "callback": "pdt.callbacks",
-    "reproduction": "pdt.reproductions",
-}
+INSTALLABLE = ("method", "task", "model", "callback", "reproduction")
+"""Kinds that installed packages may have, as entry points of the group `pdt.methods` and so on."""
 CONTRACTS = {
     "method": ("suite.method", "Method"),
     "task": ("suite.task", "Task"),
@@ -395,10 +390,9 @@ def _decorated(module: str, text: str) -> Iterator[Entry]:
 
 @functools.cache
 def _installed(kind: str) -> dict[str, Entry]:
-    group = ENTRY_POINTS.get(kind)
-    if group is None:
+    if kind not in INSTALLABLE:
         return {}
     return {
         point.name: Entry(kind, point.name, point.value, f"from {point.dist.name if point.dist else point.value}")
-        for point in importlib.metadata.entry_points(group=group)
+        for point in importlib.metadata.entry_points(group=f"pdt.{kind}s")
     }

@@ -68,9 +68,6 @@ class Cifar(Task):
             MissingData: The images are not found and cannot be downloaded.
             UsageError: The files that were found cannot be used.
         """
-        data_root = data_root.expanduser()
-        if data_root.exists() and not data_root.is_dir():
-            raise UsageError(f"--data-root {data_root}: is not a folder")
         try:
             source = self._find(data_root) or self._fetch(data_root)
         except OSError as error:  # no permission for a folder of the path

@@ -78,20 +78,6 @@ def library() -> Products | None:
     return open_optional("compressed_gradients", "products with compressed gradients", Products, proof.of_products)
 
 
-def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
-    """Return the data gradient, as `kernels.compressed.dispatch.data_gradient`."""
-    products = library()
-    assert products is not None
-    return products.data_gradient(grad, weight, size, geometry)
-
-
-def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weight gradient, as `kernels.compressed.dispatch.weight_gradient`."""
-    products = library()
-    assert products is not None
-    return products.weight_gradient(grad, activation, weight, geometry)
-
-
 def _kernel_last(weight: Tensor) -> torch.memory_format:
     """Return the memory format in which the channels are the last axis of a layer's operands."""
     return torch.contiguous_format if weight.ndim == 2 else torch.channels_last

@@ -17,8 +17,9 @@ def available(device: torch.device) -> bool:
     return device.type == "cpu" and cpu.library() is not None
 
 
-def _has_kernel(weight: Tensor) -> bool:
-    return weight.dtype in cpu.FORMATS and available(weight.device)
+def _compiled(weight: Tensor) -> cpu.Products | None:
+    """Return the kernels for a layer; None if there are none for its dtype or device."""
+    return cpu.library() if weight.dtype in cpu.FORMATS and weight.device.type == "cpu" else None
 
 
 def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry) -> Tensor:
@@ -43,7 +44,7 @@ def data_gradient(grad: Gradient, weight: Tensor, size: Pair, geometry: Geometry
         MemoryError: The kernel cannot allocate its memory.
     """
     check_gradient(grad, weight, geometry)
-    return (cpu if _has_kernel(weight) else reference).data_gradient(grad, weight, size, geometry)
+    return (_compiled(weight) or reference).data_gradient(grad, weight, size, geometry)
 
 
 def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -62,4 +63,4 @@ def weight_gradient(grad: Gradient, activation: Tensor, weight: Tensor, geometry
     """
     check_gradient(grad, weight, geometry)
     check_activation(activation, grad, weight, geometry)
-    return (cpu if _has_kernel(weight) else reference).weight_gradient(grad, activation, weight, geometry)
+    return (_compiled(weight) or reference).weight_gradient(grad, activation, weight, geometry)

@@ -43,7 +43,13 @@ def open_library(
     Raises:
         BuildError: The library cannot be compiled or opened on this machine, or a kernel differs from its definition.
     """
-    library, built = _open(name)
+    built = build(name)
+    try:
+        library = ctypes.CDLL(str(built.library))
+    except OSError as error:  # the C library or the OpenMP runtime changed since the build, for example
+        raise BuildError(
+            f"the library {built.library} cannot be loaded ({error}); remove it to compile it again"
+        ) from error
     kernels = bind(library)
     made = sys.modules[proof.__module__].__file__
     assert made is not None
@@ -58,26 +64,6 @@ def open_library(
     with contextlib.suppress(OSError, ValueError, LookupError, cache.RefusedError):
         cache.add_facts(built.library, agrees=version)
     return kernels, built
-
-
-def _open(name: str) -> tuple[ctypes.CDLL, Build]:
-    """Compile a source if necessary, and open the library.
-
-    A library that does not open (after a change of the C library or of the OpenMP runtime) is compiled once more.
-    """
-    built = build(name)
-    try:
-        return ctypes.CDLL(str(built.library)), built
-    except OSError as error:
-        try:
-            cache.forget(built.library)
-        except OSError:
-            raise BuildError(f"the compiled library cannot be loaded: {error}") from error
-        built = build(name)
-        try:
-            return ctypes.CDLL(str(built.library)), built
-        except OSError as error:
-            raise BuildError(f"the compiled library cannot be loaded: {error}") from error
 
 
 def open_optional(

@@ -15,29 +15,22 @@ def checked(name: str, grad: Tensor, seed: int | Tensor) -> tuple[int, Tensor | 
 
     That number is signed and has the same 64 bits as the seed. `name` begins the messages.
     """
-    number, key = (0, seed) if isinstance(seed, Tensor) else (_integer(name, seed), None)
-    if key is not None:
-        if key.dtype != torch.int64 or key.dim() != 0 or key.device != grad.device:
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device != grad.device:
             raise ValueError(
                 f"{name}: a tensor seed must be int64 with no dimensions on {grad.device}, got "
-                f"{dtype_name(key.dtype)} {tuple(key.shape)} on {key.device}"
+                f"{dtype_name(seed.dtype)} {tuple(seed.shape)} on {seed.device}"
             )
-    elif not 0 <= number < 2**64:
-        raise ValueError(f"{name}: seed must be in 0..2^64-1, got seed={number}")
+        number, key = 0, seed
+    else:  # torch.compile may leave the number symbolic
+        number, key = seed if isinstance(seed, (int, torch.SymInt)) else operator.index(seed), None
+        if not 0 <= number < 2**64:
+            raise ValueError(f"{name}: seed must be in 0..2^64-1, got seed={number}")
     if grad.dim() not in (2, 4):
         raise ValueError(f"{name}: grad must be (N, K, P, Q) or (rows, K), got shape {tuple(grad.shape)}")
     if grad.dtype not in DTYPES:
         raise TypeError(f"{name}: grad must be {', '.join(map(dtype_name, DTYPES))}, got {dtype_name(grad.dtype)}")
     return number - 2**64 if number >= 2**63 else number, key
-
-
-def _integer(name: str, seed: int) -> int:
-    if isinstance(seed, (int, torch.SymInt)):  # torch.compile may leave the number symbolic
-        return seed  # type: ignore[return-value]
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"{name}: seed must be an integer, got seed={seed!r}") from None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

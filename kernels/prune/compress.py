@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.prune import cpu, reference
 from kernels.prune.arguments import checked, dtype_name, is_channels_last, to_channels_last
-from kernels.prune.dispatch import is_compiled, prune_nm, read_key, rule_of
+from kernels.prune.dispatch import backend_of, prune_nm, read_key, rule_of
 from kernels.prune.rule import Mode, PruneRule, Scope
 
 DTYPES = tuple(cpu.DTYPES)
@@ -54,7 +54,7 @@ def _compress(
     if grad.numel() == 0:
         return _empty_result(grad, n, m)
     seed = read_key(key) if mode != "magnitude" and key is not None else seed % 2**64
-    if grad.device.type != "cpu" or not is_compiled(grad, mode):
+    if backend_of(grad) != "cpu":
         return reference.kept_values(prune_nm(grad, rule, seed), reference.keep_mask(grad, rule, seed), rule)
     values, channels = _empty_result(grad, n, m)
     cpu.compress(grad if is_channels_last(grad) else to_channels_last(grad), values, channels, rule, seed)

@@ -113,7 +113,7 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     if grad.numel() == 0:
         return pruned
     rule, seed = rule_of(n, m, mode, rescale), seed % 2**64
-    if not is_compiled(grad, mode):
+    if backend_of(grad) == "reference":
         return pruned.copy_(reference.prune_nm(grad, rule, seed if key is None else read_key(key)))
     if is_channels_last(grad) and is_channels_last(pruned):
         _prune_dense(grad, pruned, rule, seed, key)
@@ -122,11 +122,6 @@ def _prune(grad: Tensor, n: int, m: int, mode: Mode, rescale: Scope, seed: int, 
     converted = pruned.copy_(grad) if is_channels_last(pruned) else to_channels_last(grad)
     _prune_dense(converted, converted, rule, seed, key)
     return pruned if converted is pruned else pruned.copy_(converted)
-
-
-def is_compiled(grad: Tensor, mode: Mode) -> bool:
-    """Return whether a compiled kernel prunes this gradient."""
-    return backend_of(grad) != "reference"
 
 
 def _prune_dense(grad: Tensor, pruned: Tensor, rule: PruneRule, seed: int, key: Tensor | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -46,13 +45,15 @@ class PruneRule:
 
     def __post_init__(self) -> None:
         for name in ("n", "m"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if self.m not in GROUP_SIZES:
             raise ValueError(f"PruneRule: m must be in 2..32, got m={self.m}")
         if not 1 <= self.n <= self.m:
             raise ValueError(f"PruneRule: n must be in 1..m, got n={self.n} with m={self.m}")
-        _check_name("mode", self.mode, MODES)
-        _check_name("rescale", self.rescale, SCOPES)
+        if self.mode not in MODES:
+            raise ValueError(f"PruneRule: mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.rescale not in SCOPES:
+            raise ValueError(f"PruneRule: rescale must be one of {', '.join(SCOPES)}, got {self.rescale!r}")
         if self.mode == "unbiased" and self.rescale != "none":
             raise ValueError(
                 "PruneRule: mode 'unbiased' keeps the expectation, which rescaling would change; rescale must be "
@@ -62,18 +63,3 @@ class PruneRule:
     def kept(self, channels: int) -> int:
         """Return how many of the channels of a pixel are kept."""
         return channels // self.m * self.n + min(channels % self.m, self.n)
-
-
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"PruneRule: {name} must be an integer, got {name}={value!r}") from None
-
-
-def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name in known:
-        return
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"PruneRule: unknown {what} {name!r}, known: {', '.join(known)}{hint}")

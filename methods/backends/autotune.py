@@ -32,14 +32,13 @@ from suite.files import canonical_json
 
 log = logging.getLogger("pdt.autotune")
 
-FORMAT = 1  # of the files; increase it when the measurement changes
+FORMAT = 1  # in the names of the files; increase it when the measurement changes
 MARGIN = 0.05
 """Share of the baseline's time by which a candidate has to be faster, over the whole interval of the ratio."""
 FEWEST_ROUNDS, MOST_ROUNDS = 15, 61
 LONGEST_S = 30.0  # applies after the fewest rounds
 SHORTEST_SAMPLE_S = 2e-3  # faster candidates run several times in a sample
 OUTSIDE = 0.005  # probability that the median is below the interval, and that it is above it
-_CHECKSUM = "checksum"
 
 Step = Callable[[], None]
 
@@ -49,13 +48,11 @@ class Timing:
     """Time of one candidate, from samples that alternate with those of the baseline.
 
     Attributes:
-        seconds: Median time of one run.
         ratio: Median over rounds of the candidate's time over the baseline's in the same round.
         low: Lower end of the 99 % interval of that median.
         high: Upper end of the interval.
     """
 
-    seconds: float
     ratio: float
     low: float
     high: float
@@ -69,13 +66,11 @@ class Fastest:
         name: Name of the candidate.
         timings: Timing by candidate, the baseline first.
         rounds: Number of samples of each candidate.
-        from_cache: Whether a stored measurement of this machine was found.
     """
 
     name: str
     timings: Mapping[str, Timing]
     rounds: int
-    from_cache: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data, for a method's record."""
@@ -83,7 +78,6 @@ class Fastest:
             "chosen": self.name,
             "ratios": {name: [one.ratio, one.low, one.high] for name, one in self.timings.items()},
             "rounds": self.rounds,
-            "from_cache": self.from_cache,
         }
 
 
@@ -110,19 +104,18 @@ def choose(
     Raises:
         UsageError: if the folder of choices cannot be written.
     """
-    asked = {"question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
-    key = json.loads(canonical_json(asked))
-    path = choices_folder() / f"{hashlib.sha256(canonical_json(key).encode()).hexdigest()[:24]}.json"
-    if (found := _read(path, key)) is not None:
+    asked = {"format": FORMAT, "question": question, "candidates": [*candidates], "machine": machine(hardware_id)}
+    path = choices_folder() / f"{hashlib.sha256(canonical_json(asked).encode()).hexdigest()[:24]}.json"
+    if (found := _read(path, candidates)) is not None:
         return found
     try:
         make_folder(path.parent)  # kernels are not loaded from a folder above it that others may write
         with _locked(path.parent):
-            if (found := _read(path, key)) is not None:  # another process may have measured it in the meantime
+            if (found := _read(path, candidates)) is not None:  # another process may have measured it in the meantime
                 return found
             files.remove_abandoned(path.parent)
             choice = measure(prepare(), candidates, device)
-            _write(path, key, choice)
+            _write(path, choice)
             return choice
     except OSError as error:
         raise UsageError(
@@ -169,7 +162,7 @@ def measure(steps: Mapping[str, Step], candidates: Sequence[str], device: torch.
         decided = all(_is_faster(timings[name]) or timings[name].low > 1 - MARGIN for name in others)
         if decided or time.monotonic() - began > LONGEST_S:
             break
-    return Fastest(_decide(timings, candidates), timings, rounds, from_cache=False)
+    return Fastest(_decide(timings, candidates), timings, rounds)
 
 
 def _decide(timings: Mapping[str, Timing], candidates: Sequence[str]) -> str:
@@ -189,7 +182,7 @@ def _timing(times: Sequence[float], baseline: Sequence[float]) -> Timing:
     while (below := below + math.comb(count, cut) / 2**count) <= OUTSIDE:
         cut += 1
     low, high = ratios[max(cut - 1, 0)], ratios[min(count - cut, count - 1)]
-    return Timing(statistics.median(times), statistics.median(ratios), low, high)
+    return Timing(statistics.median(ratios), low, high)
 
 
 def _seconds(step: Step, repeats: int, device: torch.device) -> float:
@@ -216,35 +209,20 @@ def _locked(folder: Path) -> FileIO:
         return files.lock(folder / ".lock")
 
 
-def _write(path: Path, key: Mapping[str, Any], choice: Fastest) -> None:
-    content = {"format": FORMAT, **key, "rounds": choice.rounds, "chosen": choice.name}
-    content["timings"] = {name: vars(timing) for name, timing in choice.timings.items()}
-    files.write(path, json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=1) + "\n")
+def _write(path: Path, choice: Fastest) -> None:
+    timings = {name: vars(timing) for name, timing in choice.timings.items()}
+    files.write(path, json.dumps({"rounds": choice.rounds, "chosen": choice.name, "timings": timings}, indent=1) + "\n")
 
 
-def _read(path: Path, key: Mapping[str, Any]) -> Fastest | None:
+def _read(path: Path, candidates: Sequence[str]) -> Fastest | None:
     """Return the stored choice; `None` if it does not exist, or is damaged and has to be measured again."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
-            raise ValueError("wrong checksum")
-        if content.get("format") != FORMAT or any(content.get(name) != value for name, value in key.items()):
-            raise ValueError("it belongs to another question")
-        timings = {name: Timing(**content["timings"][name]) for name in key["candidates"]}
-        if content["chosen"] not in timings:
-            raise ValueError("the choice is not a candidate")
-        return Fastest(content["chosen"], timings, content["rounds"], from_cache=True)
+        timings = {name: Timing(**content["timings"][name]) for name in candidates}
+        return Fastest(content["chosen"], timings, content["rounds"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         log.warning("%s is not used (%s); the choice is measured again", path, reason.splitlines()[0])
         return None
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the canonical JSON; `none` for content without canonical JSON, such as infinities."""
-    try:
-        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
-    except (ValueError, RecursionError, TypeError):
-        return "none"

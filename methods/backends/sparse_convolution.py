@@ -16,14 +16,9 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.sparse_conv.dispatch import available, sparse_convolution
+from kernels.sparse_conv.dispatch import sparse_convolution
 from methods.backends.per_gradient import PerGradient
 from suite.method import Geometry
-
-
-def can_skip(device: torch.device) -> bool:
-    """Return whether kernels that skip weights are available on a device: they need a compiler, or CuPy on CUDA."""
-    return available(device)
 
 
 @functools.cache

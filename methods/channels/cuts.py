@@ -66,17 +66,6 @@ def rounded_width(count: int, size: int, round_to: int) -> int:
     return min(size, -(-count // round_to) * round_to)
 
 
-def strongest(score: Tensor, count: int) -> Tensor:
-    """Return a mask of the `count` channels with the largest scores, (size,) bool; of equal ones, the first.
-
-    Args:
-        score: (size,). A NaN counts as the largest.
-        count: How many channels.
-    """
-    order = score.argsort(descending=True, stable=True)[:count]
-    return torch.zeros(len(score), dtype=torch.bool, device=score.device).index_fill_(0, order, True)
-
-
 def drawn(space: IndexSpace, count: int, ctx: Context) -> Tensor:
     """Return a mask of `count` channels that the seed chooses after this epoch, (size,) bool, on the CPU."""
     # The key has no rank: all processes of a training remove the same channels.

@@ -11,15 +11,8 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
-from methods.channels.cuts import (
-    drawn,
-    kept_channels,
-    refuse_frozen,
-    refuse_one_epoch,
-    removable_spaces,
-    rounded_width,
-    strongest,
-)
+from methods.channels.cuts import drawn, kept_channels, refuse_frozen, refuse_one_epoch, removable_spaces, rounded_width
+from methods.masks.structures import strongest
 from suite.index_spaces import IndexSpace
 from suite.method import Context, IndexMap, Method, ReconfigPlan
 from suite.parameters import Search

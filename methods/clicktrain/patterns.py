@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from methods.masks.scores import wide
+
 KEPT, POSITIONS = 4, 9
 EPSILON = 1e-8
 """Added to a group's sum of squares, so that the norm has a gradient at zero; every group costs at least 1e-4."""
@@ -159,20 +161,15 @@ def penalty(masks: Sequence[PruneMask], weights: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _wide(weight: Tensor) -> Tensor:
-    """Return a weight in a type in which `EPSILON` is not zero: float32 in place of shorter types."""
-    return weight.float() if weight.dtype.itemsize < 4 else weight
-
-
 class _Penalty(torch.autograd.Function):
     """The modified group lasso; keeps two numbers per kernel for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, masks: Sequence[PruneMask], *weights: Tensor) -> Tensor:  # type: ignore[override]
-        total = _wide(weights[0]).new_zeros(())
+        total = wide(weights[0]).new_zeros(())
         factors: list[Tensor] = []  # for each weight, the reciprocal of each group's norm, (K, C)
         for (outside, pruned), weight in zip(masks, weights, strict=True):
-            squares = _wide(weight).square()
+            squares = wide(weight).square()
             norms = [(squares.sum((2, 3)) * pruned + EPSILON).sqrt()]
             if outside is not None:
                 norms.append((squares.mul_(outside).sum((2, 3)) + EPSILON).sqrt())

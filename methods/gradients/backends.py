@@ -22,11 +22,6 @@ from suite.plan import GradTransform, Operand, takes_compressed
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def can_skip(device: torch.device) -> bool:
-    """Return whether kernels that skip pruned channels are available on a device: they need the CPU and a compiler."""
-    return dispatch.available(device)
-
-
 class SkipPruned:
     """Products that skip the channels which a `Compressed` output gradient does not keep; others are torch's.
 
@@ -118,7 +113,7 @@ class PrunedGradientBackends(LayerChoices):
     def __init__(self, wanted: str, pruning: Pruning, device: torch.device) -> None:
         super().__init__(wanted)
         self._pruning, self._device = pruning, device
-        if wanted == SKIP and not can_skip(device):
+        if wanted == SKIP and not dispatch.available(device):
             raise ValueError(
                 f"backend=skip: no kernels that skip pruned channels are available on {device.type} (they need the CPU "
                 "and a C++ compiler); use backend=auto"
@@ -163,7 +158,7 @@ class PrunedGradientBackends(LayerChoices):
         fits = layer.weight.shape[0] <= MOST_CHANNELS and {ctx.dtype, layer.weight.dtype} <= set(DTYPES)
         # A plan with a backend is refused for a weight that another layer reads too.
         shared = sum(other.weight is layer.weight for other in ctx.layers.values()) > 1
-        if self.wanted == MASKED or not fits or shared or not can_skip(self._device):
+        if self.wanted == MASKED or not fits or shared or not dispatch.available(self._device):
             return [MASKED]
         return [MASKED, SKIP, SKIP_DGRAD] if self._pruning.both else [MASKED, SKIP]
 
@@ -174,7 +169,7 @@ class PrunedGradientBackends(LayerChoices):
             ValueError: if it needs kernels that are not available here.
         """
         super().load_state_dict(state)
-        if {SKIP, SKIP_DGRAD} & {*(self.chosen or {}).values()} and not can_skip(self._device):
+        if {SKIP, SKIP_DGRAD} & {*(self.chosen or {}).values()} and not dispatch.available(self._device):
             raise ValueError(
                 "the checkpoint of this trial uses kernels that skip pruned channels, which are not available here; "
                 "resume it where they are, or start it again"

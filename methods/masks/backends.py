@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from kernels.sparse_conv.cpu import FORMATS, library
+from kernels.sparse_conv.dispatch import available
 from methods.backends.autotune import Fastest, Step, choose
 from methods.backends.blocks import BlockConvolutions
 from methods.backends.layer_choices import MASKED, LayerChoices, Shape
-from methods.backends.sparse_convolution import Skipping, can_skip, kernels_version
+from methods.backends.sparse_convolution import Skipping, kernels_version
 from suite.method import Backend, Context, Geometry, OpPlan
 from suite.ops import TORCH, PlannedConv2d
 
@@ -39,7 +40,7 @@ class MaskedBackends(LayerChoices):
         self._device, self._has_blocks = device, has_blocks
         if wanted == "blocks" and not has_blocks:
             raise ValueError("backend=blocks needs scope=filter and pool=4: every filter keeps one 2x2 block")
-        if wanted == "skipping" and not can_skip(device):
+        if wanted == "skipping" and not available(device):
             raise ValueError(
                 f"backend=skipping: no kernels that skip weights are available on {device.type} (they are switched "
                 "off, or no compiler was found); use backend=auto"
@@ -99,7 +100,7 @@ class MaskedBackends(LayerChoices):
     def _candidates(self, ctx: Context, layer: PlannedConv2d) -> list[str]:
         """Return the backends that a layer can have; the first is the baseline."""
         candidates = [MASKED]
-        if can_skip(layer.weight.device) and {ctx.dtype, layer.weight.dtype} <= FORMATS.keys():
+        if available(layer.weight.device) and {ctx.dtype, layer.weight.dtype} <= FORMATS.keys():
             candidates.append("skipping")
         if self._has_blocks and layer.kernel_size == (3, 3):
             candidates.append("blocks")
@@ -118,7 +119,7 @@ class MaskedBackends(LayerChoices):
         """
         super().load_state_dict(state)
         self._backends = {}
-        if "skipping" in (self.chosen or {}).values() and not can_skip(self._device):
+        if "skipping" in (self.chosen or {}).values() and not available(self._device):
             raise ValueError(
                 "the checkpoint of this trial uses kernels that skip weights, which are not available here; resume it "
                 "where they are, or start it again"

@@ -32,6 +32,11 @@ def uniform_random(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand(weight.shape, generator=generator).to(weight.device)
 
 
+def wide(weight: Tensor) -> Tensor:
+    """Return a weight in a type for sums of squares and small numbers: float32 in place of shorter types."""
+    return weight.float() if weight.dtype.itemsize < 4 else weight
+
+
 def _gradient_of(weight: Tensor) -> Tensor:
     assert weight.grad is not None, "scores of gradients are available from before_optimizer_step on"
     return weight.grad

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from methods.masks.scores import wide
 from methods.prunetrain.step_sizes import StepSize
 from suite.index_spaces import IndexSpaces, LayerWeight
 
@@ -128,11 +129,6 @@ def _head_sums(heads: LassoHeads, values: Sequence[Tensor]) -> Tensor:
     for (_, weight, axis, entries), value in zip(heads.parts, values, strict=True):
         sums.append(value.sum(1 - axis)[entries.to(weight.device)].sum(1))
     return torch.stack(sums).sum(0)
-
-
-def wide(weight: Tensor) -> Tensor:
-    """Return a weight in a type in which `EPSILON` is not zero: float32 in place of shorter types."""
-    return weight.float() if weight.dtype.itemsize < 4 else weight
 
 
 def _head_size_factor(heads: LassoHeads) -> float:

@@ -6,6 +6,7 @@ values; a function of a whole page takes the reproduction, the trials and the li
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from reports.figures.panels import Line, Panel, curves_figure
 from reports.papers.charts import mean_curve
 from reports.papers.comparison import Comparison
 from reports.papers.contract import Outcome, Reproduction, ReproductionData, over_seeds
-from suite.engine.cost.paper_conventions import gradient_bytes, prunetrain_training, read_intervals, relative_traffic
+from suite.engine.cost.paper_conventions import prunetrain_training, read_intervals
 from suite.trials.folder.reader import finite
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.targets import cost_until, first_reached
@@ -69,13 +70,15 @@ def step_flops(trial: TrialRecord) -> Curve:
 
 def communication(trial: TrialRecord) -> Curve:
     """Return the bytes sent in a ring in percent of dense training, by epoch."""
-    epochs = payloads(trial)
-    sent = (100 * relative_traffic([part], *epochs[0]) for part in epochs)
-    return [(int(record["epoch"]), share) for record, share in zip(trial.epochs, sent, strict=False)]
+    epochs = gradients(trial)
+    return [
+        (int(record["epoch"]), 100 * (count * steps / math.prod(epochs[0])))
+        for record, (count, steps) in zip(trial.epochs, epochs, strict=False)
+    ]
 
 
-def payloads(trial: TrialRecord) -> list[tuple[int, int]]:
-    """Return for each epoch the bytes of a step's gradients, and the number of steps.
+def gradients(trial: TrialRecord) -> list[tuple[int, int]]:
+    """Return for each epoch the number of gradients that a step sums, and the number of steps.
 
     The record of an epoch describes the network after the epoch, which is the network that the next epoch trains.
     """
@@ -83,9 +86,7 @@ def payloads(trial: TrialRecord) -> list[tuple[int, int]]:
     if dense is None or not trial.epochs:
         return []
     trained = [int(dense), *(int(record["params"]) for record in trial.epochs[:-1])]
-    return [
-        (gradient_bytes(params), int(record["steps"])) for params, record in zip(trained, trial.epochs, strict=True)
-    ]
+    return [(params, int(record["steps"])) for params, record in zip(trained, trial.epochs, strict=True)]
 
 
 def mean_losses(trial: TrialRecord) -> dict[str, float]:
@@ -142,7 +143,7 @@ def memory_and_batch(trial: TrialRecord) -> dict[str, float]:
 
 def communication_saved(trial: TrialRecord) -> dict[str, float]:
     """Return the communication saved and that of the last epoch, relative to dense, and the last gradients left."""
-    shares, epochs = [share / 100 for _, share in communication(trial)], payloads(trial)
+    shares, epochs = [share / 100 for _, share in communication(trial)], gradients(trial)
     if not epochs:
         return {}
     return {

@@ -110,7 +110,7 @@ def read_data_root(text: str) -> Path:
         UsageError: It does not exist, or is not a folder.
     """
     path = read_path(text, "--data-root")
-    if text != default_data_root() and not path.is_dir():  # a download creates the default
+    if not path.is_dir() and (path.exists() or text != default_data_root()):  # a download creates the default
         reason = (
             "is a file, not a folder" if path.exists() else "there is no such folder; create it to download into it"
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kernels import cache
 from suite.choices import build_method, build_model, build_task
@@ -251,21 +251,11 @@ def _epochs_of_plans(folder: Path, count: int) -> tuple[int, ...]:
 IMAGES = 5_000
 
 
-@runtime_checkable
-class InitializedFromImages(Protocol):
-    """A model whose initialisation depends on training images."""
-
-    def initialize_from_images(self, images: Tensor) -> None:
-        """Set weights. A trial calls this once before the training, without gradients.
-
-        Args:
-            images: (N, C, H, W) normalised training images in the proportions of the classes, on the model's device. N
-                is `IMAGES`, or the size of a smaller training split.
-        """
-
-
 def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
-    """Let a model set its weights from training images, if it asks for them. All ranks draw the same images.
+    """Call `initialize_from_images(images)` of a model that has this method, without gradients.
+
+    The images, (N, C, H, W), are normalised training images in the proportions of the classes, on the model's device. N
+    is `IMAGES`, or the size of a smaller training split. All ranks draw the same ones.
 
     Args:
         model: The new model.
@@ -274,7 +264,8 @@ def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
     Raises:
         UsageError: The task does not offer the images.
     """
-    if not isinstance(model, InitializedFromImages):
+    set_weights = getattr(model, "initialize_from_images", None)
+    if set_weights is None:
         return
     if not isinstance(splits.train, SampledBatches):
         raise UsageError(
@@ -282,4 +273,4 @@ def initialize(model: nn.Module, splits: Splits, seed: int) -> None:
             "they have no method `sample`"
         )
     with torch.no_grad():
-        model.initialize_from_images(splits.train.sample(IMAGES, seed))
+        set_weights(splits.train.sample(IMAGES, seed))

@@ -43,8 +43,8 @@ def compiled() -> None:
 
     Test processes that run in parallel compile it once.
     """
-    cache.make_folder(kernels.cache_folder())
-    with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
+    cache.make_folder(cache.folder())
+    with filelock.FileLock(cache.folder() / "tests.lock"):
         backend = kernels.backend_of(torch.zeros(1, 2))
     if backend == "cpu":
         return

@@ -15,7 +15,6 @@ import pytest
 import torch
 from instruction_sets import KERNELS, compiled, mutated_sources
 
-import kernels
 from kernels import cache
 from kernels.compressed import cpu as compressed
 from kernels.cpu import build, library
@@ -48,7 +47,7 @@ def test_kernels_agree_with_their_definition(architecture, bits):
     if architecture == elsewhere():
         pytest.skip(f"{architecture}: the other tests run these kernels")
     for name, (bind, proof) in KERNELS.items():
-        with filelock.FileLock(kernels.cache_folder() / "tests.lock"):
+        with filelock.FileLock(cache.folder() / "tests.lock"):
             bound = bind(compiled(name, (f"-march={architecture}", "-O1", "-fopenmp")))
         if name == "prune_nm":
             assert bound.library.pdt_vector_bits() == bits

@@ -132,8 +132,8 @@ def test_a_build_without_openmp_says_so_and_a_damaged_library_is_built_again(cop
     path, whole = built.library, built.library.read_bytes()
     # The note matches, but the file is not a library, which shows when it is opened.
     cache_module.store(write(tmp_path / "built", b"x" * 5000), path)
-    library.open_library("prune_nm", Kernels, agrees)
-    assert path.read_bytes() == whole
+    with pytest.raises(BuildError, match=r"prune_nm.* cannot be loaded \(.*\); remove it to compile it again$"):
+        library.open_library("prune_nm", Kernels, agrees)
     # Reading the mapped file would kill the process with SIGBUS. The one that this process has opened stays whole.
     path.unlink()
     path.write_bytes(whole[:4000])
@@ -162,8 +162,6 @@ def test_a_file_that_is_not_what_was_stored_is_not_taken(tmp_path):
         assert cache_module.find(path) == {}
         damage()
         assert cache_module.find(path) is None
-    cache_module.forget(path)
-    assert list(path.parent.iterdir()) == []
 
 
 def test_what_is_stored_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ class Run:
         images, labels = torch.randn(8, *SHAPE, generator=generator), torch.randint(10, (8,), generator=generator)
         images, labels = self.runner.transform_batch(images, labels)
         loss = F.cross_entropy(self.model(images), labels)
-        self.runner.add_regularization(loss).backward()
+        (loss + self.runner.regularization(loss)).backward()
         self.gradients = {name: weight.grad.clone() for name, weight in self.weights().items()}
         self.before = {name: weight.detach().clone() for name, weight in self.weights().items()}
         self.runner.optimizer_step()

@@ -118,7 +118,7 @@ def test_a_machine_with_another_setting_is_another_machine(monkeypatch, owner, n
 def test_the_interval_encloses_the_median_ratio_of_paired_samples():
     ratios = [1 + number / 100 for number in range(15)]
     found = autotune._timing([2 * ratio for ratio in ratios], [2.0] * 15)
-    assert (found.seconds, found.ratio) == (pytest.approx(2.14), pytest.approx(1.07))
+    assert found.ratio == pytest.approx(1.07)
     # Fewer than 3 of 15 fair coins show heads with probability 0.0037, fewer than 4 with 0.0176.
     assert (found.low, found.high) == (pytest.approx(1.02), pytest.approx(1.12))
 
@@ -126,11 +126,9 @@ def test_the_interval_encloses_the_median_ratio_of_paired_samples():
 def test_a_choice_is_kept_for_the_question_and_the_machine_alone(monkeypatch, folder):
     times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
     measured = ask()
-    assert not measured.from_cache
-    times(monkeypatch, {"base": [1.0], "other": [2.0], "third": [2.0]})
-    again = ask()
-    assert again.from_cache
-    assert (again.name, again.timings, again.rounds) == (measured.name, measured.timings, measured.rounds)
+    asked = times(monkeypatch, {"base": [1.0], "other": [2.0], "third": [2.0]})
+    assert ask() == measured
+    assert not asked
     assert ask({"what": "another"}).name == "base"
     assert ask(names=("other", "base", "third")).name == "base"
     machine = autotune.machine(HARDWARE)
@@ -144,36 +142,27 @@ def test_a_choice_is_kept_for_the_question_and_the_machine_alone(monkeypatch, fo
     [
         lambda text: "",
         lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"chosen": "other"', '"chosen": "third"'),
         lambda text: json.dumps(["other"]),
         lambda text: "[" * 100_000,
         lambda text: b"\xff\xfe" * 10,
-        lambda text: signed(text, chosen="unknown"),
-        lambda text: signed(text, timings={}),
-        lambda text: signed(text, format=0),
-        lambda text: signed(text, question={"what": "another"}),
-        lambda text: text.replace('"rounds": 15', '"rounds": NaN'),
+        lambda text: json.dumps({**json.loads(text), "timings": {}}),
     ],
 )
 def test_a_damaged_file_is_measured_again(monkeypatch, folder, caplog, damage):
-    times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
+    asked = times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
     expected = ask()
     (path,) = folder.glob("*.json")
     whole = path.read_text()
     damaged = damage(whole)
     path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
-    found = ask()
-    assert (found.name, found.from_cache) == (expected.name, False)
+    asked.clear()
+    assert ask() == expected
+    assert asked
     assert "is measured again" in caplog.text
     assert path.read_text() == whole
-    assert ask().from_cache
-
-
-def signed(text: str, **changed: object) -> str:
-    """Return the file with changed content and the correct checksum."""
-    content = {**json.loads(text), **changed}
-    del content["checksum"]
-    return json.dumps({**content, "checksum": autotune._checksum(content)})
+    asked.clear()
+    assert ask() == expected
+    assert not asked
 
 
 def test_a_folder_that_cannot_be_written_is_refused_with_one_line(monkeypatch, tmp_path):
@@ -197,7 +186,7 @@ def test_one_measures_after_the_other(monkeypatch, folder):
 
 def test_what_another_process_measured_during_the_wait_is_taken(monkeypatch, folder):
     times(monkeypatch, {"base": [1.0], "other": [0.5], "third": [2.0]})
-    ask()
+    measured = ask()
     (path,) = folder.glob("*.json")
     text = path.read_text()
     path.unlink()
@@ -209,4 +198,4 @@ def test_what_another_process_measured_during_the_wait_is_taken(monkeypatch, fol
 
     monkeypatch.setattr(autotune, "_locked", meanwhile)
     monkeypatch.setattr(sys.modules[__name__], "prepare", lambda: pytest.fail("measured again"))
-    assert ask().from_cache
+    assert ask() == measured

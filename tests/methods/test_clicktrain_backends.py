@@ -5,9 +5,9 @@ import torch
 from small_clicktrain import Run, stages, with_pointwise
 from torch import nn
 
+from kernels.sparse_conv.dispatch import available
 from methods.backends import autotune
 from methods.backends.autotune import Fastest
-from methods.backends.sparse_convolution import can_skip
 from methods.dense import Dense
 from methods.masks.backends import fastest
 from suite.engine.network.products import TorchBackend
@@ -23,12 +23,12 @@ def choices(monkeypatch, tmp_path):
 
 
 def choice(name):
-    return Fastest(name, {}, rounds=0, from_cache=False)
+    return Fastest(name, {}, rounds=0)
 
 
 @pytest.fixture
 def skipping():
-    if not can_skip(torch.device("cpu")):
+    if not available(torch.device("cpu")):
         pytest.skip("no kernels that skip weights")
 
 
@@ -94,7 +94,7 @@ def test_a_trial_does_not_go_on_without_the_kernels_that_it_took(skipping, monke
     run = Run(stages(backend="skipping"))
     run.epochs(3)
     again = stages(backend="auto")
-    monkeypatch.setattr("methods.masks.backends.can_skip", lambda device: False)
+    monkeypatch.setattr("methods.masks.backends.available", lambda device: False)
     again.setup(run.runner.ctx)
     with pytest.raises(
         ValueError, match="checkpoint of this trial uses kernels that skip weights, which are not available here"
@@ -222,7 +222,7 @@ def test_blocks_say_what_they_need(given, message):
 
 
 def test_skipping_says_where_it_cannot_be_had(monkeypatch):
-    monkeypatch.setattr("methods.masks.backends.can_skip", lambda device: False)
+    monkeypatch.setattr("methods.masks.backends.available", lambda device: False)
     with pytest.raises(ValueError, match=r"no kernels that skip weights are available on cpu \(.*\); use backend=auto"):
         Run(stages(backend="skipping"))
     run = Run(stages(backend="auto"))

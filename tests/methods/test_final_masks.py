@@ -5,8 +5,8 @@ import torch
 from small_training import assert_it_resumes, fitted, small_net, small_trainer
 from torch import nn
 
+from kernels.sparse_conv.dispatch import available
 from methods.backends.autotune import Fastest, Timing
-from methods.backends.sparse_convolution import can_skip
 from methods.gmp import GMP
 from methods.masks import backends
 from methods.rigl import RigL
@@ -15,7 +15,7 @@ METHODS = {  # both have their last update in step 6 of 12; from step 8 on, kern
     "gmp": lambda **given: GMP(every=3, start=0.25, end=0.6, sparsity=0.75, **given),
     "rigl": lambda **given: RigL(every=3, until=0.6, sparsity=0.75, distribution="uniform", **given),
 }
-skips = pytest.mark.skipif(not can_skip(torch.device("cpu")), reason="no kernels that skip weights")
+skips = pytest.mark.skipif(not available(torch.device("cpu")), reason="no kernels that skip weights")
 
 
 def executed(records):
@@ -52,7 +52,7 @@ def test_auto_asks_by_density_once_in_the_first_epoch_and_leaves_other_layers_to
     def fastest(names, prepare, layer, geometry, images, size, dtype, structure, hardware_id):
         kept, _ = prepare()
         asked.append((layer.name, dict(structure), kept.float().mean().item()))
-        return Fastest("skipping", {name: Timing(1, 1, 1, 1) for name in names}, 15, from_cache=False)
+        return Fastest("skipping", {name: Timing(1, 1, 1) for name in names}, 15)
 
     monkeypatch.setattr(backends, "fastest", fastest)
     model = small_net()

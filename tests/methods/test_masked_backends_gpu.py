@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels.sparse_conv.dispatch import available
 from methods.backends.blocks import BlockConvolutions
-from methods.backends.sparse_convolution import Skipping, can_skip
+from methods.backends.sparse_convolution import Skipping
 from suite.method import Geometry
 from suite.ops import TORCH
 
@@ -18,7 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize("stride", [1, 2])
 def test_masked_weights_are_multiplied_as_torch_does(which, stride, monkeypatch):
     device = torch.device("cuda")
-    if which == "skipping" and not can_skip(device):
+    if which == "skipping" and not available(device):
         pytest.skip("no CuPy")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     generator = torch.Generator().manual_seed(0)

@@ -17,6 +17,7 @@ from methods.backends.autotune import Fastest
 from methods.backends.layer_choices import Shape
 from methods.gradients import backends as pruned_gradients
 from methods.sdgp import SDGP
+from suite.engine.training import steps
 from suite.engine.training.conformance import CONTRACTS
 from suite.method import Compressed, Density, Geometry, Site
 from suite.ops import apply, convert
@@ -197,12 +198,13 @@ def test_skipping_keeps_every_contract(skipping, tiny_residual):
         assert contract(checked)
 
 
-def test_a_compiled_graph_skips_as_an_eager_step_does(skipping):
+def test_a_compiled_graph_skips_as_an_eager_step_does(skipping, monkeypatch):
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")
     ends = []
     for execution in ("eager", "compile"):
         method = SDGP(backend="skip", products="both", layers="all")
         recipe = dataclasses.replace(RECIPE, epochs=1, execution=execution)
-        trainer = small_trainer(method, recipe, plain_net(), compile_backend="aot_eager")
+        trainer = small_trainer(method, recipe, plain_net())
         trainer.fit()
         ends.append(trainer)
     for name, tensor in ends[0].model.state_dict().items():
@@ -220,7 +222,7 @@ class Chooses:
 
     def __call__(self, backends, pruning, layer, shape, hardware_id):
         self.asked.append((layer.name, [*backends], shape, pruning))
-        return Fastest(self._prefer(layer), {}, rounds=0, from_cache=False)
+        return Fastest(self._prefer(layer), {}, rounds=0)
 
 
 def test_auto_takes_what_was_measured_to_be_the_fastest(skipping, monkeypatch):
@@ -397,7 +399,7 @@ def test_a_resumed_trial_keeps_its_choice(skipping, monkeypatch):
     first.fit()
     choice = first.runner.method.record(first.ctx)["backends"]
     assert set(choice.values()) == {"skip", "masked"}
-    monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Fastest("masked", {}, rounds=0, from_cache=False))
+    monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Fastest("masked", {}, rounds=0))
     resumed = small_trainer(SDGP(m=8))
     assert set(resumed.runner.method.record(resumed.ctx)["backends"].values()) == {"masked"}
     resumed.load_state_dict(saved[0])
@@ -437,7 +439,7 @@ def test_what_was_measured_is_measured_again_for_other_threads(skipping, monkeyp
     Chooses(monkeypatch, lambda layer: "skip")
     saved = Checkpoints()
     small_trainer(SDGP(m=8), dataclasses.replace(RECIPE, epochs=1), on_checkpoint=saved.keep).fit()
-    monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Fastest("masked", {}, rounds=0, from_cache=False))
+    monkeypatch.setattr(pruned_gradients, "fastest", lambda *given: Fastest("masked", {}, rounds=0))
     again = small_trainer(SDGP(m=8))
     again.load_state_dict(saved[0])
     assert "skip" in again.runner.method.record(again.ctx)["backends"].values()

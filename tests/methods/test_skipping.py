@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from kernels.sparse_conv.dispatch import available
 from methods.backends.per_gradient import PerGradient
-from methods.backends.sparse_convolution import Skipping, can_skip
+from methods.backends.sparse_convolution import Skipping
 from suite.method import Geometry
 from suite.ops import TORCH
 
-pytestmark = pytest.mark.skipif(not can_skip(torch.device("cpu")), reason="no kernels that skip weights")
+pytestmark = pytest.mark.skipif(not available(torch.device("cpu")), reason="no kernels that skip weights")
 
 
 def test_a_bias_is_added_and_has_its_gradient():

@@ -235,7 +235,7 @@ class Measured:
     def __call__(self, keep, layer, shape, with_dgrad, hardware_id):
         self.asked.append((layer.name, keep, with_dgrad, shape.images))
         name = COMPACT if self._prefer(layer) else DENSE
-        return Fastest(name, {DENSE: Timing(1, 1, 1, 1), COMPACT: Timing(0.5, 0.5, 0.4, 0.6)}, 15, from_cache=False)
+        return Fastest(name, {DENSE: Timing(1, 1, 1), COMPACT: Timing(0.5, 0.4, 0.6)}, 15)
 
 
 @pytest.mark.parametrize("mode", ["magnitude", "random"])
@@ -283,7 +283,7 @@ def test_a_measurement_multiplies_what_a_training_multiplies(monkeypatch, layer,
         for name, step in prepare().items():
             step()
             products.append(name)
-        return Fastest(DENSE, {}, 0, from_cache=False)
+        return Fastest(DENSE, {}, 0)
 
     def noting(product):
         real = getattr(ssprop.TORCH, product)

@@ -50,7 +50,7 @@ def epoch(number, wrapped, hooks, optimizer, rank):
     for images, labels in SmallBatches(64, seed=1).epoch(number, BATCH):
         images, labels = hooks.transform_batch(*part(images, labels, rank))
         loss = F.cross_entropy(wrapped(images), labels)
-        hooks.add_regularization(loss).backward()
+        (loss + hooks.regularization(loss)).backward()
         hooks.optimizer_step()
         optimizer.zero_grad()
 

@@ -374,12 +374,11 @@ def open_counter(device: torch.device) -> EnergyCounter:
     return open_nvml(device) if device.type == "cuda" else open_rapl()
 
 
-def open_rapl(powercap: Path = POWERCAP, poll_s: float = POLL_S) -> EnergyCounter:
+def open_rapl(powercap: Path = POWERCAP) -> EnergyCounter:
     """Return the counter of all CPU packages. A background thread reads it in time for each wrap-around.
 
     Args:
         powercap: Folder of the kernel's power capping framework.
-        poll_s: Seconds between readings.
 
     Raises:
         NoCounter: There is no counter, or this user may not read it.
@@ -396,7 +395,7 @@ def open_rapl(powercap: Path = POWERCAP, poll_s: float = POLL_S) -> EnergyCounte
     if not packages:
         raise NoCounter(f"RAPL: {powercap} has no intel-rapl package")
     source = f"RAPL, {' and '.join(names.values())}: the whole package, other programs included"
-    return EnergyCounter(source, lambda: sum(package.microjoules() for package in packages) / 1e6, poll_s)
+    return EnergyCounter(source, lambda: sum(package.microjoules() for package in packages) / 1e6, POLL_S)
 
 
 def open_nvml(device: torch.device, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> EnergyCounter:

@@ -8,7 +8,8 @@ p - 1 that distribute the sums (all-gather). In each, every process sends B/p by
 receives as many. No algorithm lets a process send fewer bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", Journal of Parallel and Distributed Computing 69, 2009). PruneTrain models its
 communication in Section 5 and Figure 11 with this ring ("We model the communication cost using ring allreduce"; cost
-per epoch relative to dense training). Its code does not contain the model.
+per epoch relative to dense training). Its code does not contain the model. The bytes here are those of two processes,
+which send B bytes each. Among p they send 2(p - 1)/p times as many, so that ratios of two trainings do not depend on p.
 
 Each step reduces the gradients of all parameters of the present network. Masked weights count, because a plain
 all-reduce sends their zeros.
@@ -25,6 +26,7 @@ from suite.engine.cost.flops import PRODUCTS, LayerCost
 # Rows and columns that PruneTrain's code adds to a convolution's input before it counts the data gradient, by kernel.
 PRUNETRAIN_PADDING = {1: 0, 3: 2, 7: 3}
 NORM_PASSES, ELEMENT_BYTES = 8, 2  # three in the forward and five in the backward, in 16 bits
+GRADIENT_BYTES = 4  # of an element: gradients are float32 even under autocast
 
 
 def prunetrain(costs: Iterable[LayerCost]) -> dict[str, float]:
@@ -121,17 +123,12 @@ def _pair(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> dict[str, float]:
+def prunetrain_training(intervals: Iterable[Interval]) -> dict[str, float]:
     """Return the costs of a training as PruneTrain's paper models them.
 
-    Args:
-        intervals: Intervals of the trial.
-        processes: Number of devices that share the batch, for the communication. Ratios of two trainings do not depend
-            on it.
-
     Returns:
-        `train_flops`; `norm_traffic_bytes`, which normalisation reads and writes; and `allreduce_bytes`, which each
-        device sends in a ring to sum the gradients of all steps.
+        `train_flops`; `norm_traffic_bytes`, which normalisation reads and writes; and `allreduce_bytes`, which each of
+        two devices sends in a ring to sum the gradients of all steps.
 
     Source: PruneTrain, Sec. 5.2 and Fig. 11; its code's cost model.
     """
@@ -140,40 +137,5 @@ def prunetrain_training(intervals: Iterable[Interval], processes: int = 2) -> di
         image = prunetrain(interval.layers)
         total["train_flops"] += image["train_flops"] * interval.samples
         total["norm_traffic_bytes"] += image["norm_traffic_bytes"] * interval.samples
-        total["allreduce_bytes"] += sent_bytes(gradient_bytes(int(image["weights"])), processes) * interval.steps
+        total["allreduce_bytes"] += GRADIENT_BYTES * int(image["weights"]) * interval.steps
     return total
-
-
-def gradient_bytes(elements: int, element_bytes: int = 4) -> int:
-    """Return the bytes of the gradients that a process hands to the all-reduce in a step: elements x element_bytes.
-
-    Args:
-        elements: Number of trained weights and biases of the present network: `params` in `epochs.jsonl`, which follows
-            reconfigurations, or the sum of `LayerCost.params` of the ledger, which leaves out normalisation.
-        element_bytes: Bytes of an element. Gradients are float32 even under autocast.
-    """
-    return elements * element_bytes
-
-
-def sent_bytes(payload: float, processes: int) -> float:
-    """Return the bytes that each process sends in a ring all-reduce: 2(p - 1)/p x payload. It receives as many.
-
-    Args:
-        payload: Bytes that each process hands to the all-reduce.
-        processes: Number p of processes.
-    """
-    return 2 * (processes - 1) / processes * payload
-
-
-def relative_traffic(parts: Iterable[tuple[float, float]], dense_payload: float, dense_steps: float) -> float:
-    """Return the bytes that a training sends relative to dense training: sum(payload x steps) / (dense, likewise).
-
-    The factor 2(p - 1)/p cancels, so the ratio does not depend on the number of processes. A smaller network (smaller
-    payload) and a larger batch (fewer steps) both lower it, as in PruneTrain's Figure 11.
-
-    Args:
-        parts: Payload in bytes and number of steps of each part of the training with a constant payload. One epoch
-            gives the value of an epoch.
-        dense_payload, dense_steps: The same of dense training over the same epochs.
-    """
-    return sum(payload * steps for payload, steps in parts) / (dense_payload * dense_steps)

@@ -23,8 +23,6 @@ from suite.errors import UsageError
 from suite.reconfiguration import ReconfigPlan
 from suite.task import Inputs
 
-MODEL_FORMAT = 1
-
 
 class _ErrorKeepingFile:
     """A file for torch to write to. It keeps the disk's error, which torch replaces by its own."""
@@ -111,7 +109,6 @@ def save_model(
         OSError: as `save` does.
     """
     architecture: dict[str, Any] = {
-        "format": MODEL_FORMAT,
         "model": name,
         "num_classes": None if num_classes is None else int(num_classes),
         "input_shape": [int(size) for size in input_shape],
@@ -199,10 +196,8 @@ def _read_model(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: no such file")
     state = load(path)
     architecture, tensors = state.get("architecture"), state.get("tensors")
-    if not (isinstance(architecture, dict) and isinstance(tensors, dict) and "format" in architecture):
+    if not (isinstance(architecture, dict) and isinstance(tensors, dict)):
         raise UsageError(f"{path}: is not a model of this suite (a trial's model is in model.pt)")
-    if architecture["format"] != MODEL_FORMAT:
-        raise UsageError(f"{path}: has format {architecture['format']}; this version reads {MODEL_FORMAT}")
     try:
         whole = _checksum(tensors) == state.get("sha256")
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from suite.engine.network.channels.surgery import named_tensors
 from suite.engine.network.layers import convert
 from suite.engine.network.planned_layer import PlannedLayer
 from suite.errors import UsageError
@@ -22,13 +23,13 @@ def bare(average: nn.Module, model: nn.Module) -> nn.Module:
     Raises:
         UsageError: if no module inside has the model's tensors.
     """
-    wanted = _names(model)
+    wanted = named_tensors(model).keys()
     found: object = average
     while isinstance(found, nn.Module):
-        if wanted <= _names(found):
+        if wanted <= named_tensors(found).keys():
             return found
         found = next((vars(found)["_modules"][name] for name in _INSIDE if name in vars(found)["_modules"]), None)
-    missing = sorted(wanted - _names(average)) if isinstance(average, nn.Module) else sorted(wanted)
+    missing = sorted(wanted - named_tensors(average).keys()) if isinstance(average, nn.Module) else sorted(wanted)
     raise UsageError(
         f"an average has to be a copy of the model, such as torch.optim.swa_utils.AveragedModel(model); this "
         f"{type(average).__name__} has no '{missing[0]}'"
@@ -44,18 +45,13 @@ def check_copy(average: nn.Module, model: nn.Module) -> None:
     inside = bare(average, model)
     if inside is model:
         raise UsageError("an average has to be a copy of the model, such as copy.deepcopy(model), and not the model")
-    theirs = {**dict(inside.named_parameters()), **dict(inside.named_buffers())}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    theirs = named_tensors(inside)
+    for name, tensor in named_tensors(model).items():
         if theirs[name].shape != tensor.shape:
             raise UsageError(
                 f"an average has to be a copy of the present model: its '{name}' is {tuple(theirs[name].shape)}, and "
                 f"that of the model {tuple(tensor.shape)}"
             )
-
-
-def _names(model: nn.Module) -> set[str]:
-    return {name for name, _ in (*model.named_parameters(remove_duplicate=False),
-                                 *model.named_buffers(remove_duplicate=False))}  # fmt: skip
 
 
 def share_plans(average: nn.Module, layers: Mapping[str, Layer]) -> None:

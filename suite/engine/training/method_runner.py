@@ -426,7 +426,7 @@ class MethodRunner:
         self.method.load_state_dict(state["method"])
         self.ctx.step = self._step_state.step = state["step"]
         self.ctx.epochs_done, self.ctx.batch_size = state["epochs_done"], state["batch_size"]
-        self.ctx.progress, self.ctx.batch_index = state["progress"], state.get("batch_index", 0)
+        self.ctx.progress, self.ctx.batch_index = state["progress"], state["batch_index"]
         self._plan_all()
 
     def choose_again(self) -> None:

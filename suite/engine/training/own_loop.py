@@ -30,7 +30,6 @@ from suite.method import Context, Method, ReconfigPlan
 log = logging.getLogger(__name__)
 
 KIND = "training loop"
-FORMAT = 1
 NAMES = ("attach", "transform_batch", "begin_micro_batch", "regularization", "optimizer_step", "end_epoch", "finish",
          "save", "load", "save_model")  # fmt: skip
 """What the examples of the guide call, in this order."""
@@ -63,7 +62,6 @@ class OwnLoop(MethodRunner):
 
     def __init__(self, method: Method, ctx: Context, train_size: int | None = None) -> None:
         super().__init__(method, ctx, train_size)
-        self._parts = ctx.micro_batches  # into which the running step is divided
         self._began: int | None = None  # the step whose batch was transformed last
         self._term_of: int | None = None  # the step whose term was returned last
         self._term_waits = False  # whether that term had no backward yet
@@ -86,7 +84,6 @@ class OwnLoop(MethodRunner):
                 f"hooks.begin_micro_batch({micro_batch}, {micro_batches}): micro-batches are counted from 0 to "
                 f"{micro_batches - 1}"
             )
-        self._parts = micro_batches
         super().begin_micro_batch(micro_batch, micro_batches)
 
     def regularization(self, task_loss: Tensor | float) -> Tensor:
@@ -129,19 +126,6 @@ class OwnLoop(MethodRunner):
     def _note_backward(self, gradient: Tensor) -> None:
         self._term_waits = False
 
-    def add_regularization(self, loss: Tensor) -> Tensor:
-        """Return the loss of a whole batch with the method's term, for steps without micro-batches.
-
-        Raises:
-            UsageError: if the step has micro-batches, none of which has the loss of the batch; or as `regularization`.
-        """
-        if self._parts > 1:
-            raise UsageError(
-                f"hooks.add_regularization needs the loss of a whole batch, and this step has {self._parts} "
-                "micro-batches: call hooks.regularization(sum_of_losses).backward() after their backwards"
-            )
-        return loss + self.regularization(loss)
-
     def optimizer_step(self, step: Callable[[], Any] | None = None) -> bool:
         """Run the optimizers and the two hooks around them, as `MethodRunner.optimizer_step` does.
 
@@ -163,7 +147,7 @@ class OwnLoop(MethodRunner):
 
     def end_step(self) -> None:
         super().end_step()
-        self._parts, self._term_waits = self.ctx.micro_batches, False
+        self._term_waits = False
 
     def plan_epoch_end(self) -> ReconfigPlan | None:
         if self._term_of is None and not self._warned_of_term and self.ctx.step:
@@ -259,7 +243,6 @@ def _save(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> None:
 def _state(runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, Any]:
     state = {
         "kind": KIND,
-        "format": FORMAT,
         "method": _method(runner),
         "settings": runner.settings,
         "counts": _counts(runner),
@@ -290,8 +273,6 @@ def _load(path: Path, runner: OwnLoop, others: Mapping[str, Any]) -> dict[str, A
     state = model_files.load(path, runner.ctx.device)
     if state.get("kind") != KIND:
         raise UsageError(f"{path}: was not written by hooks.save")
-    if not _equal(state.get("format"), FORMAT):
-        raise UsageError(f"{path}: has format {state.get('format')}; this version reads {FORMAT}")
     # What it lacks is found before anything is changed.
     for what, value in {**_state(runner, {}), "random": []}.items():
         if not isinstance(state.get(what), dict if isinstance(value, dict) else type(value)):

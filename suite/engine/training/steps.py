@@ -21,6 +21,7 @@ from suite.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
+BACKEND = "inductor"  # of torch.compile
 Outcome = tuple[Tensor, Tensor | None]
 """Loss of the task and term of the method (or `None`): 0-dimensional, detached and unscaled."""
 
@@ -114,21 +115,12 @@ class CompiledStep(EagerStep):
 
     If torch cannot compile the model to one graph, or needs too many graphs, it raises an error instead of running
     slowly. The model itself is not wrapped, so that the names in its state dict do not change.
-
-    Args:
-        backend: Backend of `torch.compile`.
     """
 
     def __init__(
-        self,
-        runner: MethodRunner,
-        recipe: Recipe,
-        dtype: torch.dtype,
-        scaler: torch.amp.GradScaler | None = None,
-        backend: str = "inductor",
+        self, runner: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None = None
     ) -> None:
         super().__init__(runner, recipe, dtype, scaler)
-        self._backend = backend
         self._prepared: set[tuple[object, ...]] = set()  # for full batches, and for a smaller last one
 
     def is_ready(self, images: Tensor, labels: Tensor) -> bool:
@@ -137,7 +129,7 @@ class CompiledStep(EagerStep):
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         if not self._prepared:
             self.task_loss = torch.compile(  # type: ignore[method-assign]
-                super().task_loss, backend=self._backend, fullgraph=True, dynamic=False
+                super().task_loss, backend=BACKEND, fullgraph=True, dynamic=False
             )
         by_size = {len(some_images): (some_images, some_labels) for some_images, some_labels in
                    self._micro_batches(images, labels)}  # fmt: skip

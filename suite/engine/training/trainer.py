@@ -38,6 +38,9 @@ from suite.method import Context, Method, OtherTrial, ReconfigPlan
 from suite.recipe import Phase, Recipe
 from suite.task import Batches, Splits
 
+STEPS = {"eager": EagerStep, "compile": CompiledStep, "cuda_graph": GraphStep}
+"""The class that computes the gradients of a step, by the recipe's `execution`."""
+
 
 class Trainer:
     """Trains one model by one method and one recipe.
@@ -56,7 +59,6 @@ class Trainer:
         on_epoch: Function that receives the record of each epoch, before the checkpoint.
         on_checkpoint: Function that receives the method `state_dict` after each epoch.
         on_step: Function that receives the share of the training that is done, in [0, 1], after each step.
-        compile_backend: Backend of `torch.compile`, if the recipe's execution is `compile`.
 
     Raises:
         UsageError: if the recipe's execution is not possible on this device or for this method, if `recipe.freeze`
@@ -84,7 +86,6 @@ class Trainer:
         on_epoch: Callable[[Record], None] = lambda record: None,
         on_checkpoint: Callable[[Callable[[], dict[str, Any]]], None] = lambda state: None,
         on_step: Callable[[float], None] = lambda share: None,
-        compile_backend: str = "inductor",
     ) -> None:
         if recipe.execution != "eager":
             check_execution(recipe.execution, device.type, type(method), processes=Ranks.of_this_process().size)
@@ -126,7 +127,7 @@ class Trainer:
         mixes = recipe.augmentation.mixup or recipe.augmentation.cutmix
         self.mixing = BatchMixing(recipe.augmentation, num_classes, seed) if mixes else None
         self.scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        self.step = _make_step(self.runner, recipe, dtype, self.scaler, compile_backend)
+        self.step = STEPS[recipe.execution](self.runner, recipe, dtype, self.scaler)
         self.parallel = self.step.parallel
         self.evaluation = Evaluation(self.parallel, model, recipe.evaluation, device, dtype)
         now = counts.layers if not self.runner.reconfigurations and _trained(model) == trained else None
@@ -450,15 +451,6 @@ class Trainer:
 def _trained(model: nn.Module) -> list[bool]:
     """Return which parameters need gradients. Data gradients, and so FLOPs, depend on this."""
     return [parameter.requires_grad for parameter in model.parameters()]
-
-
-def _make_step(
-    runner: MethodRunner, recipe: Recipe, dtype: torch.dtype, scaler: torch.amp.GradScaler | None, compile_backend: str
-) -> EagerStep:
-    """Return the object that computes the gradients of a step, for the recipe's `execution`."""
-    if recipe.execution == "compile":
-        return CompiledStep(runner, recipe, dtype, scaler, compile_backend)
-    return {"eager": EagerStep, "cuda_graph": GraphStep}[recipe.execution](runner, recipe, dtype, scaler)
 
 
 def _freeze_named(model: nn.Module, names: Collection[str], frozen: bool) -> None:

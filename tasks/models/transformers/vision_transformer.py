@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 from suite.registry import register
@@ -153,7 +153,7 @@ class Mixer(nn.Module):
 @register("model", "vit_tiny")
 def vit_tiny(
     *,
-    patch: int = 0,
+    patch: Annotated[int, Ge(0)] = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
     input_shape: Shape = (3, 224, 224),
@@ -178,7 +178,7 @@ def vit_tiny(
 @register("model", "vit_small")
 def vit_small(
     *,
-    patch: int = 0,
+    patch: Annotated[int, Ge(0)] = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
     input_shape: Shape = (3, 224, 224),
@@ -203,7 +203,7 @@ def vit_small(
 @register("model", "mlp_mixer_tiny")
 def mlp_mixer_tiny(
     *,
-    patch: int = 0,
+    patch: Annotated[int, Ge(0)] = 0,
     drop_path: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
     num_classes: int = 1000,
     input_shape: Shape = (3, 224, 224),
@@ -227,8 +227,6 @@ def mlp_mixer_tiny(
 
 def _patch(patch: int, input_shape: Shape) -> int:
     height, width = input_shape[1:]
-    if patch < 0:
-        raise ValueError(f"patch is {patch}; it must be at least 1, or 0 for the default")
     side = patch or (16 if min(height, width) >= 128 else max(1, min(height, width) // 8))
     if height % side or width % side:
         raise ValueError(f"images of {height}x{width} cannot be divided into patches of {side}x{side}; set patch=")

@@ -330,7 +330,7 @@ def test_what_a_forward_keeps_is_as_before_and_the_model_trains(name, method):
     hooks.attach(optimizer)
     for _ in range(2):
         loss = F.cross_entropy(net(torch.randn(4, *SHAPE)), torch.arange(4))
-        hooks.add_regularization(loss).backward()
+        (loss + hooks.regularization(loss)).backward()
         hooks.optimizer_step()
         optimizer.zero_grad()
     hooks.end_epoch()

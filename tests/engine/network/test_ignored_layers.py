@@ -39,7 +39,7 @@ def trained(model, method, epochs=2):
     for _ in range(epochs):
         for _ in range(2):
             loss = F.cross_entropy(model(torch.randn(4, *SHAPE)), torch.arange(4))
-            hooks.add_regularization(loss).backward()
+            (loss + hooks.regularization(loss)).backward()
             hooks.optimizer_step()
             optimizer.zero_grad()
         hooks.end_epoch()

@@ -68,7 +68,7 @@ def zipped(compression=zipfile.ZIP_STORED, **members):
 
 
 def architecture(**changes):
-    known = {"format": 1, "model": NAME, "num_classes": 10, "input_shape": list(SHAPE), "reconfigurations": []}
+    known = {"model": NAME, "num_classes": 10, "input_shape": list(SHAPE), "reconfigurations": []}
     return {**known, **changes}
 
 
@@ -90,7 +90,6 @@ FOREIGN = {
     "tensor": saved(torch.zeros(3)),
     "module": saved(nn.Linear(2, 2)),
     "other dict": saved({"architecture": 3, "tensors": 4, "sha256": 5}),
-    "other format": claimed(format=2),
     "no tensors": claimed(),
     "numbers for tensors": claimed({"x": 1}),
     "sparse": saved({"architecture": architecture(), "tensors": {"x": torch.eye(2).to_sparse()}, "sha256": ""}),

@@ -26,7 +26,7 @@ from test_trainer import trained
 from torch import nn
 
 from methods.freezeout import FreezeOut
-from suite.engine.training.steps import CompiledStep
+from suite.engine.training import steps
 from suite.errors import UsageError
 from suite.method import Method, OpPlan, ReconfigPlan
 
@@ -35,8 +35,9 @@ ONE_EPOCH = dataclasses.replace(RECIPE, epochs=1)
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def fresh(monkeypatch):
     torch._dynamo.reset()
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def fitted(method, recipe, model=None, **options):
 def trainer_of(method, recipe, model=None, **options):
     if model is None and method is not Shrinks:
         model = plain_net()
-    return small_trainer(method(), recipe, model, compile_backend="aot_eager", **options)
+    return small_trainer(method(), recipe, model, **options)
 
 
 def warnings_of_ours(caplog):
@@ -143,7 +144,7 @@ def test_compilation_is_in_a_time_of_its_own(monkeypatch):
         self._prepared.add(self._depends_on(images, labels))
 
     monkeypatch.setattr("suite.engine.cost.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(CompiledStep, "prepare", slow)
+    monkeypatch.setattr(steps.CompiledStep, "prepare", slow)
     for method, times in ((Shrinks, 3), (Replans, 2)):
         trainer, records, _ = fitted(method, COMPILED)
         assert trainer.clock.seconds["compile"] == times, method
@@ -212,7 +213,8 @@ def one_convolution():
     return nn.Sequential(*(plain_net()[index] for index in (0, 1, 2, 6, 7, 8)))
 
 
-def test_inductor_draws_new_masks_and_trains_like_eager():
+def test_inductor_draws_new_masks_and_trains_like_eager(monkeypatch):
+    monkeypatch.setattr(steps, "BACKEND", "inductor")
     eager, compiled = (
         small_trainer(RandomChannels(), dataclasses.replace(ONE_EPOCH, execution=execution), one_convolution())
         for execution in ("eager", "compile")

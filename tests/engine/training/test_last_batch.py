@@ -10,6 +10,8 @@ from small_training import RECIPE, SmallBatches, assert_it_resumes, assert_same_
 from taped_graph import install
 from test_trainer import trained
 
+from suite.engine.training import steps
+
 IMAGES, WHOLE = 70, 16  # an epoch is four batches of 16 and one of 6
 EVERY = dataclasses.replace(RECIPE, drop_last=False)
 
@@ -83,12 +85,13 @@ def test_a_replayed_training_runs_its_last_batches_eagerly_bit_for_bit(monkeypat
     assert replayed.step._graph.replays == 8  # the whole batches of two epochs, captured once
 
 
-def test_a_compiled_training_compiles_each_size_once_and_ahead(caplog):
+def test_a_compiled_training_compiles_each_size_once_and_ahead(caplog, monkeypatch):
+    monkeypatch.setattr(steps, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     recipe = dataclasses.replace(EVERY, micro_batches=2, epochs=2)
     eager, expected = fitted(RandomChannels, recipe, model=plain_net())
     compiled = dataclasses.replace(recipe, execution="compile")
-    trainer, records = fitted(RandomChannels, compiled, model=plain_net(), compile_backend="aot_eager")
+    trainer, records = fitted(RandomChannels, compiled, model=plain_net())
     assert not [record for record in caplog.records if record.name.startswith("suite")]  # none in training time
     assert records == expected
     assert_alike(eager, trainer)

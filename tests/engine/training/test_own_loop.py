@@ -48,8 +48,6 @@ def test_the_term_is_asked_for_once_a_step_and_has_a_backward():
     term = own.regularization(loss)
     with pytest.raises(UsageError, match=r"hooks\.regularization was called twice in step 0: call it once a step"):
         own.regularization(loss)
-    with pytest.raises(UsageError, match="twice in step 0"):
-        own.add_regularization(loss)
     loss.backward()
     with pytest.raises(UsageError, match="had no backward, so that the method would have no effect"):
         own.optimizer_step()
@@ -70,7 +68,7 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         own.model.zero_grad()
         loss = F.cross_entropy(own.model(IMAGES), LABELS)
         if add:
-            own.add_regularization(loss).backward()
+            (loss + own.regularization(loss)).backward()
         else:
             loss.backward()
             own.regularization(loss).backward()
@@ -80,15 +78,12 @@ def test_the_term_has_a_backward_for_every_method_and_may_be_added_to_the_loss(n
         assert torch.equal(first, second)
 
 
-def test_a_loss_of_a_part_and_a_term_without_gradients_are_refused():
+def test_a_wrong_number_of_a_micro_batch_and_a_term_without_gradients_are_refused():
     own = hooks(Nothing())
     with torch.no_grad(), pytest.raises(UsageError, match=r"called inside torch\.no_grad\(\)"):
         hooks(METHODS["prunetrain"]()).regularization(1.0)
     with pytest.raises(UsageError, match=r"micro-batches are counted from 0 to 1"):
         own.begin_micro_batch(2, 2)
-    own.begin_micro_batch(1, 2)
-    with pytest.raises(UsageError, match=r"needs the loss of a whole batch, and this step has 2 micro-batches: call"):
-        own.add_regularization(torch.tensor(1.0))
     with pytest.raises(UsageError, match="the mean loss of a batch, not 3 numbers"):
         own.regularization(torch.ones(3))
 
@@ -309,9 +304,6 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path):
         new.hooks.load(path, epoch=1)
     with pytest.raises(UsageError, match="loop cannot be saved: a Loop is not plain data"):
         loop.hooks.save(path, loop=loop)
-    torch.save(torch.load(path) | {"format": own_loop.FORMAT + 1}, tmp_path / "later.pt")
-    with pytest.raises(UsageError, match=r"later.pt: has format 2; this version reads 1"):
-        new.hooks.load(tmp_path / "later.pt")
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(UsageError, match=r"other.pt: was not written by hooks\.save"):
         new.hooks.load(tmp_path / "other.pt")
@@ -343,7 +335,7 @@ def test_a_damaged_file_is_refused_in_one_line_without_its_code_and_before_a_cha
     cases = [content[:0], content[: len(content) // 2], content[:-1], np.random.default_rng(0).bytes(999)]
     cases += [pickle.dumps(code), state | {"model": code}, [state], torch.ones(3), {"model": state["model"]}]
     parts = ["method", "settings", "counts", "reconfigurations", "model", "optimizers", "averages", "hooks", "others"]
-    cases += [{key: value for key, value in state.items() if key != part} for part in (*parts, "format", "random")]
+    cases += [{key: value for key, value in state.items() if key != part} for part in (*parts, "random")]
     for content in cases:
         path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
         with pytest.raises(UsageError, match=f"^{re.escape(str(path))}: [^\n]+$"):

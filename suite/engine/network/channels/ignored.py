@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
+from suite.engine.network.channels.surgery import named_tensors
 from suite.errors import UsageError
 from suite.index_spaces import IndexSpaces
 
@@ -36,9 +36,7 @@ def ignored_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, str]
     for pattern in patterns:
         outer = [name for name in names if fnmatchcase(name, pattern)]
         if not outer:
-            held = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-            tensors = [name for name, _ in itertools.chain(*held)]
-            if tensor := next((name for name in tensors if fnmatchcase(name, pattern)), ""):
+            if tensor := next((name for name in named_tensors(model) if fnmatchcase(name, pattern)), ""):
                 owner = tensor.rpartition(".")[0]
                 raise UsageError(
                     f"ignore={pattern} names a parameter or buffer, '{tensor}', and only modules can be named"

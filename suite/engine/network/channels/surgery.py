@@ -286,7 +286,7 @@ def apply_plan(
     models = [model, *extra]
     parts = {name: _parts_by_gating(name, model, spaces) for name in plan.gated}
     _validate(plan, spaces, parts)
-    before = [_tensors(module) for module in models]
+    before = [named_tensors(module) for module in models]
     for name, tensor in before[0].items():
         if any(name not in found or found[name].shape != tensor.shape for found in before):
             raise ValueError(f"an extra model has no '{name}' of the model's shape")
@@ -302,7 +302,7 @@ def apply_plan(
     inside = {space for branch in branches for space in branch.spaces}
     shrinking = {name: kept for name, kept in plan.kept.items() if name not in inside and len(kept) < spaces[name].size}
     remaining = {name: _remaining(spaces[name], kept) for name, kept in shrinking.items()}
-    tensors = [_tensors(module) for module in models]
+    tensors = [named_tensors(module) for module in models]
     cuts = _cuts(spaces, remaining, tensors[0])
     for found in tensors:
         for name, axes in cuts.items():
@@ -396,7 +396,7 @@ def _validate(plan: ReconfigPlan, spaces: IndexSpaces, parts: Mapping[str, Seque
             raise ValueError(f"'{name}' has to keep a channel{hint}")
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers under all of their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from suite.engine.network.channels.surgery import apply_plan
+from suite.engine.network.channels.surgery import apply_plan, named_tensors
 from suite.engine.network.forward_pass import copied, first_parameter, probing
 from suite.index_spaces import IndexSpaces
 from suite.method import Method, ReconfigPlan
@@ -207,7 +207,7 @@ def _same_outputs(wanted: Tensor, found: Tensor) -> bool:
 
 def _mask(model: nn.Module, spaces: IndexSpaces, kept: dict[str, list[int]]) -> None:
     """Set to zero all weights of convolution and linear layers that read or produce the removed channels."""
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    tensors = named_tensors(model)
     for name, channels in kept.items():
         removed = [index for index, number in enumerate(spaces[name].original) if number not in set(channels)]
         for part in spaces[name].slices:
