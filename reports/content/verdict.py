@@ -88,7 +88,10 @@ def budget_table(group: PageGroup, slug: str, cost: Cost) -> tuple[Table, ...]:
 
 
 def _cell(points: Estimate, *, sign: bool) -> Cell:
-    return quantity_cell(points, formatting.interval(points, 2, sign=sign, reference=0 if sign else None), points.count)
+    reference = 0 if sign else None
+    return quantity_cell(
+        points, points.count, lambda value: formatting.interval(value, 2, sign=sign, reference=reference)
+    )
 
 
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
