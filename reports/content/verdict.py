@@ -108,7 +108,6 @@ class Setting:
         margins: Margins that the commands of the folder declared, as fractions, in order; the last one applies.
         test_images: Number of test images; 0 if it is not known.
         learned: Whether dense training is better than a guess.
-        is_ieee: Whether the trials computed with subnormal numbers, as earlier versions did.
         exploratory: Why the answers are exploratory, as the commands of the folder say.
         out: The option with which a command continues in the folder of the report.
     """
@@ -117,7 +116,6 @@ class Setting:
     margins: tuple[float, ...]
     test_images: int = 0
     learned: bool = True
-    is_ieee: bool = False
     exploratory: tuple[str, ...] = ()
     out: str = "--out DIR"
 
@@ -322,8 +320,6 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     """
     if not setting.learned:
         return [say("verdict.train_longer")]
-    if setting.is_ieee:
-        return [say("verdict.of_earlier_version")]
     if setting.is_coarse:
         return [say("verdict.wider_margin", images=setting.test_images)]
     without = answer.without_curve

@@ -9,7 +9,6 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
-import small_trials
 import torch
 from small_trials import flushed as spec
 from small_trials import planned, recorded, train_in_suite
@@ -595,15 +594,6 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
     lines.clear()
     assert time_pass.run(shrinking, measure=invented, **options)
     assert lines == ["time: every method has its passes; --passes measures more"]
-
-
-def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(plain, tmp_path, lines):
-    put(plain, tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
-    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
-    assert lines == [
-        "sdgp[n=1,m=4]: not measured: its trial computed with subnormal numbers, as those of earlier versions; its "
-        "accuracy counts, and the same command trains one that can be timed"
-    ]
 
 
 def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(plain, tmp_path, lines):
