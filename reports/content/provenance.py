@@ -77,12 +77,17 @@ def rerun_command(line: str, folder: Path) -> str:
     """Return a recorded command line, changed to run only the failed trials of this folder."""
     words = shlex.split(line)
     start = next((place for place, word in enumerate(words[:3], 1) if word.endswith(("pdt", ".py"))), 0)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--only", "--out"):  # set below
-        parser.add_argument(option)
-    _, remaining = parser.parse_known_args(words[start:])
-    words = ["python", "run_suite.py", *remaining, "--out", without_home(str(folder)), "--only", "failed"]
+    kept = without_options(words[start:], "--only", "--out")
+    words = ["python", "run_suite.py", *kept, "--out", without_home(str(folder)), "--only", "failed"]
     return " ".join(_shell_path(word) for word in words)
+
+
+def without_options(words: Sequence[str], *options: str) -> list[str]:
+    """Return the words of a command line without some options and their values."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        parser.add_argument(option)
+    return parser.parse_known_args(words)[1]
 
 
 def _shell_path(word: str) -> str:
