@@ -80,6 +80,10 @@ class Pass(Generic[Entry]):
         """Return the line to print for a method and its entry."""
         raise NotImplementedError
 
+    def run(self) -> bool:
+        """Measure the methods, and return whether every method could be measured. Raises what `run_once` does."""
+        return self.run_once()
+
     def run_once(self, number: int = 0) -> bool:
         """Measure each method once, and return whether every method could be measured.
 

@@ -87,8 +87,7 @@ class EntryFile(Generic[Entry]):
             groups: list[GroupEntries[Entry]] = validate(self.content, data, "").groups
         except (UsageError, ValueError) as error:
             raise UsageError(
-                f"{path} is damaged: {str(error).removeprefix(': ')}; delete it, and measure again: "
-                f"python run_suite.py {self.verb} {folder}"
+                f"{path} is damaged: {error}; delete it, and measure again: python run_suite.py {self.verb} {folder}"
             ) from error
         return groups
 

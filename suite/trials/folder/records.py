@@ -222,7 +222,7 @@ def load_record(folder: Path) -> TrialRecord:
     except OSError as error:
         raise DamagedRecord(f"damaged record: {in_words(error)}") from error
     except (ValueError, LookupError, TypeError, UsageError) as error:
-        raise DamagedRecord(f"damaged record: {str(error).removeprefix(': ')}") from error
+        raise DamagedRecord(f"damaged record: {error}") from error
     return record
 
 
