@@ -17,7 +17,7 @@ from reports.data.records import DISTURBED_RATIO, Records, is_disturbed
 from reports.render import markdown
 from suite import files
 from suite.trials.folder.records import TrialRecord
-from suite.trials.groups import column_text, label, recipe, seed_of
+from suite.trials.groups import MACHINE, column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
 """What compared trials have in common, besides the method with its parameters and the seed.
@@ -25,7 +25,6 @@ SAME = ("task", "model", "preset", "epochs")
 A folder may have trials with several recipes, data types or data copies. Then those count that have the settings of the
 other folder.
 """
-MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
 _PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
 _NOT_SETTINGS = ("data_copy.path", "data_copy.note")

@@ -43,7 +43,7 @@ def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[H
     lines = []
     for row in rows:
         text, outcome = sentence(row), outcomes.get(row.label)
-        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour, row.look.mark))
+        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.look.colour, row.look.mark))
     return tuple(lines)
 
 

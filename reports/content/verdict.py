@@ -169,7 +169,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     return Verdict(
         warnings=(*called_exploratory(setting), *_warnings(rows, answer, setting)),
         purposes=tuple(_purposes(methods, answer, cost, setting)) if methods else (say("verdict.no_method"),),
-        basis=_basis(rows, answer, cost, setting) if methods else "",
+        basis=_basis(rows, answer, cost) if methods else "",
         advice=" ".join(_advice(methods | ways, answer, cost, setting)),
         certainty=_certainty(answer, cost, setting) if answer.curve is not None and answer.claims else "",
     )
@@ -282,7 +282,7 @@ def skips(row: MethodRow) -> bool:
     return any(name != "torch" for one in backends for name in one.values())
 
 
-def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setting) -> str:
+def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> str:
     """Return seeds, epochs, minutes, threads, the smallest gain that would have been shown, and the clock's error."""
     seeds = [len(judged.candidate.accuracies) for judged in answer.judged]
     dense = next((row for row in rows if row.is_baseline and isinstance(row.train_time, Estimate)), None)
