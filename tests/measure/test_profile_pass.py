@@ -38,7 +38,7 @@ def invented(candidate, arguments, threads):
 
 
 def in_this_process(candidate, arguments, threads):
-    return steps.measure(**arguments, device="cpu")
+    return steps.measure(**arguments)
 
 
 @pytest.fixture(autouse=True)

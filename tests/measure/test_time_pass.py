@@ -62,7 +62,7 @@ class SleepsInSteps(Method):
 
 
 def in_this_process(candidate, arguments, threads):
-    return json.loads(json.dumps(steps.measure(**arguments, device="cpu")))  # as from another process
+    return json.loads(json.dumps(steps.measure(**arguments)))  # as from another process
 
 
 def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
