@@ -12,7 +12,8 @@ from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.calls import call_in_subprocess
 from suite.measure.candidates import Candidate
-from suite.measure.times import EntryFile, Strict
+from suite.measure.times import EntryFile
+from suite.trials.folder.records import Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
 from suite.trials.plugin_files import load_recorded

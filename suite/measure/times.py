@@ -18,23 +18,18 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from suite import files
 from suite.errors import UsageError, validate
 from suite.recipe import Phase
+from suite.trials.folder.records import Strict
 
 BUSY = 0.5
 """A measurement is disturbed if other programs use this many cores for each of its threads, or more."""
 FEWEST_PAIRS = 3
 """Fewest pairs of steps in one state of a trial."""
 LARGEST = 64 * 2**20  # bytes of a file
-
-
-class Strict(BaseModel):
-    """Base of what the files contain. It refuses unknown keys, and its values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Entry = TypeVar("Entry", bound=Strict)

@@ -38,6 +38,12 @@ class DamagedRecord(UsageError):
     """A `trial.json` that cannot be read, or does not have the form of a record."""
 
 
+class Strict(BaseModel):
+    """Base of what files of a suite's folder contain. It refuses unknown keys, and its values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class _DataFacts(BaseModel):
     classes: int | None = None
 
