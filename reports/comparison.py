@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reports import formatting
-from reports.content.model import Cell, Column, Table, missing_cell, quantity_cell
+from reports.content.model import Cell, Column, Table, quantity_cell
 from reports.content.provenance import flatten
 from reports.data.estimates import Estimate, Missing, Quantity, paired
 from reports.data.method_rows import by_seed, not_measured
@@ -17,7 +17,7 @@ from reports.data.records import DISTURBED_RATIO, Records, is_disturbed
 from reports.render import markdown
 from suite import files
 from suite.trials.folder.records import TrialRecord
-from suite.trials.groups import column_text, label, recipe, seed_of
+from suite.trials.groups import MACHINE, column_text, label, recipe, seed_of
 
 SAME = ("task", "model", "preset", "epochs")
 """What compared trials have in common, besides the method with its parameters and the seed.
@@ -25,7 +25,6 @@ SAME = ("task", "model", "preset", "epochs")
 A folder may have trials with several recipes, data types or data copies. Then those count that have the settings of the
 other folder.
 """
-MACHINE = ("hardware_id", "threads", "torch")
 _SETTINGS = ("recipe", "parameters", "data_copy", "method_version", "device", "dtype", "arithmetic", "processes")
 _PROVENANCE = ("hardware_id", "hardware", "software", "settings", "git", "kernels")
 _NOT_SETTINGS = ("data_copy.path", "data_copy.note")
@@ -237,25 +236,23 @@ def _name(one: Difference, several: bool) -> str:
 
 
 def _row(one: Difference, several: bool) -> tuple[Cell, ...]:
-    def cell(quantity: Quantity, text: str) -> Cell:
-        return missing_cell(quantity.reason) if isinstance(quantity, Missing) else quantity_cell(quantity, text, 0)
+    def points(accuracy: Estimate) -> str:
+        return formatting.interval(accuracy.scaled(100), 2, sign=True, reference=0)
 
-    points, time = "", ""
-    if isinstance(one.accuracy, Estimate):
-        points = formatting.interval(one.accuracy.scaled(100), 2, sign=True, reference=0)
-    if isinstance(one.time, Estimate):
-        time = formatting.ratio(one.time) + ("" if one.comparable else " (not comparable)")
-    flops = [
-        cell(ratio, formatting.ratio(ratio, exact=True) if isinstance(ratio, Estimate) else "")
-        for ratio in (one.executed, one.effective)
-    ]
+    def time(ratio: Estimate) -> str:
+        return formatting.ratio(ratio) + ("" if one.comparable else " (not comparable)")
+
+    def flops(ratio: Estimate) -> str:
+        return formatting.ratio(ratio, exact=True)
+
     first, second, both = one.seeds
     return (
         Cell(_name(one, several), code=True),
         Cell(str(both) if first == second == both else f"{both} ({first}, {second})", value=both),
-        cell(one.accuracy, points),
-        cell(one.time, time),
-        *flops,
+        quantity_cell(one.accuracy, 0, points),
+        quantity_cell(one.time, 0, time),
+        quantity_cell(one.executed, 0, flops),
+        quantity_cell(one.effective, 0, flops),
     )
 
 

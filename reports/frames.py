@@ -22,10 +22,10 @@ from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import COLUMNS, SCHEMA, Column, recipe_columns
 from suite.trials.folder.targets import declared_targets
 from suite.trials.groups import BASELINE
+from suite.trials.stages import FLOPS
 
 Frame = Literal["verdicts", "trials", "epochs", "layers", "times"]
 
-_FLOPS_KINDS = ("dense", "current", "effective", "executed")
 _PRODUCTS = ("forward", "dgrad", "wgrad")
 # The bytes of a training step are counted. Those of everything that the processes communicate are measured.
 _COUNTED = ("gradients", "decisions")
@@ -61,9 +61,9 @@ EPOCHS: tuple[Column, ...] = (
     Column("step_memory_bytes", int, "bytes", "measured",
            "Memory of one training step. CUDA: maximum of the allocator. CPU: counted, as for `peak_memory_bytes`."),
     *(Column(f"step_flops_{kind}", float, "FLOPs", "counted", "Of the epoch's last step with a full batch.",
-             source=f"step_flops.{kind}") for kind in _FLOPS_KINDS),
+             source=f"step_flops.{kind}") for kind in FLOPS),
     Column("step_overhead", float, "FLOPs", "counted", "Operations of the method itself in that step."),
-    *(_like(f"train_flops_{kind}", "Since the trial began.", f"train_flops.{kind}") for kind in _FLOPS_KINDS),
+    *(_like(f"train_flops_{kind}", "Since the trial began.", f"train_flops.{kind}") for kind in FLOPS),
     *(Column(f"step_communication_{kind}", int, "bytes", "counted",
              "What a process of data-parallel training communicates in that step.",
              source=f"step_communication.{kind}") for kind in _COUNTED),
@@ -93,7 +93,7 @@ LAYERS: tuple[Column, ...] = (
     _like("params", "Weights and biases of the layer."),
     Column("weight_density", float, "fraction", "counted", "Share of its weights that are not zero."),
     *(Column(f"{product}_{kind}", float, "FLOPs", "counted", "Summed over the interval.")
-      for product in _PRODUCTS for kind in _FLOPS_KINDS),
+      for product in _PRODUCTS for kind in FLOPS),
     Column("overhead", float, "FLOPs", "counted", "Operations of the method itself, summed over the interval."),
 )  # fmt: skip
 _NAMED = (  # a method, and its group of comparable trials

@@ -50,7 +50,7 @@ def validate(schema: Any, value: Any, where: str) -> Any:
     Args:
         schema: Class derived from `pydantic.BaseModel`.
         value: Data as read, for example a table of a TOML file.
-        where: Place for error messages, for example the path of the file.
+        where: Place for error messages, for example the path of the file; empty if the caller names it.
 
     Returns:
         An instance of `schema`.
@@ -64,4 +64,4 @@ def validate(schema: Any, value: Any, where: str) -> Any:
         return schema.model_validate(value)
     except ValidationError as error:
         faults = [": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors()]
-        raise UsageError(f"{where}: {'; '.join(faults[:MOST_FAULTS])}") from None
+        raise UsageError(": ".join(filter(None, (where, "; ".join(faults[:MOST_FAULTS]))))) from None

@@ -21,19 +21,20 @@ from reports.content.remarks import (
     time_remarks,
 )
 from reports.content.tables import group_tables, verdict_table
-from reports.content.targets import TargetRequest, target_sections
+from reports.content.targets import target_sections
 from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
 from reports.content.why import why_sections
 from reports.data.estimates import facts
 from reports.data.method_rows import MethodRow
 from reports.data.records import PageGroup, Records, epochs, page_groups
+from reports.data.targets import Targets, targets_of
 from reports.data.verdict import COSTS, Answers, evidence, exploratory, judged_groups, margins
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
 from suite.files import clean
 from suite.parameters import resolve
-from suite.recipe import FLUSH, Recipe
+from suite.recipe import Recipe
 from suite.trials.folder.records import TrialRecord
 
 _MACHINE = {"hardware_id": "hardware", "threads": "threads", "torch": "torch", "arithmetic": "arithmetic"}
@@ -51,7 +52,7 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     judged = judged_groups(records)
     groups = [group for group, _, _ in judged]
     declared = margins(records.suite)
-    targets = TargetRequest(records.suite, tuple(asked_targets))
+    targets = targets_of(records.suite, asked_targets)
     sections = tuple(
         _group(group, groups, slug, rows, answers, declared, targets, records)
         for (group, rows, answers), slug in zip(judged, _slugs(groups), strict=True)
@@ -97,7 +98,7 @@ def _group(
     rows: Sequence[MethodRow],
     answers: Answers | None,
     declared: tuple[float, ...],
-    targets: TargetRequest,
+    targets: Targets,
     records: Records,
 ) -> Group:
     title = _title(group, groups)
@@ -112,9 +113,8 @@ def _group(
     is_smoke = answers is None
     caution = "" if is_smoke else chance_caution(rows)
     images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
-    is_ieee = group.key["arithmetic"] != FLUSH
     reasons, out = exploratory(records.suite), out_option(records.folder)
-    setting_of = Setting(epochs(group), declared, images, not caution, is_ieee, reasons, out)
+    setting_of = Setting(epochs(group), declared, images, not caution, reasons, out)
     first = main_cost(rows)
     said: dict[str, str] = {}
     if answers is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from reports import formatting
-from reports.data.estimates import Missing, Quantity
+from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.records import Look
 from reports.figures.figure import Figure
 
@@ -234,12 +235,12 @@ class Report:
         return tuple(figure for group in self.groups for figure in group.figures)
 
 
-def quantity_cell(quantity: Quantity, text: str, expected: int) -> Cell:
+def quantity_cell(quantity: Quantity, expected: int, write: Callable[[Estimate], str]) -> Cell:
     """Return a cell for a number, or a dash with the reason. A note says if fewer seeds than `expected` have it."""
     if isinstance(quantity, Missing):
         return missing_cell(quantity.reason)
     short = f"from {quantity.count} of {expected} seeds" if quantity.count < expected else ""
-    return Cell(text, short, quantity.mean)
+    return Cell(write(quantity), short, quantity.mean)
 
 
 def name_cell(name: str, look: Look) -> Cell:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from reports import formatting
 from reports.content.model import Cell, Column, PriceList
-from reports.content.targets import TargetRequest
 from reports.content.verdict import cost_text
 from reports.data.method_rows import MethodRow, spread_of_dense
 from reports.data.records import PageGroup, epochs
 from reports.data.rule import FEWEST_SEEDS, Answer, Budget, Candidate, mean_accuracy, mean_of_dense
-from reports.data.targets import targets_of
+from reports.data.targets import Targets
 from reports.data.verdict import Cost, evidence
 from reports.sentences import say
 from suite.trials.groups import BASELINE
@@ -33,7 +32,7 @@ class _Way(NamedTuple):
 
 
 def price_list(
-    group: PageGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost, request: TargetRequest, name: str
+    group: PageGroup, rows: Sequence[MethodRow], answer: Answer, cost: Cost, given: Targets, name: str
 ) -> PriceList | None:
     """Return a table of the cheapest ways to each target; `None` without a target, or if no way can be compared.
 
@@ -45,12 +44,11 @@ def price_list(
         rows: Ranked rows of the group.
         answer: What the rule says about them at the cost that decides.
         cost: That cost.
-        request: The targets that were asked for or declared.
+        given: The targets that were asked for or declared.
         name: Name of the table.
     """
     ways, left_out = _ways(group, rows, answer, cost)
-    given, origin = targets_of(request.suite, request.asked, rows, 0.0, default=False)
-    targets = [100 * target for target in given]
+    targets = [100 * target for target in given.accuracies]
     lengths = [way.reached for way in ways if way.is_dense and way.reached > 0]
     if not targets and len(lengths) > 1:
         targets = [math.floor(10 * reached + 1e-6) / 10 for reached in lengths]
@@ -65,8 +63,8 @@ def price_list(
     body = tuple(_cells(target, ways) for target in sorted({*targets}))
     lead = say("verdict.prices", cost=cost)
     below = say(
-        "verdict.prices_mean", cost=cost, origin=origin, compared=len(ways), left_out=left_out, seeds=FEWEST_SEEDS,
-        ways=bool(answer.without_pruning),
+        "verdict.prices_mean", cost=cost, origin=given.origin, compared=len(ways), left_out=left_out,
+        seeds=FEWEST_SEEDS, ways=bool(answer.without_pruning),
     )  # fmt: skip
     return PriceList(name, "What an accuracy costs", columns, body, lead=lead, below=below)
 

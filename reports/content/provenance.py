@@ -77,12 +77,17 @@ def rerun_command(line: str, folder: Path) -> str:
     """Return a recorded command line, changed to run only the failed trials of this folder."""
     words = shlex.split(line)
     start = next((place for place, word in enumerate(words[:3], 1) if word.endswith(("pdt", ".py"))), 0)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--only", "--out"):  # set below
-        parser.add_argument(option)
-    _, remaining = parser.parse_known_args(words[start:])
-    words = ["python", "run_suite.py", *remaining, "--out", without_home(str(folder)), "--only", "failed"]
+    kept = without_options(words[start:], "--only", "--out")
+    words = ["python", "run_suite.py", *kept, "--out", without_home(str(folder)), "--only", "failed"]
     return " ".join(_shell_path(word) for word in words)
+
+
+def without_options(words: Sequence[str], *options: str) -> list[str]:
+    """Return the words of a command line without some options and their values."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        parser.add_argument(option)
+    return parser.parse_known_args(words)[1]
 
 
 def _shell_path(word: str) -> str:
@@ -93,7 +98,7 @@ def _shell_path(word: str) -> str:
 # The table of the environment leaves these entries of a record out: they name the trial, appear elsewhere, or differ in
 # most trials.
 _LEFT_OUT = (
-    *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line", "commands"),
+    *("method", "variant", "parameters", "seed", "hash", "trial_id", "source", "command_line"),
     *("at_default", "initial_weights", "products", "depends_on"),
 )
 MOST_NAMED = 4
@@ -128,25 +133,17 @@ def provenance_section(records: Records) -> Provenance:
     heads = (Column("Name", numeric=False), Column("Value", numeric=False))
     if equal:
         caption = "Settings, hardware, software and data that are the same in all trials that recorded them"
-        tables.append(Table("environment", caption, heads, _fact_rows(equal)))
+        rows = tuple((Cell(key, code=True), Cell(value)) for key, value in equal.items())
+        tables.append(Table("environment", caption, heads, rows))
     if differing:
         body = tuple(_differing_rows(differing, len(records.trials)))
         columns = (*heads, Column("Trials", numeric=False))
         tables.append(Table("differences", "Differences between trials", columns, body))
-    # The suite's own record may have facts that no trial has.
-    known = set(equal.items())
-    more = {key: value for key, value in _facts(records.suite).items() if (key.partition(".")[2], value) not in known}
-    if more:
-        tables.append(Table("suite", "Further entries of suite.json", heads, _fact_rows(more)))
     meaning = (*MEANING[:2], *_not_counted(records.trials), *MEANING[2:])
     if records.untested:
         count = "1 trial" if records.untested == 1 else f"{records.untested} trials"
         meaning += (f"Not shown: {count} of tune, which used validation images and no test images.",)
     return Provenance(meaning, tuple(command_lines(records.suite)), tuple(tables))
-
-
-def _fact_rows(facts: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
-    return tuple((Cell(key, code=True), Cell(value)) for key, value in facts.items())
 
 
 def _not_counted(trials: Sequence[TrialRecord]) -> list[str]:
@@ -162,11 +159,6 @@ def _trial_table(trials: Sequence[TrialRecord]) -> Table:
     columns = (
         Column("Trial", numeric=False),
         Column("Method", numeric=False),
-        Column(
-            "Hash",
-            numeric=False,
-            note="Hash of everything that determines the result; see docs/development/architecture.md.",
-        ),
         Column("Status", numeric=False),
         Column("Seed"),
         Column("Test accuracy", "%", "measured"),
@@ -180,11 +172,9 @@ def _trial_table(trials: Sequence[TrialRecord]) -> Table:
 def _trial_row(trial: TrialRecord) -> tuple[Cell, ...]:
     seed, accuracy, time = (trial.number(column) for column in ("seed", "test_accuracy", "train_time_s"))
     missing = missing_cell("Not measured in this trial.")
-    digest = trial.spec.hash[:16]
     return (
         Cell(trial.name, code=True),
         Cell(label(trial), code=True, mark=NO_PRUNING if is_without_pruning(trial) else ""),
-        Cell(clean(digest), code=True),
         Cell(trial.text("status")),
         missing if seed is None else Cell(f"{seed:.0f}", value=seed),
         missing if accuracy is None else Cell(f"{100 * accuracy:.2f}", value=accuracy),
@@ -210,12 +200,12 @@ def _text(value: Any) -> str:
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of a specification, a provenance or a suite's record, without empty ones."""
+    """Return the facts of a specification or a provenance, without empty ones."""
     facts = flatten({key: value for key, value in record.items() if key not in _LEFT_OUT})
     return {
         key: without_home(value)
         for key, value in facts.items()
-        if value not in ("", "null") and key.rpartition(".")[2] not in ("source", "command_line")
+        if value not in ("", "null") and key.rpartition(".")[2] != "source"
     }
 
 

@@ -30,7 +30,6 @@ from reports.data.records import UNSTEADY, Machine, PageGroup, attempts, busy_sh
 from reports.sentences import say
 from suite.files import clean
 from suite.measure.times import BUSY
-from suite.recipe import FLUSH
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, MACHINE, label, seed_of
 
@@ -44,7 +43,7 @@ def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[H
     lines = []
     for row in rows:
         text, outcome = sentence(row), outcomes.get(row.label)
-        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.colour, row.look.mark))
+        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.look.colour, row.look.mark))
     return tuple(lines)
 
 
@@ -140,7 +139,6 @@ def time_remarks(trials: Sequence[TrialRecord]) -> list[str]:
         *_worst("unsteady", done, spread, lambda ratio: ratio > UNSTEADY, limit=UNSTEADY),
         *_slow_products(done),
         *_emulated(done),
-        *_unflushed(done),
         *_resumed(done),
     ]
 
@@ -174,12 +172,6 @@ def _emulated(done: Sequence[TrialRecord]) -> list[str]:
     """Name a data type for which the processor has no arithmetic."""
     found = [dtype for trial in done if (dtype := trial.provenance.get("emulated_dtype"))]
     return [clean(say("remarks.emulated", trials=len(found), done=len(done), dtype=found[0]))] if found else []
-
-
-def _unflushed(done: Sequence[TrialRecord]) -> list[str]:
-    on_cpu = [trial for trial in done if trial.text("device") == "cpu"]
-    count = sum(trial.text("arithmetic") != FLUSH for trial in on_cpu)
-    return [say("remarks.unflushed", trials=count, done=len(on_cpu))] if count else []
 
 
 def _resumed(done: Sequence[TrialRecord]) -> list[str]:

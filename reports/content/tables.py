@@ -8,7 +8,7 @@ from dataclasses import replace
 from reports import formatting
 from reports.content.model import Cell, Column, Kind, Table, missing_cell, name_cell, quantity_cell
 from reports.content.verdict import cost_text, good_word, inference_share, share_text, word
-from reports.data.estimates import Estimate, Missing, Quantity, estimate
+from reports.data.estimates import Estimate, Missing, estimate
 from reports.data.method_rows import NONE_DONE, MethodRow, not_measured, times_rank
 from reports.data.records import DISTURBED_NOTE, mark_disturbed
 from reports.data.rule import Answer, Judged, costs_more
@@ -109,12 +109,12 @@ def verdict_table(
 
 
 def _verdict_cells(row: MethodRow, judged: Judged | None, cost: Cost, margin: float) -> tuple[Cell, ...]:
-    accuracy = _cell(row.accuracy, row.seeds, formatting.percent)
-    spread = _cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
+    accuracy = quantity_cell(row.accuracy, row.seeds, formatting.percent)
+    spread = quantity_cell(row.spread, row.seeds, lambda value: formatting.plain(100 * value.mean, 2))
     if judged is not None and not judged.has_own_spread:
         spread = replace(spread, note=_OF_DENSE)
     ratio = cost_cell(row, cost, judged)
-    inference = _cell(inference_share(row), row.seeds, _exact_ratio)
+    inference = quantity_cell(inference_share(row), row.seeds, _exact_ratio)
     if row.is_baseline:
         nothing = missing_cell("Dense is what methods are compared with.")
         return accuracy, spread, ratio, nothing, nothing, nothing, inference
@@ -165,7 +165,7 @@ def cost_cell(row: MethodRow, cost: Cost, judged: Judged | None) -> Cell:
     if cost == "flops":
         of = None if judged is None else judged.cost
         if of is None:
-            return _cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
+            return quantity_cell(row.flops_ratio["executed"], row.seeds, _exact_ratio)
         return Cell(cost_text(of, cost), value=of.share)
     return _passes_cell(row) if row.time.passes else missing_cell("No time pass measured it.")
 
@@ -193,12 +193,9 @@ def group_tables(rows: Sequence[MethodRow], slug: str, device: str) -> tuple[Tab
 
 
 def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
-    """Return accuracy, training time, and the realised and theoretical savings."""
+    """Return accuracy and training time."""
     warning = f" {DISTURBED_NOTE}" if any(row.time_is_disturbed for row in rows) else ""
     several, passes = any(row.seeds > 1 for row in rows), any(row.time.passes for row in rows)
-    realised = "One minus the training time relative to dense."
-    if not several:
-        realised += f" {_ONE_SEED}"
     columns = (
         Column("Method", numeric=False),
         Column("Seeds done"),
@@ -211,13 +208,6 @@ def results_table(rows: Sequence[MethodRow], slug: str) -> Table:
             f"Mean over seeds. It includes input pipeline, pruning, regulariser and reconfiguration.{warning}",
         ),
         Column(COLUMNS["train_time_s"].title, "× dense", "measured", _TIMED if passes else _RATIOS),
-        Column("Realised saving of time", "%", "measured", realised),
-        Column(
-            "Theoretical saving of FLOPs",
-            "%",
-            _SKIPPING,
-            f"One minus the effective training FLOPs relative to dense. {_SKIPS}",
-        ),
     )
     by = "their measured trade-off" if times_rank(rows) else "accuracy alone, because times are disturbed"
     ways = " Those without pruning follow the methods." if any(row.is_without_pruning for row in rows) else ""
@@ -237,30 +227,21 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 
     return (
         Cell(done, f"Not done: {row.failures}." if row.failures else "", float(seeds)),
-        _cell(row.accuracy, seeds, formatting.percent),
-        _cell(
+        quantity_cell(row.accuracy, seeds, formatting.percent),
+        quantity_cell(
             row.accuracy_difference,
             seeds,
             lambda value: formatting.points(value.scaled(100)),
         ),
-        _cell(row.train_time, seeds, time),
+        quantity_cell(row.train_time, seeds, time),
         _ratio_cell(row),
-        missing_cell("Dense is the baseline of this saving.") if row.is_baseline else _saving_cell(row),
-        _cell(_saving(row.flops_ratio["effective"]), seeds, lambda value: _whole_percent(value, exact=True)),
     )
 
 
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.time.passes:
         return _passes_cell(row)
-    return _cell(row.time.share, row.seeds, formatting.ratio)
-
-
-def _saving_cell(row: MethodRow) -> Cell:
-    def text(saving: Estimate) -> str:
-        return formatting.plain(100 * saving.mean, 1) if row.time.passes else _whole_percent(saving)
-
-    return _cell(_saving(row.time.share), row.seeds, text)
+    return quantity_cell(row.time.share, row.seeds, formatting.ratio)
 
 
 def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
@@ -289,7 +270,7 @@ def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
     ratios = (
         row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
     )  # fmt: skip
-    return (*(_cell(ratio, row.seeds, _exact_ratio) for ratio in ratios), _peak_memory(row))
+    return (*(quantity_cell(ratio, row.seeds, _exact_ratio) for ratio in ratios), _peak_memory(row))
 
 
 def _exact_ratio(value: Estimate) -> str:
@@ -314,7 +295,7 @@ def _count_cells(row: MethodRow) -> tuple[Cell, ...]:
     def counted(column: str) -> Cell:
         values = list(row.by_seed(column).values())
         quantity = estimate(values, not_measured(column) if row.done else NONE_DONE)
-        return _cell(quantity, row.seeds, lambda value: formatting.si(value.mean, COLUMNS[column].unit))
+        return quantity_cell(quantity, row.seeds, lambda value: formatting.si(value.mean, COLUMNS[column].unit))
 
     return tuple(map(counted, _COUNTS))
 
@@ -328,20 +309,6 @@ def _table(
 ) -> Table:
     body = tuple((name_cell(row.label, row.look), *cells(row)) for row in rows)
     return Table(name, caption, columns, body, pinned=sum(row.is_baseline for row in rows))
-
-
-def _cell(quantity: Quantity, expected: int, write: Callable[[Estimate], str]) -> Cell:
-    return quantity_cell(quantity, "" if isinstance(quantity, Missing) else write(quantity), expected)
-
-
-def _saving(quantity: Quantity) -> Quantity:
-    if isinstance(quantity, Missing):
-        return quantity
-    return quantity.complement()
-
-
-def _whole_percent(value: Estimate, *, exact: bool = False) -> str:
-    return formatting.interval(value.scaled(100), 0, exact=exact, reference=None if exact else 0)
 
 
 def _peak_memory(row: MethodRow) -> Cell:

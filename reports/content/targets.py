@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from reports import formatting
 from reports.content.model import Cell, Column, Section, Table, missing_cell, name_cell
 from reports.data.method_rows import MethodRow
 from reports.data.records import DISTURBED_NOTE, PageGroup, mark_disturbed
-from reports.data.targets import TargetRow, of_dense, target_rows, targets_of
+from reports.data.targets import TargetRow, Targets, default_target, of_dense, target_rows
 from suite.trials.groups import BASELINE
 
 _MEDIAN = (
@@ -31,23 +29,10 @@ _NOT_LEARNED = (
 _RATIO = "Ratio of the medians, without an interval."
 
 
-@dataclass(frozen=True)
-class TargetRequest:
-    """Which targets a report shows.
-
-    Attributes:
-        suite: Content of `suite.json`, which has declared targets.
-        asked: Targets of the verb `report`, as fractions; they take precedence.
-    """
-
-    suite: Mapping[str, Any]
-    asked: tuple[float, ...] = ()
-
-
 def target_sections(
     group: PageGroup,
     rows: Sequence[MethodRow],
-    request: TargetRequest,
+    targets: Targets,
     margin: float,
     slug: str,
     *,
@@ -59,20 +44,21 @@ def target_sections(
     Args:
         group: Trials that may be compared.
         rows: Their methods, in the order of the report.
-        request: The targets.
+        targets: Those that commands gave.
         margin: The declared margin, as a fraction.
         slug: Prefix of the tables' names.
-        default: Whether there is a target without a declaration.
+        default: Whether there is a target without one of a command.
         learned: Whether dense training has learned the task. If it has not, a sentence replaces the default target.
     """
     tables = []
-    targets, origin = targets_of(request.suite, request.asked, rows, margin, default)
-    if not learned and targets != targets_of(request.suite, request.asked, rows, margin, False)[0]:
-        return (Section(_TITLE, "targets", (_NOT_LEARNED,)),)
-    for number, target in enumerate(targets, 1):
+    if default and not targets.accuracies:
+        targets = default_target(rows, margin)
+        if targets.accuracies and not learned:
+            return (Section(_TITLE, "targets", (_NOT_LEARNED,)),)
+    for number, target in enumerate(targets.accuracies, 1):
         body = target_rows(group, rows, target)
         if body:
-            tables.append(_table(body, target, origin, f"{slug}-target-{number}"))
+            tables.append(_table(body, target, targets.origin, f"{slug}-target-{number}"))
     return (Section(_TITLE, "targets", (_EXPLANATION,), tuple(tables)),) if tables else ()
 
 

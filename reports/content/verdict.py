@@ -88,7 +88,10 @@ def budget_table(group: PageGroup, slug: str, cost: Cost) -> tuple[Table, ...]:
 
 
 def _cell(points: Estimate, *, sign: bool) -> Cell:
-    return quantity_cell(points, formatting.interval(points, 2, sign=sign, reference=0 if sign else None), points.count)
+    reference = 0 if sign else None
+    return quantity_cell(
+        points, points.count, lambda value: formatting.interval(value, 2, sign=sign, reference=reference)
+    )
 
 
 _NOTHING = 1e-9  # a share of dense's FLOPs or parameters
@@ -105,7 +108,6 @@ class Setting:
         margins: Margins that the commands of the folder declared, as fractions, in order; the last one applies.
         test_images: Number of test images; 0 if it is not known.
         learned: Whether dense training is better than a guess.
-        is_ieee: Whether the trials computed with subnormal numbers, as earlier versions did.
         exploratory: Why the answers are exploratory, as the commands of the folder say.
         out: The option with which a command continues in the folder of the report.
     """
@@ -114,7 +116,6 @@ class Setting:
     margins: tuple[float, ...]
     test_images: int = 0
     learned: bool = True
-    is_ieee: bool = False
     exploratory: tuple[str, ...] = ()
     out: str = "--out DIR"
 
@@ -168,7 +169,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
     return Verdict(
         warnings=(*called_exploratory(setting), *_warnings(rows, answer, setting)),
         purposes=tuple(_purposes(methods, answer, cost, setting)) if methods else (say("verdict.no_method"),),
-        basis=_basis(rows, answer, cost, setting) if methods else "",
+        basis=_basis(rows, answer, cost) if methods else "",
         advice=" ".join(_advice(methods | ways, answer, cost, setting)),
         certainty=_certainty(answer, cost, setting) if answer.curve is not None and answer.claims else "",
     )
@@ -281,7 +282,7 @@ def skips(row: MethodRow) -> bool:
     return any(name != "torch" for one in backends for name in one.values())
 
 
-def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost, setting: Setting) -> str:
+def _basis(rows: Sequence[MethodRow], answer: Answer, cost: Cost) -> str:
     """Return seeds, epochs, minutes, threads, the smallest gain that would have been shown, and the clock's error."""
     seeds = [len(judged.candidate.accuracies) for judged in answer.judged]
     dense = next((row for row in rows if row.is_baseline and isinstance(row.train_time, Estimate)), None)
@@ -319,8 +320,6 @@ def _advice(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, settin
     """
     if not setting.learned:
         return [say("verdict.train_longer")]
-    if setting.is_ieee:
-        return [say("verdict.of_earlier_version")]
     if setting.is_coarse:
         return [say("verdict.wider_margin", images=setting.test_images)]
     without = answer.without_curve

@@ -29,8 +29,7 @@ from suite.measure.times import MethodTime, PassTime
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import SCHEMA
 from suite.trials.groups import BASELINE, label, seed_of
-
-FLOPS = ("dense", "current", "effective", "executed")
+from suite.trials.stages import FLOPS
 
 NOT_MEASURED, TOO_FEW = Missing("not measured"), Missing("too few seeds")
 
@@ -71,9 +70,8 @@ class MethodRow:
         train_time: Training time in seconds.
         time_ratio: Training time over that of dense, paired by seed; missing if a time is disturbed. Like all ratios
             here, it is a geometric mean.
-        flops: Training FLOPs by kind: dense, current, effective, executed.
         flops_of_dense: Training FLOPs by seed that those of the row are relative to.
-        flops_ratio: `flops` over `flops_of_dense`.
+        flops_ratio: Training FLOPs by kind (dense, current, effective, executed) over `flops_of_dense`.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
@@ -93,7 +91,6 @@ class MethodRow:
     accuracy_difference: Quantity
     train_time: Quantity
     time_ratio: Quantity
-    flops: dict[str, Quantity] = field(default_factory=dict)
     flops_ratio: dict[str, Quantity] = field(default_factory=dict)
     inference_ratio: Quantity = NOT_MEASURED
     inference_effective_ratio: Quantity = NOT_MEASURED
@@ -103,11 +100,6 @@ class MethodRow:
     spread: Quantity = TOO_FEW
     time_is_disturbed: bool = False
     ratio_is_disturbed: bool = False
-
-    @property
-    def colour(self) -> int:
-        """Number of the method's colour."""
-        return self.look.colour
 
     @property
     def is_control(self) -> bool:
@@ -323,7 +315,10 @@ def _row(
         flops_of_dense = flops_of_dense.where(flops_of_dense.isna(), of_dense.iloc[0])
     own_disturbed, dense_disturbed = (any(map(is_disturbed, several)) for several in (done, dense_done))
     ratio_is_disturbed = not is_baseline and (own_disturbed or dense_disturbed)  # dense over dense is always 1
-    time_ratio = _without_interval(against_dense("train_time_s", "ratio"), is_baseline)
+    time_ratio = against_dense("train_time_s", "ratio")
+    if is_baseline and isinstance(time_ratio, Estimate):
+        # Dense over dense is 1 by definition. An interval of width 0 would look like a measurement.
+        time_ratio = Ratio(time_ratio.mean, None, time_ratio.count)
     if ratio_is_disturbed and isinstance(time_ratio, Estimate):
         time_ratio = Missing(DISTURBED_RATIO)
     difference = Missing("dense is the baseline of the differences")
@@ -337,7 +332,6 @@ def _row(
         accuracy_difference=difference if is_baseline else against_dense("test_accuracy", "difference"),
         train_time=_over_seeds(means, "train_time_s"),
         time_ratio=time_ratio,
-        flops={kind: _over_seeds(means, f"train_flops_{kind}") for kind in FLOPS},
         flops_of_dense=flops_of_dense,
         flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", flops_of_dense) for kind in FLOPS},
         inference_ratio=_of_networks(means, "inference_flops", "inference_flops_dense"),
@@ -402,11 +396,6 @@ def _of_networks(means: pd.DataFrame, column: str, dense_column: str) -> Quantit
 
 def not_measured(column: str) -> str:
     return f"not measured: {column} is empty"
-
-
-def _without_interval(quantity: Quantity, is_baseline: bool) -> Quantity:
-    # Dense over dense is 1 by definition. An interval of width 0 would look like a measurement.
-    return Ratio(quantity.mean, None, quantity.count) if is_baseline and isinstance(quantity, Estimate) else quantity
 
 
 def ranked(rows: Sequence[MethodRow]) -> list[MethodRow]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from reports.data.estimates import Estimate
 from reports.data.method_rows import MethodRow
@@ -85,31 +85,43 @@ class _Seed:
     elsewhere: bool = False
 
 
-def targets_of(
-    suite: Mapping[str, Any], asked: Sequence[float], rows: Sequence[MethodRow], margin: float, default: bool
-) -> tuple[tuple[float, ...], str]:
-    """Return the targets of a group as fractions, and where they come from, in words.
+class Targets(NamedTuple):
+    """Target accuracies as fractions, and where they come from, in words. Both are empty without a target."""
+
+    accuracies: tuple[float, ...] = ()
+    origin: str = ""
+
+
+def targets_of(suite: Mapping[str, Any], asked: Sequence[float]) -> Targets:
+    """Return the targets that commands gave.
 
     Args:
-        suite: Content of `suite.json`.
-        asked: Targets of the verb `report`; they take precedence.
-        rows: Rows of the group.
-        margin: The declared margin, as a fraction.
-        default: Whether there is a target without a declaration.
+        suite: Content of `suite.json`, which has declared targets.
+        asked: Targets of the verb `report`, as fractions; they take precedence.
     """
     if asked:
-        return tuple(asked), "given to the command report, when results existed"
+        return Targets(tuple(asked), "given to the command report, when results existed")
     if declared := declared_targets(suite):
         changed = "" if len(declared) == 1 else f"; the first command with targets declared {_list(declared[0])}"
-        return declared[-1], f"declared by the command that trained{changed}"
+        return Targets(declared[-1], f"declared by the command that trained{changed}")
+    return Targets()
+
+
+def default_target(rows: Sequence[MethodRow], margin: float) -> Targets:
+    """Return the target of a group for which no command gave one.
+
+    Args:
+        rows: Rows of the group.
+        margin: The declared margin, as a fraction.
+    """
     dense = [row.accuracy for row in rows if row.is_baseline]
-    if not default or len(rows) < 2 or not dense or not isinstance(dense[0], Estimate):
-        return (), ""
+    if len(rows) < 2 or not dense or not isinstance(dense[0], Estimate):
+        return Targets()
     target = math.floor(1000 * (dense[0].mean - margin) + 1e-6) / 1000
     rule = (
         f"the mean accuracy of dense minus the margin of {100 * margin:g} points, rounded down to a tenth of a percent"
     )
-    return ((target,), rule) if target > 0 else ((), "")
+    return Targets((target,), rule) if target > 0 else Targets()
 
 
 def _list(several: Sequence[float]) -> str:

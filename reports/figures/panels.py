@@ -16,6 +16,7 @@ from reports import formatting
 from reports.data.estimates import Estimate
 from reports.figures import svg
 from reports.figures.figure import Figure
+from suite.trials.groups import BASELINE
 
 WIDTH, HEIGHT = 8.6, 3.4
 _WIDE = 1e3  # a logarithmic axis with a larger range is labelled only at powers of ten
@@ -59,17 +60,14 @@ class Panel:
     from_zero: bool = False
 
 
-def curves_figure(
-    name: str, title: str, caption: str, panels: Sequence[Panel], baseline: str = "dense"
-) -> Figure | None:
+def curves_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure | None:
     """Draw panels side by side, with one legend.
 
     Args:
         name: File name without suffix.
         title: Title of the figure.
         caption: Text below the figure.
-        panels: Panels; those without points are left out.
-        baseline: Label that gets the colour of dense training.
+        panels: Panels; those without points are left out. Lines of dense training have their own colour.
 
     Returns:
         The figure; `None` if no panel has points.
@@ -78,8 +76,8 @@ def curves_figure(
     if not panels:
         return None
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines if line.points))
-    others = [label for label in labels if label != baseline]
-    place = {label: 0 if label == baseline else 1 + others.index(label) for label in labels}
+    others = [label for label in labels if label != BASELINE]
+    place = {label: 0 if label == BASELINE else 1 + others.index(label) for label in labels}
     alts = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.18 * len(labels)), layout="constrained")
@@ -129,7 +127,6 @@ def bars_figure(
     logarithmic: bool = False,
     stacked: bool = False,
     mark: tuple[float, str] | None = None,
-    baseline: str = "dense",
 ) -> Figure:
     """Draw bars of several kinds for each group, side by side or stacked.
 
@@ -141,15 +138,14 @@ def bars_figure(
         caption: Text below the figure.
         y: Name of the y axis, with its unit.
         groups: Names along the x axis, for example layers in their order.
-        bars: For each kind, one value per group.
+        bars: For each kind, one value per group. Dense training has its own colour.
         spreads: For each kind, the smallest and largest single measurement per group, drawn as a vertical line.
         logarithmic: Whether the y axis is logarithmic, for values that differ by orders of magnitude.
         stacked: Whether the bars of a group are parts of one.
         mark: Height and label of a line across all groups.
-        baseline: Kind that gets the colour of dense training.
     """
-    others = [kind for kind in bars if kind != baseline]
-    order = {kind: 0 if kind == baseline else 1 + others.index(kind) for kind in bars}
+    others = [kind for kind in bars if kind != BASELINE]
+    order = {kind: 0 if kind == BASELINE else 1 + others.index(kind) for kind in bars}
     handles: list[Patch | Line2D] = []
     with svg.style():
         figure = matplotlib.figure.Figure(figsize=(WIDTH, HEIGHT + 0.4), layout="constrained")

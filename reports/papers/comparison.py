@@ -76,18 +76,33 @@ class Comparison:
         return abs(self.difference) <= self.known.half_width + self.rounding + _INEXACT
 
 
-def compare(
-    compared: Iterable[Compared], part: str, trials: Mapping[str, Sequence[TrialRecord]], paper: Paper
-) -> list[Comparison]:
-    """Compare the quantities of one part with the published numbers.
+def comparison(one: Compared, part: str, trials: Mapping[str, Sequence[TrialRecord]], paper: Paper) -> Comparison:
+    """Compare a quantity of one part with the published number.
 
     Args:
-        compared: Declarations of the quantities.
+        one: Declaration of the quantity.
         part: Name of the part.
         trials: Trials by label; labels without trials are absent.
         paper: Published numbers.
     """
-    return [_comparison(quantity, part, trials, paper) for quantity in compared]
+    ours = _ours(one, trials)
+    disturbed = _is_disturbed(one, trials)
+    if isinstance(ours, Estimate):
+        ours = Missing(DISTURBED_RATIO) if disturbed and (one.against or one.over) else ours.scaled(one.scale)
+    compared = line(
+        one.quantity, part, ours, one.kind, unit=one.unit, published=one.published, paper=paper, note=one.note
+    )
+    theirs, source, rounding = compared.published, compared.source, compared.rounding
+    if theirs is not None and one.published_baseline:
+        dense = paper.find(one.published_baseline)
+        rounding += dense.rounding
+        # Both numbers have few decimals. Without rounding, binary rounding would show, as in 0.09999.
+        theirs = round(theirs - dense.value, 9)
+        source += f", minus {one.published_baseline.partition('/')[2]} of {dense.place}"
+    return replace(
+        compared, published=theirs, source=source, rounding=rounding, is_difference=one.against == "difference",
+        disturbed=disturbed,
+    )  # fmt: skip
 
 
 def doubts_about_times(compared: Iterable[Compared], trials: Sequence[TrialRecord]) -> list[str]:
@@ -133,27 +148,6 @@ def line(
     return Comparison(
         quantity, unit, part, ours, kind, theirs.value, theirs.kind, theirs.citation, theirs.rounding, note=note
     )
-
-
-def _comparison(one: Compared, part: str, trials: Mapping[str, Sequence[TrialRecord]], paper: Paper) -> Comparison:
-    ours = _ours(one, trials)
-    disturbed = _is_disturbed(one, trials)
-    if isinstance(ours, Estimate):
-        ours = Missing(DISTURBED_RATIO) if disturbed and (one.against or one.over) else ours.scaled(one.scale)
-    compared = line(
-        one.quantity, part, ours, one.kind, unit=one.unit, published=one.published, paper=paper, note=one.note
-    )
-    theirs, source, rounding = compared.published, compared.source, compared.rounding
-    if theirs is not None and one.published_baseline:
-        dense = paper.find(one.published_baseline)
-        rounding += dense.rounding
-        # Both numbers have few decimals. Without rounding, binary rounding would show, as in 0.09999.
-        theirs = round(theirs - dense.value, 9)
-        source += f", minus {one.published_baseline.partition('/')[2]} of {dense.place}"
-    return replace(
-        compared, published=theirs, source=source, rounding=rounding, is_difference=one.against == "difference",
-        disturbed=disturbed,
-    )  # fmt: skip
 
 
 def _is_disturbed(one: Compared, trials: Mapping[str, Sequence[TrialRecord]]) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from reports.data.estimates import Estimate, Quantity, estimate
 from reports.figures.figure import Figure
 from reports.papers import paper as papers
-from reports.papers.comparison import Comparison, compare, line, published_alone
+from reports.papers.comparison import Comparison, comparison, line, published_alone
 from reports.papers.paper import Declaration, Paper, Part, Source
 from suite.errors import UsageError, nearest
 from suite.registry import register
@@ -128,7 +128,7 @@ class Reproduction:
             if part.baseline:
                 held[BASELINE] = data.trials.get(part.baseline, {}).get(BASELINE, ())
             trials = {label: [*map(with_columns, several)] for label, several in held.items()}
-            lines += compare(part.compared, part.name, trials, self.paper)
+            lines += (comparison(one, part.name, trials, self.paper) for one in part.compared)
         return lines
 
     def line(

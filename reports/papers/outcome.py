@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reports.content.provenance import without_options
 from reports.data.records import read
 from reports.papers import page as reproduced
 from reports.papers.comparison import doubts_about_times
@@ -16,6 +16,7 @@ from reports.papers.paper import Part
 from suite.files import without_home
 from suite.trials.folder.records import read_record
 from suite.trials.folder.store import Store
+from suite.trials.planning import with_seed
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 
@@ -26,7 +27,7 @@ def write_outcome(
     folder: Path,
     base: SuiteSpec,
     command: Sequence[str],
-) -> list[Path]:
+) -> Path:
     """Write `reproduce/NAME.{md,csv,svg}` from the trials in a folder.
 
     Args:
@@ -38,7 +39,7 @@ def write_outcome(
         command: Words of the command line.
 
     Returns:
-        A list with the path of the Markdown file.
+        The path of the Markdown file.
     """
     held = read(folder)
     records = {trial.name: trial for trial in held.trials}
@@ -59,7 +60,7 @@ def write_outcome(
     groups = {*declared.also, *declared.compared_with, declared.reference}
     groups |= {quantity.published.partition("/")[0] for quantity in compared if quantity.published}
     published = [group for name, group in paper.groups.items() if name in groups]
-    written = reproduced.write(
+    return reproduced.write(
         folder,
         reproduced.ReproductionPage(
             name=name,
@@ -83,7 +84,6 @@ def write_outcome(
             provenance=tuple(map(without_home, (*outcome.provenance, *_provenance(behind, command)))),
         ),
     )
-    return written[:1]
 
 
 def other_networks(parts: Sequence[Part], trials: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[str]:
@@ -132,20 +132,9 @@ def with_other_seeds(planned: Sequence[TrialSpec], folder: Path) -> list[TrialSp
     held = {spec.hash for spec in specs} - {spec.hash for spec in planned}
     for seed in sorted({spec.seed for spec in specs}):
         # Derive these from the trials of this command, because an earlier one may have used other labels and paths.
-        others = {other.hash: other for other in _of_seed(planned, seed) if other.hash in held}
+        others = {other.hash: other for other in with_seed(planned, seed) if other.hash in held}
         all_specs += others.values()
     return all_specs
-
-
-def _of_seed(planned: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
-    """Return the same trials with another seed, whose dependencies are the trials of that seed."""
-    renamed: dict[str, str] = {}
-    reseeded = []
-    for spec in planned:  # a trial comes after those that it depends on
-        before = {text: renamed.get(trial_id, trial_id) for text, trial_id in spec.depends_on.items()}
-        reseeded.append(dataclasses.replace(spec, seed=seed, depends_on=before))
-        renamed[spec.trial_id] = reseeded[-1].trial_id
-    return reseeded
 
 
 def _by_label(specs: Sequence[TrialSpec], records: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -164,16 +153,7 @@ def _summary(reproduction: Reproduction) -> str:
 
 def other_command(command: Sequence[str], part: str) -> str:
     """Return the command line that runs another part."""
-    kept: list[str] = []
-    skip = False
-    for word in command:
-        if skip:
-            skip = False
-        elif word == "--parts":
-            skip = True
-        elif not word.startswith("--parts="):
-            kept.append(word)
-    return without_home(shlex.join([*kept, "--parts", part]))
+    return without_home(shlex.join([*without_options(command, "--parts"), "--parts", part]))
 
 
 def _provenance(trials: Sequence[Any], command: Sequence[str]) -> list[str]:

@@ -77,8 +77,8 @@ class ReproductionPage:
     provenance: tuple[str, ...] = ()
 
 
-def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
-    """Write the files into `folder/reproduce`, each atomically, and return their paths, Markdown first.
+def write(folder: Path, reproduced: ReproductionPage) -> Path:
+    """Write the files into `folder/reproduce`, each atomically, and return the path of the Markdown file.
 
     If there is no figure now, an earlier one is removed, because it would show other numbers than the table.
     """
@@ -92,7 +92,7 @@ def write(folder: Path, reproduced: ReproductionPage) -> list[Path]:
         texts = {paths["svg"]: reproduced.figure.standalone, **texts}
     for path, text in texts.items():
         files.write(path, text)
-    return list(reversed(texts))
+    return paths["md"]
 
 
 def to_csv(comparisons: Sequence[Comparison]) -> str:

@@ -44,7 +44,8 @@ def call(
     """Call a function of `timed_calls` in a new process, on the device of the command unless another one is given."""
     spec, name = data.specs[trial.name], f"reports.papers.timed_calls:{function}"
     with shown.measuring(spec, f"{function.replace('_', ' ')} of {arguments.get('model', spec.model)}"):
-        return call_in_subprocess(name, arguments, device or data.device, spec.plugins)
+        device = device or data.device
+        return call_in_subprocess(name, {**arguments, "device": device}, device, spec.plugins)
 
 
 MODEL, SHAPE, CLASSES = "resnet18", (3, 224, 224), 1000

@@ -11,17 +11,12 @@ from markupsafe import Markup
 
 from reports.content.model import Report
 from reports.figures import svg
+from reports.sentences import templates
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("reports.render", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return templates("reports.render", "templates", autoescape=True)
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from reports.content.model import Cell, Column, Report, Table
+from reports.sentences import templates
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 
@@ -96,15 +97,8 @@ def _escape_unless_markdown(value: Any) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports.render", "templates"),
-        # Autoescape would escape for HTML. `finalize` escapes every expression for Markdown instead.
-        autoescape=False,
-        finalize=_escape_unless_markdown,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # Autoescape would escape for HTML. `finalize` escapes every expression for Markdown instead.
+    environment = templates("reports.render", "templates", autoescape=False, finalize=_escape_unless_markdown)
     environment.filters |= {
         "code": code,
         "spans": spans,

@@ -48,16 +48,21 @@ def counted(number: float, noun: str, plural: str = "") -> str:
     return f"{number:g} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports.sentences", ""),
-        autoescape=False,  # the templates of the pages escape
+def templates(package: str, folder: str, **options: Any) -> jinja2.Environment:
+    """Return the templates in a folder of a package. A name that they do not know is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package, folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = templates("reports.sentences", "", autoescape=False)  # the templates of the pages escape
     environment.filters |= {"listed": listed, "code": code, "named": named, "counted": counted}
-    names = ("duration", "duration_interval", "interval", "percent", "plain", "points", "ratio", "si", "signed")
+    names = ("duration_interval", "interval", "percent", "plain", "points", "ratio", "si", "signed")
     environment.filters |= {name: getattr(formatting, name) for name in names}
     return environment

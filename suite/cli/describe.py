@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import json
@@ -99,10 +100,7 @@ def describe(arguments: Sequence[str]) -> int:
         raise UsageError(f"describe {name}: --layers and --data-root are for models, and '{name}' is a {kind}")
     if bracket and kind in ("reproduction", "preset"):
         raise UsageError(f"describe '{namespace.name}': a {kind} takes no parameters; name '{name}'")
-    if kind == "model":
-        description = describe_model(namespace.name, namespace.task, namespace.data_root, namespace.layers)
-    else:
-        description = _DESCRIBE[kind](namespace.name, namespace.task)
+    description = _DESCRIBE[kind](namespace)
     print(json.dumps(description, indent=2) if namespace.json else as_text(description))
     return 0
 
@@ -163,7 +161,7 @@ def _describe_method(text: str, task: str) -> dict[str, Any]:
     }
 
 
-def _describe_task(text: str, task: str) -> dict[str, Any]:
+def _describe_task(text: str) -> dict[str, Any]:
     """Return the data, parameters, default models and recipes of a task."""
     choice = TaskChoice.read(text)
     presets = {preset: choice.parameters(preset) for preset in PRESETS}
@@ -283,7 +281,7 @@ def _describe_preset(name: str, task: str) -> dict[str, Any]:
     }
 
 
-def _describe_reproduction(name: str, task: str) -> dict[str, Any]:
+def _describe_reproduction(name: str) -> dict[str, Any]:
     """Return the trials of each part of a reproduction, and the published numbers that they are compared with."""
     declared = registry.get("reproduction", name)().declared
     groups = dict.fromkeys(filter(None, [declared.reference, *declared.also, *declared.compared_with]))
@@ -314,12 +312,12 @@ def _describe_part(part: Part) -> dict[str, Any]:
     return {name: value for name, value in declared.items() if value}
 
 
-_DESCRIBE: dict[str, Callable[[str, str], dict[str, Any]]] = {
-    "method": _describe_method,
-    "task": _describe_task,
-    "model": describe_model,
-    "reproduction": _describe_reproduction,
-    "preset": _describe_preset,
+_DESCRIBE: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "method": lambda typed: _describe_method(typed.name, typed.task),
+    "task": lambda typed: _describe_task(typed.name),
+    "model": lambda typed: describe_model(typed.name, typed.task, typed.data_root, typed.layers),
+    "reproduction": lambda typed: _describe_reproduction(typed.name),
+    "preset": lambda typed: _describe_preset(typed.name, typed.task),
 }
 
 

@@ -136,11 +136,13 @@ def _measure(verb: str, parser: Parser, arguments: Sequence[str]) -> int:
     typed = {name: value for name, value in vars(parser.read(arguments)).items() if value is not None}
     folder = _suite_folder(typed.pop("folder"), verb)
 
-    from suite.measure import profile_pass, time_pass  # import torch
+    # These import torch.
+    from suite.measure.profile_pass import ProfilePass
+    from suite.measure.time_pass import TimePass
 
-    run = time_pass.run if verb == "time" else profile_pass.run
+    chosen = TimePass if verb == "time" else ProfilePass
     with files.errors_of(folder):
-        complete = run(folder, plugins=typed.pop("plugin"), **typed)
+        complete = chosen(folder, plugins=typed.pop("plugin"), **typed).run()
     update(folder)
     return 0 if complete else 1
 

@@ -82,7 +82,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     def write() -> list[Path]:
         # Plan again, because the folder may now contain all trials of parts of which it had none before.
         command = [*program_name().split(), "reproduce", *arguments]
-        return write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)
+        return [write_outcome(reproduction, _plans(suites, asked, store), asked, folder, base, command)]
 
     suite = _union([suites[name] for name in asked])
     return run_prepared(options, Prepared(suite, trials, folder, provenance_of(suite)), write)

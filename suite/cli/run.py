@@ -347,9 +347,7 @@ def summary(records: Sequence[TrialRecord]) -> Table:
         done = [record for record in group if record.done]
         longest = rows.get((task, model, False, BASELINE, -most.get((task, model), 0)), ())
         whole = next(filter(None, (record.number("train_flops_dense") for record in longest)), None)
-        accuracy, seconds = (
-            _mean(record.number(name) for record in done) for name in ("test_accuracy", "train_time_s")
-        )
+        accuracy, seconds = (mean(record.number(name) for record in done) for name in ("test_accuracy", "train_time_s"))
         table.add_row(
             *map(escape, (task, model, method)),
             f"{-epochs:g}" if epochs else "",
@@ -362,7 +360,7 @@ def summary(records: Sequence[TrialRecord]) -> Table:
     return table
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean; `None` if a value was not measured."""
     numbers = list(values)
     known = [value for value in numbers if value is not None]
@@ -371,5 +369,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _share(records: Sequence[TrialRecord], column: str, dense: float | None) -> str:
     pairs = [(record.number(column), dense or record.number("train_flops_dense")) for record in records]
-    share = _mean(part / whole if part is not None and whole else None for part, whole in pairs)
+    share = mean(part / whole if part is not None and whole else None for part, whole in pairs)
     return "" if share is None else f"{100 * share:.1f} %"

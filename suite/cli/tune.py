@@ -12,7 +12,7 @@ from typing import Any
 from suite import files
 from suite.choices import RECIPE, MethodChoice, ModelChoice, TaskChoice
 from suite.cli.options import Parser, RunOptions, add_run_options, program_name, resolve_run_options, whole
-from suite.cli.run import run_prepared
+from suite.cli.run import mean, run_prepared
 from suite.errors import UsageError, nearest
 from suite.parameters import show
 from suite.trials import search
@@ -189,11 +189,10 @@ def _result(options: RunOptions, command: Prepared, planned: Tuned) -> Tuned:
 def _with_results(setting: Setting, folder: Path) -> Setting:
     """Return a setting with the means over its trials."""
     records = [read_record(folder / "trials" / trial_id) for trial_id in setting.trial_ids]
-    means: dict[str, float | None] = {}
-    for column in ("val_accuracy", *COSTS):
-        numbers = [record.number(column) for record in records if record and record.done]
-        known = [number for number in numbers if number is not None]
-        means[column] = sum(known) / len(known) if len(known) == len(records) else None
+    means = {
+        column: mean(record.number(column) if record and record.done else None for record in records)
+        for column in ("val_accuracy", *COSTS)
+    }
     return setting.model_copy(update=means)
 
 

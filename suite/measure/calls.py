@@ -46,8 +46,8 @@ def call_in_subprocess(
 
     Args:
         function: `module:name`. Its arguments and result must be plain data.
-        arguments: Arguments by name; `device` is added.
-        device: `cpu`, `cuda` or `cuda:N`.
+        arguments: Arguments by name.
+        device: `cpu`, `cuda` or `cuda:N`, whose hardware the result names.
         plugins: Plugin files to load first.
         threads: Number of threads that torch computes with; `None` for that of a trial that runs alone.
         arithmetic: Arithmetic of the trials whose times are compared (`TrialSpec.arithmetic`).
@@ -55,7 +55,7 @@ def call_in_subprocess(
     Raises:
         RuntimeError: The function failed; the message has the last line of its output.
     """
-    asked = {"arguments": {**arguments, "device": device}, "plugins": plugins, "arithmetic": arithmetic}
+    asked = {"arguments": arguments, "device": device, "plugins": plugins, "arithmetic": arithmetic}
     variables = environment(1) | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     command = [sys.executable, "-P", "-m", "suite.measure.calls", function, str(os.getpid())]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=variables)
@@ -77,7 +77,7 @@ def main() -> None:
     for plugin in asked["plugins"]:
         registry.load_plugin(plugin)
     use_threads_of_environment()
-    facts = collect(asked["arguments"]["device"])
+    facts = collect(asked["device"])
     hardware, busy = facts["hardware"], float(facts["busy_cores"])
     where = hardware.get("gpu") or f"{hardware['cpu']}, {hardware['threads']} threads"
     where = f"{where}; other programs kept {busy:.1f} cores busy as it began"

@@ -15,7 +15,6 @@ from suite.engine.cost.torch_hardware import hardware_facts
 from suite.errors import UsageError, nearest
 from suite.measure.times import TIMES, PassTime
 from suite.parameters import split
-from suite.recipe import FLUSH
 from suite.trials.folder.reader import read_trials
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import minor_version
@@ -185,9 +184,6 @@ def _candidate(
     if spec.processes > 1:
         reason = f"it was trained by {spec.processes} processes, and only steps of one process are measured"
         return dataclasses.replace(refused, reason=reason)
-    if spec.device == "cpu" and spec.arithmetic != FLUSH:
-        reason = "its trial computed with subnormal numbers, as those of earlier versions; its accuracy counts"
-        return dataclasses.replace(refused, reason=f"{reason}, and the same command trains one that can be timed")
     missing = [stage.epoch for stage in stages[1:] if not stage_file(place, stage.epoch).is_file()]
     reason = f"no stages: its steps changed in epoch {missing[0]}, whose state was not kept" if missing else ""
     is_cut = any(record.get("reconfigured") for record in trial.epochs)

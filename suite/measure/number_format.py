@@ -30,7 +30,7 @@ from suite.files import canonical_json
 from suite.measure.calls import call_in_subprocess
 from suite.measure.steps import Steps, warm_up
 from suite.task import Splits
-from suite.trials.building import build_trainer, inputs_of
+from suite.trials.building import build_trainer, device_of, inputs_of
 from suite.trials.plugin_files import digests
 from suite.trials.process import environment
 from suite.trials.spec import TrialSpec
@@ -95,7 +95,7 @@ def _ratio(trial: TrialSpec, threads: int) -> dict[str, Any]:
     return ratio
 
 
-def measure(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
+def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ratio of the times of a dense step in float32 and in bfloat16, with its interval.
 
     If a step in bfloat16 fails, the result has only `failed`, the reason.
@@ -104,6 +104,7 @@ def measure(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
     the time of reading images nor the work of a method.
     """
     trial = TrialSpec.from_json(spec)
+    device = device_of(trial)
     recipe = {**trial.recipe, "train_sizes": (), "size_milestones": (), "lookahead_steps": 0, "ema": 0.0}
     shape, classes = inputs_of(trial)
     generator = torch.Generator().manual_seed(0)

@@ -30,7 +30,7 @@ from suite.engine.training.product_check import WrongProduct
 from suite.engine.training.trainer import Diverged, Trainer
 from suite.errors import UsageError
 from suite.measure.steps import Steps, warm_up
-from suite.method import Method, ReconfigPlan
+from suite.method import ReconfigPlan
 from suite.task import Batches
 from suite.trials.building import build_trainer, load_splits
 from suite.trials.process import LOCAL_RANK, RANK, RENDEZVOUS
@@ -57,12 +57,11 @@ HOOKS = (
 """Hooks that can change the cost of a step from epoch to epoch. A method without them is steady."""
 
 
-def probe(spec: Mapping[str, Any], trials: str, device: str) -> dict[str, Any]:
+def probe(spec: Mapping[str, Any], trials: str) -> dict[str, Any]:
     """Measure a trial in as many processes as it has, and return plain data (`Probe.run`).
 
     Args:
         trials: Folder of the trials that it may depend on.
-        device: Not used; the specification has it.
 
     Returns:
         Only `error`, the reason, if the trial cannot be built or trained.
@@ -95,11 +94,6 @@ def _rank(rank: int, spec: Mapping[str, Any], trials: str, meeting: str) -> None
     if rank == 0:
         Path(meeting, "result.json").write_text(json.dumps(result))
     leave_ranks()
-
-
-def steady(method: type[Method]) -> bool:
-    """Return whether a step of a method costs the same in all epochs of a phase, as far as its hooks show."""
-    return not method.defines(*HOOKS)
 
 
 @dataclass
@@ -152,7 +146,7 @@ class Probe:
             epochs were not visited for lack of time; `threads`.
         """
         trainer, recipe = self.trainer, self.trainer.recipe
-        is_steady = steady(type(trainer.runner.method))
+        is_steady = not trainer.runner.method.defines(*HOOKS)
         began, phase, late, steps = time.perf_counter(), None, False, 0
         while trainer.epochs_left:
             epoch, before = trainer.schedule_epoch, phase

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from suite.measure.candidates import Candidate, find_candidates
@@ -19,15 +18,6 @@ from suite.trials.spec import TrialSpec
 from suite.trials.stages import Stage
 
 DEFAULT_ROUNDS = 20
-
-
-def run(folder: Path, methods: str = "", **options: Any) -> bool:
-    """Measure the methods of a suite's folder (`ProfilePass`), and return whether every method could be measured.
-
-    Raises:
-        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
-    """
-    return ProfilePass(folder, methods, **options).run_once()
 
 
 @dataclasses.dataclass

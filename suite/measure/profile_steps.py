@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.engine.cost.clock import PARTS, Key, Stamps, StepClock, stamps_of
+from suite.engine.cost.clock import PARTS, Key, StepClock, stamps_of
 from suite.engine.cost.flops import PRODUCTS
 from suite.engine.cost.interleaved import interleaved_times, ratio_of
 from suite.engine.cost.roofline import Machine, measure_machine, moved_bytes
@@ -33,16 +33,15 @@ class ProfiledSteps:
 
     Args:
         steps: The steps. Their trainer runs eagerly, because parts of a compiled step cannot be timed.
-        stamps: Source of the clock's points in time; `None` for that of the device.
 
     Attributes:
         parts: Seconds of the parts of each step with clocks.
         flops: FLOPs of the last step with clocks, by layer, product and column of the ledger.
     """
 
-    def __init__(self, steps: Steps, stamps: Stamps | None = None) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.steps, self.trainer = steps, steps.trainer
-        self._clock = StepClock(self.trainer.device, stamps)
+        self._clock = StepClock(self.trainer.device)
         self.parts: list[dict[Key, float]] = []
         self.flops: dict[str, dict[str, dict[str, float]]] = {}
 
@@ -82,7 +81,6 @@ def measure(
     executed_before: float,
     rounds: int,
     limit_s: float,
-    device: str,
 ) -> dict[str, Any]:
     """Profile steps of one stage of a trial, in turn with dense steps.
 
@@ -94,7 +92,6 @@ def measure(
         executed_before: FLOPs that a step before the stage executed.
         rounds: Number of rounds. Each has a step with clocks and one without, of the trial and of dense.
         limit_s: Seconds that the rounds may take. Fewer rounds are measured if they take longer, but at least 6.
-        device: Not used; the specification has it.
 
     Returns:
         `method`, `dense` and `ratio`, as in `suite.measure.profiles.StageProfile`, `machine` and `provenance`. If

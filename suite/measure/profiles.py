@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, MinLen
 from pydantic import Field
 
-from suite.measure.times import Content, Count, EntryFile, GroupEntries, NotNegative, Strict
+from suite.measure.times import Content, Count, EntryFile, GroupEntries, NotNegative
+from suite.trials.folder.records import Strict
 
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 Product = Literal["forward", "dgrad", "wgrad"]

@@ -12,7 +12,8 @@ from suite.errors import UsageError
 from suite.files import clean
 from suite.measure.calls import call_in_subprocess
 from suite.measure.candidates import Candidate
-from suite.measure.times import EntryFile, Strict
+from suite.measure.times import EntryFile
+from suite.trials.folder.records import Strict
 from suite.trials.folder.store import Store
 from suite.trials.folder.table import minor_version
 from suite.trials.plugin_files import load_recorded
@@ -79,6 +80,10 @@ class Pass(Generic[Entry]):
     def line(self, label: str, entry: Entry) -> str:
         """Return the line to print for a method and its entry."""
         raise NotImplementedError
+
+    def run(self) -> bool:
+        """Measure the methods, and return whether every method could be measured. Raises what `run_once` does."""
+        return self.run_once()
 
     def run_once(self, number: int = 0) -> bool:
         """Measure each method once, and return whether every method could be measured.

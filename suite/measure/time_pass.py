@@ -16,7 +16,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -35,15 +34,6 @@ from suite.trials.spec import TrialSpec
 
 DEFAULT_PAIRS = 45
 DEFAULT_PASSES = 5
-
-
-def run(folder: Path, methods: str = "", **options: Any) -> bool:
-    """Measure the methods of a suite's folder (`TimePass`), and return whether every method has all of its passes.
-
-    Raises:
-        UsageError: The folder is in use or has no results, a method is unknown, or the machine is busy.
-    """
-    return TimePass(folder, methods, **options).run()
 
 
 @dataclasses.dataclass
@@ -269,7 +259,7 @@ def train_again(
     store = Store(folder / AGAIN)
     with store.lock():
         # A trial that is done there ran on another machine, or has lost its states.
-        done = [spec for spec in own.values() if store.status(spec.trial_id) == "done"]
+        done = [spec for spec in own.values() if store.state(spec.trial_id)[0] == "done"]
         store.choose(done, "all")
         chosen = store.choose(list((others | own).values()), "missing")
         with TrialProgress([trial for trial, _ in chosen], Console()) as progress:

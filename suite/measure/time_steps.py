@@ -41,7 +41,6 @@ def measure(
     method_built_first: bool,
     method_steps_first: bool,
     choose_again: bool,
-    device: str,
 ) -> dict[str, Any]:
     """Measure steps of all stages of a trial in turn with dense steps, and dense steps with those of a second trainer.
 
@@ -57,7 +56,6 @@ def measure(
         method_built_first: Whether the trainer of the method is built first in the first state.
         method_steps_first: Whether the method has the first turn of each state.
         choose_again: Whether the method repeats the measurements that it chooses by.
-        device: Not used; the specification has it.
 
     Returns:
         `stages`: for each stage `image_size` and `frozen`, the phase of its dense steps, `start` and `end`, pairs of

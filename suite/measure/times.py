@@ -18,23 +18,18 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from suite import files
 from suite.errors import UsageError, validate
 from suite.recipe import Phase
+from suite.trials.folder.records import Strict
 
 BUSY = 0.5
 """A measurement is disturbed if other programs use this many cores for each of its threads, or more."""
 FEWEST_PAIRS = 3
 """Fewest pairs of steps in one state of a trial."""
 LARGEST = 64 * 2**20  # bytes of a file
-
-
-class Strict(BaseModel):
-    """Base of what the files contain. It refuses unknown keys, and its values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Entry = TypeVar("Entry", bound=Strict)
@@ -87,8 +82,7 @@ class EntryFile(Generic[Entry]):
             groups: list[GroupEntries[Entry]] = validate(self.content, data, "").groups
         except (UsageError, ValueError) as error:
             raise UsageError(
-                f"{path} is damaged: {str(error).removeprefix(': ')}; delete it, and measure again: "
-                f"python run_suite.py {self.verb} {folder}"
+                f"{path} is damaged: {error}; delete it, and measure again: python run_suite.py {self.verb} {folder}"
             ) from error
         return groups
 

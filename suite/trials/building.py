@@ -14,13 +14,11 @@ from kernels import cache
 from suite.choices import build_method, build_model, build_task
 from suite.engine.cost.hardware import has_bfloat16_cpu
 from suite.engine.network import model_files
-from suite.engine.training.data_parallel import check_batches
 from suite.engine.training.trainer import Trainer
 from suite.errors import UsageError
 from suite.files import default_data_root, read_path
 from suite.method import OtherTrial
-from suite.recipe import Recipe
-from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits, Task
+from suite.task import DataCopy, Inputs, LabelledBatches, SampledBatches, Splits
 from suite.trials.folder.records import lacking, read_record
 from suite.trials.ranks import in_allocation
 from suite.trials.ranks.connection import cuda_device
@@ -158,17 +156,6 @@ def data_facts(splits: Splits, classes: int) -> dict[str, int]:
         if isinstance(splits.test, LabelledBatches) and splits.test.labels.ndim == 1:
             facts["largest_test_class"] = int(splits.test.labels.bincount().max())
     return facts
-
-
-def check_splits(task: Task, copy: DataCopy, recipe: Recipe, processes: int) -> None:
-    """Check that the data has the images that a recipe asks for, by creating its splits once.
-
-    Raises:
-        UsageError: A split, a cutout or a batch is too large for the data.
-    """
-    train = task.load(copy, recipe, 0, torch.device("cpu")).train
-    train.steps_per_epoch(recipe.batch_size)
-    check_batches(train, recipe, processes)
 
 
 def build_trainer(

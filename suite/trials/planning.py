@@ -114,7 +114,7 @@ def plan(
             ]
             for seed in suite.seeds:
                 for first_trials, is_control in planned:
-                    trials = _with_seed(first_trials, seed)
+                    trials = with_seed(first_trials, seed)
                     if trials[-1].hash in own and not is_control:
                         log.info("%s repeats %s; it is trained once", trials[-1].label, own[trials[-1].hash].label)
                     for digest, trial in [(trial.hash, trial) for trial in trials]:
@@ -283,8 +283,8 @@ def _trials(
     return [*before, trial]
 
 
-def _with_seed(trials: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
-    """Return a trial and those that it depends on, which precede it, with another seed."""
+def with_seed(trials: Sequence[TrialSpec], seed: int) -> list[TrialSpec]:
+    """Return trials with another seed. Those that a trial depends on precede it."""
     seeded: dict[str, TrialSpec] = {}
     for trial in trials:
         depends_on = {text: seeded[trial_id].trial_id for text, trial_id in trial.depends_on.items()}
@@ -323,10 +323,15 @@ def _check_fits(setting: _Setting, copy: Any, processes: int) -> None:
         UsageError: A split, a cutout or a batch is too large for the data, or no model can be built for its images and
             classes.
     """
-    from suite.trials.building import check_splits  # it imports torch, which reading of names does not need
+    # These import torch, which reading of names does not need.
+    import torch
+
+    from suite.engine.training.data_parallel import check_batches
 
     try:
-        check_splits(setting.task, copy, setting.recipe, processes)
+        train = setting.task.load(copy, setting.recipe, 0, torch.device("cpu")).train
+        train.steps_per_epoch(setting.recipe.batch_size)
+        check_batches(train, setting.recipe, processes)
     except UsageError as error:
         raise UsageError(f"task {setting.name}: {error}") from error
     inputs = setting.task.inputs(setting.recipe, copy)

@@ -260,7 +260,7 @@ class TrialProgress(ProgressListener):
         whole = None if trial.trial_id in self._resumed else seconds
         self._left.ended(trial, whole, failed=record["status"] != "done")
         self._display.remove_task(self._bars.pop(trial.trial_id))
-        print_line(self._display.console, f"{trial.trial_id}  {ended_text(record, seconds)}")
+        self._display.console.out(f"{trial.trial_id}  {ended_text(record, seconds)}", highlight=False)
         self._show_all()
 
     def __enter__(self) -> Self:
@@ -287,12 +287,7 @@ class TrialProgress(ProgressListener):
     def _line(self, line: str) -> None:
         """Print what bars show on a terminal."""
         if self._display.disable:
-            print_line(self._display.console, line)
-
-
-def print_line(console: Console, line: str) -> None:
-    """Print a line as it is; rich would wrap it, and read its brackets as markup."""
-    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+            self._display.console.out(line, highlight=False)
 
 
 class Measurements:
@@ -319,7 +314,7 @@ class Measurements:
                 line += f"; about {duration(expected)}"
             if (seconds := left.remaining()) is not None and left.num_started < left.total:
                 line += f", about {duration(seconds)} left for all of them"
-            print_line(self._console, line)
+            self._console.out(line, highlight=False)
         began, failed = time.monotonic(), True
         try:
             yield

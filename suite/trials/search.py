@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from suite import files
 from suite.choices import RECIPE, MethodChoice
 from suite.errors import UsageError, validate
 from suite.files import canonical_json
 from suite.parameters import Parameter, search_of
+from suite.trials.folder.records import Strict
 from suite.trials.spec import TrialSpec
 
 NAME = "tune.json"
@@ -40,13 +41,7 @@ RULE = (
 Share = Annotated[float, Ge(0)]
 
 
-class _Content(BaseModel):
-    """A part of `tune.json`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Dimension(_Content):
+class Dimension(Strict):
     """A parameter that is searched.
 
     Attributes:
@@ -75,7 +70,7 @@ class Dimension(_Content):
         return round(number) if self.is_integer else float(f"{number:.3g}")
 
 
-class Setting(_Content):
+class Setting(Strict):
     """One setting of a method, as a mean over the seeds.
 
     Attributes:
@@ -98,7 +93,7 @@ class Setting(_Content):
     label_with_rate: str = Field(default="", exclude=True)
 
 
-class TunedMethod(_Content):
+class TunedMethod(Strict):
     """One method.
 
     Attributes:
@@ -122,7 +117,7 @@ class TunedMethod(_Content):
         return self
 
 
-class Tuned(_Content):
+class Tuned(Strict):
     """The content of `tune.json`.
 
     Attributes:

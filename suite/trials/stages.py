@@ -23,8 +23,8 @@ MOST_BYTES = 2**30
 """Largest size of all ends of a trial's stages together. An end that exceeds it is not kept."""
 TOLERANCE = 1e-3
 """Relative difference of FLOPs up to which two steps cost the same, because measured densities vary a little."""
-
-_FLOPS = ("dense", "current", "effective", "executed")
+FLOPS = ("dense", "current", "effective", "executed")
+"""Ways in which FLOPs are counted."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Cost:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Cost:
         """Return the cost of an epoch's last full step."""
-        flops = tuple(float(record["step_flops"][name]) for name in _FLOPS)
+        flops = tuple(float(record["step_flops"][name]) for name in FLOPS)
         backends = dict(record.get("backends") or {})
         return cls(record["batch_size"], flops, backends, float(record["step_overhead"]), "frozen" in record)
 
@@ -65,12 +65,12 @@ class Cost:
     @property
     def dense_per_image(self) -> float:
         """FLOPs of the dense network for one image. They depend only on the size of the images."""
-        return self.flops[_FLOPS.index("dense")] / self.batch_size
+        return self.flops[FLOPS.index("dense")] / self.batch_size
 
     @property
     def executed(self) -> float:
         """FLOPs that the backends execute in a step."""
-        return self.flops[_FLOPS.index("executed")]
+        return self.flops[FLOPS.index("executed")]
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def test_trials_of_both_folders_and_their_provenance(two: tuple[Path, Path], tmp
     ]  # fmt: skip
     assert json.loads((out / "suite.json").read_text())["command_line"] == "run c"
     # The folder can be used like any other: a merged trial counts as done.
-    assert Store(out).status(failed) == "done"
+    assert Store(out).state(failed)[0] == "done"
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
 
 

@@ -46,7 +46,7 @@ def zen_4(tmp_path, monkeypatch):
 
     def call(function, arguments, device, *rest):
         assert function == "suite.measure.number_format:measure"
-        measured.append(number_format.measure(**arguments, device=device))
+        measured.append(number_format.measure(**arguments))
         return SubprocessResult(measured[-1], "", 0.0)
 
     monkeypatch.setattr(number_format, "call_in_subprocess", call)
@@ -56,7 +56,7 @@ def zen_4(tmp_path, monkeypatch):
 @pytest.fixture
 def faster(zen_4, monkeypatch):
     """Let float32 be faster, without a measurement."""
-    monkeypatch.setattr(number_format, "measure", lambda spec, device: {"median": 0.5, "low": 0.4, "high": 0.9})
+    monkeypatch.setattr(number_format, "measure", lambda spec: {"median": 0.5, "low": 0.4, "high": 0.9})
     return zen_4
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # few steps: `scratch` of a network that lost none is not trained.
 OPTIONS = (
     *("--methods", "dense,scratch[of=prunetrain[threshold=0.25]]", "--task", "digits", "--preset", "smoke"),
-    *("--plugin", str(Path(__file__).with_name("small_net.py")), "--model", "small_net", "--epochs", "2"),
+    *("--plugin", str(ROOT / "tests/support/tiny_net.py"), "--model", "tiny_net", "--epochs", "2"),
     *("--device", "cpu", "--dtype", "float32", "--set", "recipe.batch_size=16"),
     *("--set", "recipe.train_images=64", "--set", "recipe.test_images=32"),
 )

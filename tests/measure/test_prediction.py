@@ -184,7 +184,7 @@ def probes_here(monkeypatch):
 
     def call(function, arguments, device, plugins, threads, arithmetic):
         assert function == module.FUNCTION
-        found = json.loads(json.dumps(probes.probe(**arguments, device=device)))
+        found = json.loads(json.dumps(probes.probe(**arguments)))
         return SubprocessResult(found, "here", 0.0)
 
     monkeypatch.setattr(probes, "STEPS", 3)

@@ -10,7 +10,7 @@ from small_trials import flushed, spec, train
 from tiny_net import TINY
 
 from suite.measure import probe as module
-from suite.measure.probe import HOOKS, WALKING_IMAGES, Probe, probe, steady
+from suite.measure.probe import WALKING_IMAGES, Probe, probe
 from suite.method import Method
 from suite.registry import register
 from suite.trials.stages import StageList
@@ -126,28 +126,21 @@ def test_a_probe_without_time_says_how_far_it_came(tmp_path, monkeypatch):
 
 def test_a_trial_that_cannot_be_built_is_an_error_in_words(tmp_path):
     trial = dataclasses.replace(spec("dense", **SMALL), depends_on={"dense": "dense-missing"})
-    found = probe(trial.to_json(), str(tmp_path), "cpu")
+    found = probe(trial.to_json(), str(tmp_path))
     assert found == {"error": "this trial depends on dense-missing, which is not done"}
-
-
-def test_every_hook_that_can_change_a_step_makes_a_method_unsteady():
-    assert steady(Method)
-    for hook in HOOKS:
-        changed = type("Changed", (Method,), {hook: lambda self, *arguments: None})
-        assert not steady(changed)
 
 
 @pytest.mark.slow
 def test_a_trial_of_several_processes_is_measured_in_as_many(tmp_path):
     changed = {**SMALL, "model": "resnet9[width=0.0625]", "batch_size": 17}  # other processes know only our own models
     trial = dataclasses.replace(flushed(CLICKTRAIN, epochs=5, **changed), processes=2)
-    found = probe(trial.to_json(), str(tmp_path), "cpu")
-    alone = probe(dataclasses.replace(trial, processes=1).to_json(), str(tmp_path), "cpu")
+    found = probe(trial.to_json(), str(tmp_path))
+    alone = probe(dataclasses.replace(trial, processes=1).to_json(), str(tmp_path))
     names = ("epochs", "visited", "steps", "flops_dense", "flops_executed")
     assert [found[name] for name in names] == [pytest.approx(alone[name]) for name in names]
     assert [stage["epoch"] for stage in found["stages"]] == [stage["epoch"] for stage in alone["stages"]]
     wrong = dataclasses.replace(trial, depends_on={"dense": "dense-missing"})
-    found = probe(wrong.to_json(), str(tmp_path), "cpu")
+    found = probe(wrong.to_json(), str(tmp_path))
     assert found["error"].endswith("this trial depends on dense-missing, which is not done")
 
 

@@ -17,6 +17,7 @@ from suite.engine.cost.clock import NO_CLOCK
 from suite.engine.cost.roofline import Machine
 from suite.measure import profile_pass, running
 from suite.measure import profile_steps as steps
+from suite.measure.profile_pass import ProfilePass
 from suite.measure.profile_steps import ProfiledSteps
 from suite.measure.profiles import PROFILES, MethodProfile, StepProfile
 from suite.measure.steps import Steps
@@ -37,7 +38,7 @@ def invented(candidate, arguments, threads):
 
 
 def in_this_process(candidate, arguments, threads):
-    return steps.measure(**arguments, device="cpu")
+    return steps.measure(**arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,7 @@ def entry(out):
 
 
 def test_a_method_is_profiled_next_to_dense(folder, lines):
-    assert profile_pass.run(folder, rounds=6, measure=in_this_process, show=lines.append)
+    assert ProfilePass(folder, rounds=6, measure=in_this_process, show=lines.append).run()
     found = entry(folder)
     (stage,) = found.stages
     assert found.trial.startswith("sdgp")
@@ -154,8 +155,8 @@ def test_first_and_last_stage_unless_all_are_asked_for():
 
 
 def test_dense_is_profiled_alone_if_it_is_named(folder, capsys):
-    assert profile_pass.run(folder, measure=invented)
-    assert profile_pass.run(folder, "dense", measure=invented)
+    assert ProfilePass(folder, measure=invented).run()
+    assert ProfilePass(folder, "dense", measure=invented).run()
     (group,) = PROFILES.read(folder)
     assert set(group.methods) == {"sdgp[n=1,m=4]", "dense"}
     said = [line.partition(", stage from epoch 1")[0] for line in capsys.readouterr().out.splitlines()]
@@ -165,7 +166,7 @@ def test_dense_is_profiled_alone_if_it_is_named(folder, capsys):
 
 
 def test_a_stage_that_cannot_be_measured_is_named(folder, lines):
-    assert not profile_pass.run(folder, measure=lambda *_: {"error": "no such state"}, show=lines.append)
+    assert not ProfilePass(folder, measure=lambda *_: {"error": "no such state"}, show=lines.append).run()
     assert lines == ["sdgp[n=1,m=4]: not measured: no such state"]
     assert not (folder / "profile.json").exists()
 
@@ -174,13 +175,13 @@ def test_a_profile_of_another_machine_is_refused(folder, lines):
     def measure(*arguments):
         return {**invented(*arguments), "provenance": {"busy_cores": 0.1, "hardware_id": "h0000000"}}
 
-    assert not profile_pass.run(folder, measure=measure, show=lines.append)
+    assert not ProfilePass(folder, measure=measure, show=lines.append).run()
     assert "its trials have the hardware_id" in lines[0]
     assert not (folder / "profile.json").exists()
 
 
 def test_times_in_a_file_are_finite(folder):
-    assert profile_pass.run(folder, measure=invented)
+    assert ProfilePass(folder, measure=invented).run()
     good = entry(folder).model_dump(mode="json")
     for name, value in (("stages", []), ("load", float("nan")), ("threads", 0)):
         with pytest.raises(ValueError, match=name):

@@ -9,7 +9,6 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
-import small_trials
 import torch
 from small_trials import flushed as spec
 from small_trials import planned, recorded, train_in_suite
@@ -32,6 +31,7 @@ from suite.measure import candidates, running, time_pass
 from suite.measure import time_steps as steps
 from suite.measure.candidates import Candidate, find_candidates
 from suite.measure.steps import WARM_UPS
+from suite.measure.time_pass import TimePass
 from suite.measure.times import TIMES, PassTime
 from suite.method import Method
 from suite.registry import register
@@ -62,7 +62,7 @@ class SleepsInSteps(Method):
 
 
 def in_this_process(candidate, arguments, threads):
-    return json.loads(json.dumps(steps.measure(**arguments, device="cpu")))  # as from another process
+    return json.loads(json.dumps(steps.measure(**arguments)))  # as from another process
 
 
 def invented(candidate, arguments, threads, ratio=0.75, load=0.1):
@@ -100,9 +100,9 @@ def measured(lines):
     """Function that runs one pass on a folder and returns it, which is the only one of its file."""
 
     def run(out, **options):
-        assert time_pass.run(
+        assert TimePass(
             out, **{"pairs": 6, "measure": in_this_process, "show": lines.append, "passes": 1} | options
-        )
+        ).run()
         (group,) = TIMES.read(out)
         (method,) = group.methods.values()
         (time,) = method.passes
@@ -283,7 +283,7 @@ def other_backends(candidate, arguments, threads, again):
 
 def test_other_backends_are_not_measured(without_ends, lines):
     measure = partial(other_backends, again=False)
-    assert not time_pass.run(without_ends, pairs=3, measure=measure, show=lines.append, passes=1)
+    assert not TimePass(without_ends, pairs=3, measure=measure, show=lines.append, passes=1).run()
     assert f"{METHOD}: not measured: layers have other backends than in the trial" in lines[0]
 
 
@@ -334,7 +334,7 @@ def test_a_state_of_another_cost_is_not_measured(shrinking, monkeypatch, lines):
         stages[0]["cost"]["batch_size"] *= 2
         return in_this_process(candidate, arguments, threads)
 
-    assert not time_pass.run(shrinking, pairs=3, measure=other, show=lines.append)
+    assert not TimePass(shrinking, pairs=3, measure=other, show=lines.append).run()
     assert f"{METHOD}: not measured: a step executes" in lines[0]
 
 
@@ -349,7 +349,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
         asked.append(arguments["choose_again"])
         return invented(candidate, arguments, threads)
 
-    assert time_pass.run(tmp_path, measure=measure, passes=1, show=lines.append)
+    assert TimePass(tmp_path, measure=measure, passes=1, show=lines.append).run()
     (group,) = TIMES.read(tmp_path)
     assert {**group.key, **other} == dict(group.key)
     assert asked == [True]  # backends are chosen for this machine
@@ -359,7 +359,7 @@ def test_trials_of_another_machine_are_measured_as_those_of_this_one(plain, tmp_
     # The trial of this machine is measured once there is one.
     monkeypatch.setattr(candidates, "this_machine", lambda device: here)
     put(plain, tmp_path, dataclasses.replace(PLAIN, seed=1))
-    assert time_pass.run(tmp_path, measure=measure, passes=2)
+    assert TimePass(tmp_path, measure=measure, passes=2).run()
     machines = {(one.key["hardware_id"], one.key["torch"]) for one in TIMES.read(tmp_path)}
     assert machines == {own, tuple(other.values())}
 
@@ -427,7 +427,7 @@ def test_a_seed_whose_states_are_not_here_is_trained_once(
         return invented(candidate, arguments, threads)
 
     for passes in (2, 3):
-        assert time_pass.run(out, measure=measure, show=lines.append, passes=passes)
+        assert TimePass(out, measure=measure, show=lines.append, passes=passes).run()
     assert lines[0].startswith(f"{METHOD}: {reason}")
     assert lines[0].endswith(f"; {TRIAL.trial_id} is trained here first, into {out / 'timed'}")
     assert here == [TRIAL.trial_id]
@@ -445,18 +445,18 @@ def test_a_training_of_another_machine_is_repeated_here(shrinking, tmp_path, mon
         )
         (found,) = find_candidates(out, "time", timed=lambda *_: ())
         assert (found.lacking is None) == (count == 2)
-        time_pass.run(out, measure=invented, passes=1)
+        TimePass(out, measure=invented, passes=1).run()
     assert here == [TRIAL.trial_id] * 2
 
 
 def test_a_complete_folder_without_states_trains_nothing(shrinking, tmp_path, here):
-    assert time_pass.run(shrinking, measure=invented, passes=1)
+    assert TimePass(shrinking, measure=invented, passes=1).run()
     out = without_states(shrinking, tmp_path / "out")
     shutil.copy(shrinking / "time.json", out)
-    assert not time_pass.run(out, measure=invented, passes=1)
+    assert not TimePass(out, measure=invented, passes=1).run()
     assert here == []
     with pytest.raises(UsageError, match="type --threads"):
-        time_pass.run(out, measure=invented, passes=2, threads=7)
+        TimePass(out, measure=invented, passes=2, threads=7).run()
     assert here == []
 
 
@@ -464,7 +464,7 @@ def test_a_seed_with_its_states_is_measured_in_place_of_one_without(shrinking, t
     other = dataclasses.replace(TRIAL, seed=1)
     out = without_states(shrinking, tmp_path / "out")
     put(shrinking / "trials" / TRIAL.trial_id, out, other)
-    assert time_pass.run(out, measure=invented)
+    assert TimePass(out, measure=invented).run()
     assert {one.trial for one in last_entry(out).passes} == {other.trial_id}
 
 
@@ -476,7 +476,7 @@ def test_a_method_whose_other_trial_has_no_network_is_trained_with_it(plain, tmp
     for one in (other, scratch):
         folder = put(plain, tmp_path, one)
     (folder.parent / other.trial_id / "model.pt").unlink()
-    assert time_pass.run(tmp_path, "scratch", measure=invented, show=lines.append, passes=1)
+    assert TimePass(tmp_path, "scratch", measure=invented, show=lines.append, passes=1).run()
     assert lines[0].startswith("scratch[of=ssl]: a trial that it depends on has no model.pt here")
     assert here == [other.trial_id, scratch.trial_id]
 
@@ -508,8 +508,8 @@ def test_data_of_another_machine_is_looked_for_here(monkeypatch, tmp_path):
 def test_a_busy_machine_is_refused_unless_the_user_insists(shrinking, monkeypatch):
     monkeypatch.setattr(running, "busy_cores", lambda seconds: 8.0)
     with pytest.raises(UsageError, match=r"8\.0 cores are busy with other programs.*--busy"):
-        time_pass.run(shrinking, measure=None)
-    assert time_pass.run(shrinking, busy=True, measure=invented)
+        TimePass(shrinking, measure=None).run()
+    assert TimePass(shrinking, busy=True, measure=invented).run()
 
 
 def test_entries_that_are_not_measured_again_stay(shrinking, measured):
@@ -518,7 +518,7 @@ def test_entries_that_are_not_measured_again_stay(shrinking, measured):
     stored["groups"][0]["methods"]["other"] = {"passes": [time.model_dump(mode="json")]}
     stored["groups"].append({"key": {"task": "other"}, "methods": {}})
     (shrinking / "time.json").write_text(json.dumps(stored))
-    assert time_pass.run(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), passes=2)
+    assert TimePass(shrinking, "prunetrain", measure=partial(invented, ratio=0.5), passes=2).run()
     first, second = TIMES.read(shrinking)
     assert first.methods["other"].passes == (time,)
     assert [one.stages[0].ratio for one in first.methods[METHOD].passes] == pytest.approx([0.75, 0.5])
@@ -530,7 +530,7 @@ def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines, caps
     for trial in trials:
         put(plain, tmp_path, trial)
     for passes in (1, 3, 2):
-        assert time_pass.run(tmp_path, measure=invented, show=lines.append, passes=passes)
+        assert TimePass(tmp_path, measure=invented, show=lines.append, passes=passes).run()
     (time,) = TIMES.read(tmp_path)[0].methods.values()
     assert [one.trial for one in time.passes] == [trials[index].trial_id for index in (1, 0, 1)]
     assert [one.number for one in time.passes] == [0, 1, 2]
@@ -541,11 +541,11 @@ def test_passes_take_the_seeds_in_turn_and_continue(plain, tmp_path, lines, caps
 
 
 def test_passes_with_other_threads_are_refused(shrinking, lines):
-    assert time_pass.run(shrinking, measure=invented, threads=1, passes=1)
-    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=2, show=lines.append)
+    assert TimePass(shrinking, measure=invented, threads=1, passes=1).run()
+    assert not TimePass(shrinking, measure=invented, threads=3, passes=2, show=lines.append).run()
     message = "passes of this folder were measured with 1 thread, and these would have 3; type --threads 1"
     assert message in lines[0]
-    assert not time_pass.run(shrinking, measure=invented, threads=3, passes=1, show=lines.append)  # nothing is missing
+    assert not TimePass(shrinking, measure=invented, threads=3, passes=1, show=lines.append).run()  # nothing is missing
     assert message in lines[1]
 
 
@@ -566,7 +566,7 @@ def test_threads_are_those_of_the_trial_and_backends_are_chosen_for_others(
         return [dataclasses.replace(one, threads=of_trial) for one in find_candidates(*arguments, **options)]
 
     monkeypatch.setattr(time_pass, "find_candidates", with_threads)
-    assert time_pass.run(shrinking, measure=measure, threads=typed, passes=1)
+    assert TimePass(shrinking, measure=measure, threads=typed, passes=1).run()
     assert asked == [(used, again)]
     assert last_entry(shrinking).threads == used
 
@@ -583,34 +583,25 @@ def test_a_pass_that_is_disturbed_is_kept_until_another_replaces_it(shrinking, l
         return invented(candidate, arguments, threads, load=5.0 if candidate.number == disturbed else 0.1)
 
     options = {"threads": 1, "show": lines.append, "passes": 3}
-    assert not time_pass.run(shrinking, measure=partial(measure, disturbed=1), **options)
+    assert not TimePass(shrinking, measure=partial(measure, disturbed=1), **options).run()
     assert lines[-1] == f"time: {METHOD} has 2 undisturbed of 3 passes; the same command measures the others"
     assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
         (0, False), (1, True), (2, False)
     ]  # fmt: skip
-    assert time_pass.run(shrinking, measure=partial(measure, disturbed=None), **options)
+    assert TimePass(shrinking, measure=partial(measure, disturbed=None), **options).run()
     assert [(one.number, one.is_disturbed) for one in last_entry(shrinking).passes] == [
         (0, False), (2, False), (1, False)
     ]  # fmt: skip
     lines.clear()
-    assert time_pass.run(shrinking, measure=invented, **options)
+    assert TimePass(shrinking, measure=invented, **options).run()
     assert lines == ["time: every method has its passes; --passes measures more"]
-
-
-def test_trials_from_before_subnormal_numbers_were_flushed_are_not_timed(plain, tmp_path, lines):
-    put(plain, tmp_path, small_trials.spec("sdgp[n=1,m=4]", **SMALL | {"epochs": 1}))
-    assert not time_pass.run(tmp_path, measure=invented, show=lines.append)
-    assert lines == [
-        "sdgp[n=1,m=4]: not measured: its trial computed with subnormal numbers, as those of earlier versions; its "
-        "accuracy counts, and the same command trains one that can be timed"
-    ]
 
 
 def test_the_order_of_the_methods_is_drawn_by_the_number_of_the_pass(plain, tmp_path, lines):
     names = [f"dense[repeat={number}]" for number in range(2, 6)]
     for name in names:
         put(plain, tmp_path, spec(name, **SMALL | {"epochs": 1}))
-    assert time_pass.run(tmp_path, measure=invented, show=lines.append, passes=3)
+    assert TimePass(tmp_path, measure=invented, show=lines.append, passes=3).run()
     orders = [
         [line.split(", ")[1].partition(":")[0] for line in lines if f"pass {number}" in line] for number in (1, 2, 3)
     ]
@@ -635,7 +626,7 @@ def test_what_follows_a_stage_replaces_what_its_last_epoch_recorded(tmp_path):
         found = invented(candidate, arguments, threads)
         return {**found, "stages": [{**one, "reconfigure_s": 0.25} for one in found["stages"]]}
 
-    assert time_pass.run(tmp_path, measure=measure, passes=1)
+    assert TimePass(tmp_path, measure=measure, passes=1).run()
     assert last_entry(tmp_path).passes[0].reconfigure_s == pytest.approx(1 + 2 + 0.25)
 
 
@@ -644,7 +635,7 @@ def test_there_are_at_least_five_passes_and_equally_many_of_each_seed(plain, tmp
     trials = [dataclasses.replace(PLAIN, seed=seed) for seed in range(seeds)]
     for trial in trials:
         put(plain, tmp_path, trial)
-    assert time_pass.run(tmp_path, measure=invented)
+    assert TimePass(tmp_path, measure=invented).run()
     timed = [one.trial for one in last_entry(tmp_path).passes]
     assert [timed.count(trial.trial_id) for trial in trials] == [passes // seeds] * seeds
 
@@ -653,9 +644,9 @@ def test_busy_passes_take_the_seeds_in_turn_and_a_disturbed_one_is_that_of_its_s
     trials = [dataclasses.replace(PLAIN, seed=seed) for seed in range(3)]
     for trial in trials:
         put(plain, tmp_path, trial)
-    assert time_pass.run(tmp_path, measure=partial(invented, load=5.0), busy=True, passes=3)
+    assert TimePass(tmp_path, measure=partial(invented, load=5.0), busy=True, passes=3).run()
     assert [one.trial for one in last_entry(tmp_path).passes] == [one.trial_id for one in trials]
-    assert time_pass.run(tmp_path, measure=invented, passes=3)
+    assert TimePass(tmp_path, measure=invented, passes=3).run()
     assert sorted(one.trial for one in last_entry(tmp_path).sound) == sorted(one.trial_id for one in trials)
 
 
@@ -664,7 +655,7 @@ def test_seeds_that_come_later_are_timed_as_often(plain, tmp_path):
     for some in (trials[:2], trials[2:]):
         for trial in some:
             put(plain, tmp_path, trial)
-        assert time_pass.run(tmp_path, measure=invented, passes=2 if some[0] is trials[0] else 0)
+        assert TimePass(tmp_path, measure=invented, passes=2 if some[0] is trials[0] else 0).run()
     assert sorted(one.trial for one in last_entry(tmp_path).passes) == sorted(one.trial_id for one in trials)
 
 
@@ -682,7 +673,7 @@ def test_all_methods_of_a_group_have_one_number_of_threads_and_no_more_than_ther
     monkeypatch.setattr(time_pass, "find_candidates", found)
     monkeypatch.setattr(running, "available_cores", lambda: 2)
     measure = lambda one, arguments, count: asked.append(count) or invented(one, arguments, count)  # noqa: E731
-    assert time_pass.run(tmp_path, measure=measure, passes=1)
+    assert TimePass(tmp_path, measure=measure, passes=1).run()
     assert asked == [2, 2]
 
 
@@ -752,7 +743,7 @@ def test_statistics_and_reconfigurations_are_timed_in_the_pass(tmp_path, monkeyp
 def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_path, monkeypatch, lines, here):
     out = without_states(shrinking, tmp_path / "out")
     monkeypatch.setattr(time_pass.LocalEngine, "run", lambda self, trials, progress: None)
-    assert not time_pass.run(out, measure=invented, show=lines.append)
+    assert not TimePass(out, measure=invented, show=lines.append).run()
     assert lines[1] == f"{TRIAL.trial_id}: not trained"
     assert f"{METHOD}: not measured: no stages: " in lines[2]
     assert TIMES.read(out) == []
@@ -761,7 +752,7 @@ def test_a_trial_without_states_that_cannot_be_trained_is_named(shrinking, tmp_p
 def test_a_trial_with_one_other_size_of_training_images_is_measured(shrinking, tmp_path, lines):
     trial = dataclasses.replace(TRIAL, recipe={**TRIAL.recipe, "train_sizes": (8,)})
     put(shrinking / "trials" / TRIAL.trial_id, tmp_path, trial)
-    assert time_pass.run(tmp_path, measure=invented, show=lines.append)
+    assert TimePass(tmp_path, measure=invented, show=lines.append).run()
 
 
 @pytest.mark.parametrize(("verb", "options", "expected"), [
@@ -783,7 +774,7 @@ def test_unknown_methods_and_wrong_options_are_one_line(shrinking, tmp_path, cap
 
 def test_a_folder_in_use_is_refused(shrinking):
     with store.Store(shrinking).lock(), pytest.raises(UsageError, match="is in use"):
-        time_pass.run(shrinking, measure=invented)
+        TimePass(shrinking, measure=invented).run()
 
 
 @pytest.mark.parametrize(("content", "reason"), [

@@ -25,7 +25,7 @@ __all__ = ["drawn", "reproduce", "suite"]
 def call_here(function, arguments, device, plugins=(), threads=None):
     """Call a function that measures in this process, with arguments and a result that went through JSON."""
     module, _, name = function.partition(":")
-    given = json.loads(json.dumps({**arguments, "device": device}))
+    given = json.loads(json.dumps(arguments))
     found = getattr(importlib.import_module(module), name)(**given)
     return SubprocessResult(json.loads(json.dumps(found)), "this process", 0.0)
 

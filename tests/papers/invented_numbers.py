@@ -7,7 +7,7 @@ import dataclasses
 import io
 
 from reports.papers import page as reproduced
-from reports.papers.comparison import compare, published_alone
+from reports.papers.comparison import comparison, published_alone
 from reports.papers.paper import Compared
 
 NUMBERS = """
@@ -67,7 +67,7 @@ def by_label(records):
 
 
 def lines(trials, numbers):
-    return {one.quantity: one for one in compare(COMPARED, "a", trials, numbers)}
+    return {one.quantity: comparison(one, "a", trials, numbers) for one in COMPARED}
 
 
 def make(trials, numbers, **changed):
@@ -75,7 +75,7 @@ def make(trials, numbers, **changed):
         name="made-up",
         title="Made up",
         summary="A summary.",
-        comparisons=(*compare(COMPARED, "a", trials, numbers), *published_alone(numbers, "p")),
+        comparisons=(*lines(trials, numbers).values(), *published_alone(numbers, "p")),
         figure=None,
         reference=numbers.groups["t"],
         trials=tuple(trial for several in trials.values() for trial in several),

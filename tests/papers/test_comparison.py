@@ -9,7 +9,7 @@ from invented_numbers import COMPARED, by_label, lines, one
 
 from reports.data.estimates import Estimate, Missing
 from reports.data.records import read
-from reports.papers.comparison import compare, doubts_about_times
+from reports.papers.comparison import comparison, doubts_about_times
 from reports.papers.page import _our_cell, to_csv
 
 
@@ -72,10 +72,10 @@ def test_why_there_is_no_number(suite, numbers):
 def test_the_interval_meets_what_was_rounded_for_print(numbers, mean, covered):
     group = numbers.groups["t"]
     assert group.decimals == {"dense": 1, "sdgp": 1}
-    (line,) = [each for each in compare(COMPARED, "a", {}, numbers) if each.quantity == "pruned minus dense"]
+    line = lines({}, numbers)["pruned minus dense"]
     assert line.rounding == pytest.approx(0.1)
     assert dataclasses.replace(line, ours=Estimate(mean, 0.3, 3)).covered is covered
-    (line,) = [each for each in compare(COMPARED, "a", {}, numbers) if each.quantity == "accuracy, pruned"]
+    line = lines({}, numbers)["accuracy, pruned"]
     assert line.rounding == pytest.approx(0.05)
     assert line.published == 95.2
     assert dataclasses.replace(line, ours=Estimate(95.2 + mean, 0.3, 3)).covered is (abs(mean) < 0.35)
@@ -94,7 +94,7 @@ def test_times_of_different_machines_are_not_compared(suite, numbers):
     trials = by_label(read(suite.write()))
     ratio = lines(trials, numbers)["training time"].ours
     assert (ratio.mean, ratio.count) == (2.0, 1)
-    (seconds,) = compare([one("s", column="train_time_s", scale=1.0, unit="s")], "a", trials, numbers)
+    seconds = comparison(one("s", column="train_time_s", scale=1.0, unit="s"), "a", trials, numbers)
     assert seconds.ours == Missing("trials ran on several machines or in several formats, so their times have no mean")
 
 

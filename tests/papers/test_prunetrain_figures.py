@@ -41,7 +41,7 @@ def test_gates_cut_what_the_union_keeps(tmp_path):
 
 
 def test_what_is_timed_apart_says_where_and_fails_by_its_last_line(tmp_path):
-    arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2}
+    arguments = {"files": [str(tmp_path / "model.pt")], "dtype": "float32", "shape": SHAPE, "batch": 2, "device": "cpu"}
     with pytest.raises(RuntimeError, match=r"images_per_second failed: .*no such file"):
         call_in_subprocess("reports.papers.timed_calls:images_per_second", arguments, "cpu")
 

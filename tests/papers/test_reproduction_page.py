@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from invented_numbers import COMPARED, NUMBERS, by_label, make, rows_of
+from invented_numbers import NUMBERS, by_label, lines, make, rows_of
 
 from reports.data.records import read
 from reports.papers import page as reproduced
 from reports.papers import paper
 from reports.papers.charts import differences
-from reports.papers.comparison import compare
 from reports.papers.paper import Chart
 
 
@@ -122,11 +121,10 @@ def test_text_from_outside_is_no_markup(suite, numbers):
 
 
 def test_the_files_and_an_earlier_figure(trials, numbers, tmp_path):
-    comparisons = compare(COMPARED, "a", trials, numbers)
-    figure = differences("made-up", chart("A title"), comparisons, None)
+    figure = differences("made-up", chart("A title"), [*lines(trials, numbers).values()], None)
     written = reproduced.write(tmp_path, make(trials, numbers, figure=figure))
-    assert [path.name for path in written] == ["made-up.md", "made-up.csv", "made-up.svg"]
-    assert "(made-up.svg)" in written[0].read_text(encoding="utf-8")
+    assert {path.name for path in written.parent.iterdir()} == {"made-up.md", "made-up.csv", "made-up.svg"}
+    assert "(made-up.svg)" in written.read_text(encoding="utf-8")
     reproduced.write(tmp_path, make(trials, numbers))
     assert not (tmp_path / "reproduce" / "made-up.svg").exists()
-    assert ".svg" not in written[0].read_text(encoding="utf-8")
+    assert ".svg" not in written.read_text(encoding="utf-8")

@@ -16,11 +16,20 @@ from time_passes import one_pass, stage
 
 from reports import write_report
 from reports.content.build import build
-from reports.content.targets import TargetRequest, target_sections
+from reports.content.targets import target_sections
 from reports.data.method_rows import method_rows
 from reports.data.pooling import of_any_machine
 from reports.data.records import PageGroup, looks, read
-from reports.data.targets import NOT_REACHED, median, of_dense, target_rows, targets_of, time_share
+from reports.data.targets import (
+    NOT_REACHED,
+    Targets,
+    default_target,
+    median,
+    of_dense,
+    target_rows,
+    targets_of,
+    time_share,
+)
 from suite.measure.times import MethodTime
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import KEY, label
@@ -170,22 +179,23 @@ def test_trials_of_another_machine_reach_the_target_and_have_no_cost_here() -> N
 def test_the_default_target_follows_from_dense_and_a_declared_one_replaces_it() -> None:
     one = group(trial("dense", 0, (0.1, 0.7666)), trial("dense", 1, (0.1, 0.7655)), trial("other", 0))
     rows = method_rows(one, looks(["dense", "other"]))
-    targets, origin = targets_of({}, (), rows, 0.005, True)
+    targets, origin = default_target(rows, 0.005)
     assert targets == (0.761,)  # 76.605 - 0.5 points, rounded down
     assert "minus the margin of 0.5 points" in origin
-    assert targets_of({}, (), rows, 0.005, False) == ((), "")  # a smoke test
-    assert targets_of({}, (), rows[:1], 0.005, True) == ((), "")  # there is nothing to compare
+    assert targets_of({}, ()) == Targets()
+    assert target_sections(one, rows, Targets(), 0.005, "g", default=False) == ()  # a smoke test
+    assert default_target(rows[:1], 0.005) == Targets()  # there is nothing to compare
     declared = {"commands": [{"spec": {"targets": [0.9]}}, {"spec": {"targets": [0.8]}}]}
-    targets, origin = targets_of(declared, (), rows, 0.005, False)
+    targets, origin = targets_of(declared, ())
     assert targets == (0.8,)
     assert "the first command with targets declared 90 %" in origin
-    assert targets_of(declared, (0.5,), rows, 0.005, True)[0] == (0.5,)
+    assert targets_of(declared, (0.5,)).accuracies == (0.5,)
 
 
 def test_the_table_says_within_how_many_epochs_a_target_was_not_reached() -> None:
     one = group(trial("dense", 0), trial("late", 0, (0.1, 0.2, 0.3, 0.9)), trial("late", 1, (0.1, 0.2, 0.3, 0.4)))
     rows = method_rows(one, looks(["dense", "late"]))
-    (section,) = target_sections(one, rows, TargetRequest({}, (0.7,)), 0.005, "g", default=True)
+    (section,) = target_sections(one, rows, Targets((0.7,)), 0.005, "g", default=True)
     (table,) = section.tables
     texts = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert texts["dense"][:4] == ["1 of 1 seed", "3", "30.0 s", "1.00"]

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from gloo_threads import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from methods.clicktrain import ClickTrain
@@ -23,14 +22,11 @@ METHODS = {
 }
 
 
-def start(rank, folder):
-    """Train by every method on one rank, and write what was counted and measured to a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+def on_rank(rank, folder):
+    """Train by every method on one rank, and return what was counted and measured."""
     found = {name: training(make(), rank, packs=True) for name, make in METHODS.items()}
     found["clicktrain, unpacked"] = training(METHODS["clicktrain"](), rank, packs=False)
-    torch.save(found, f"{folder}/{rank}.pt")
-    leave()
+    return found
 
 
 def begin(method, rank):

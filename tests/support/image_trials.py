@@ -11,7 +11,6 @@ from PIL import Image
 from suite.choices import MethodChoice, TaskChoice
 from suite.recipe import Recipe
 from suite.trials.spec import TrialSpec
-from tasks.imagefolder import ImageFolderTask
 
 
 def write_images(folder: Path, count: int = 6) -> None:
@@ -22,11 +21,6 @@ def write_images(folder: Path, count: int = 6) -> None:
         for number in range(count):
             noise = random.randint(0, 256, (40, 48, 3)).astype(np.uint8)
             Image.fromarray(noise).save(folder / place / f"{number}.{'png' if number % 2 else 'jpg'}")
-
-
-def image_folder(preset: str = "quick", **parameters: Any) -> ImageFolderTask:
-    """Return the task of a folder with the preset's defaults and other values of some parameters."""
-    return ImageFolderTask(**{**ImageFolderTask.defaults(preset), **parameters})
 
 
 def spec(

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from gloo_threads import leave
 from small_training import CLASSES, RECIPE, Checkpoints, small_trainer
 from torch import nn
 
@@ -124,12 +123,10 @@ def trained(method, recipe=UNEVEN, model=None, **options):
     }
 
 
-def start(rank, folder):
-    """Run every training on one rank, and write the results to a file."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+def on_rank(rank, folder):
+    """Run every training on one rank, and return the results."""
     small = dataclasses.replace(UNEVEN, epochs=2)
-    found = {
+    return {
         "pruned": trained(pruning(), dataclasses.replace(UNEVEN, micro_batches=2, mixup=0.4, ema=0.9)),
         "frozen": trained(FREEZING(), dataclasses.replace(UNEVEN, lookahead_steps=2)),
         "grown": trained(Grows(), dataclasses.replace(small, mixup=0.4, lookahead_steps=2)),
@@ -140,8 +137,6 @@ def start(rank, folder):
         "resumed": resumed(),
         "refused": refused(small),
     }
-    torch.save(found, f"{folder}/{rank}.pt")
-    leave()
 
 
 def normalised_net():

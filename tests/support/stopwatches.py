@@ -5,14 +5,13 @@ class FakeTime:
     """Stands in for the module `time`.
 
     Attributes:
-        now: Seconds; each reading adds `tick`.
+        now: Seconds.
     """
 
-    def __init__(self, tick=0.0):
-        self.now, self.tick = 0.0, tick
+    def __init__(self):
+        self.now = 0.0
 
     def perf_counter(self):
-        self.now += self.tick
         return self.now
 
     def sleep(self, seconds):

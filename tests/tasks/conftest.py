@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 from PIL import Image
-from small_copies import SmallArchive, write_image_folder
+from small_copies import SmallArchive
 
 from tasks.cifar10 import CIFAR10
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors are small and processors may be shared, so that more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +27,6 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise urllib.error.URLError("no network in tests")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-
-
-@pytest.fixture
-def image_folder() -> Callable[..., dict[str, NDArray[np.uint8]]]:
-    """`write_image_folder`, for tests: a folder of image files in CIFAR-10's layout."""
-    return write_image_folder
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_copies import write_image_folder
 
 from suite.errors import MissingData, UsageError
 from suite.recipe import Augmentation
@@ -38,10 +39,8 @@ def test_unpacked_archive_is_read_as_the_original(task: CIFAR10, small_archive: 
     assert task.prepare(packed, "paper").checksum == copy.checksum
 
 
-def test_archive_comes_before_image_folder(
-    task: CIFAR10, small_archive: Any, image_folder: Any, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "root" / "cifar10", "png")
+def test_archive_comes_before_image_folder(task: CIFAR10, small_archive: Any, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "root" / "cifar10", "png")
     small_archive.packed.rename(tmp_path / "root" / small_archive.packed.name)
     assert task.prepare(tmp_path / "root", "quick").kind == "original"
 
@@ -67,10 +66,8 @@ def test_archive_cut_short_is_one_line(task: CIFAR10, small_archive: Any, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-def test_png_folder_is_read_exactly_in_order_of_class_and_name(
-    task: CIFAR10, image_folder: Any, tmp_path: Path
-) -> None:
-    written = image_folder(tmp_path / "cifar10", "png")
+def test_png_folder_is_read_exactly_in_order_of_class_and_name(task: CIFAR10, tmp_path: Path) -> None:
+    written = write_image_folder(tmp_path / "cifar10", "png")
     copy = task.prepare(tmp_path, "quick")
     assert copy.kind == "png"
     data, _ = load_decoded(Path(copy.path))
@@ -80,10 +77,8 @@ def test_png_folder_is_read_exactly_in_order_of_class_and_name(
     assert "30 training and 20 test images" in copy.note
 
 
-def test_jpeg_folder_says_that_its_numbers_are_not_the_published_ones(
-    task: CIFAR10, image_folder: Any, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "cifar10", "JPG")
+def test_jpeg_folder_says_that_its_numbers_are_not_the_published_ones(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "JPG")
     copy = task.prepare(tmp_path, "quick")
     assert copy.kind == "jpeg"
     assert copy.label == f"jpeg-{copy.checksum[:8]}"
@@ -91,16 +86,16 @@ def test_jpeg_folder_says_that_its_numbers_are_not_the_published_ones(
     assert "\n" not in copy.note
 
 
-def test_unknown_class_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "png")
+def test_unknown_class_is_named(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "png")
     for split in ("train", "test"):
         (tmp_path / "cifar10" / split / "ship").rename(tmp_path / "cifar10" / split / "boat")
     with pytest.raises(UsageError, match="'boat' is not one of the classes"):
         task.prepare(tmp_path, "quick")
 
 
-def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "jpg")
+def test_unreadable_image_is_named(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "jpg")
     path = tmp_path / "cifar10" / "train" / "deer" / "0001.jpg"
     path.write_bytes(path.read_bytes()[:700])
     with pytest.raises(UsageError, match=r"deer/0001\.jpg: cannot be read as an image") as raised:
@@ -108,17 +103,15 @@ def test_unreadable_image_is_named(task: CIFAR10, image_folder: Any, tmp_path: P
     assert "\n" not in str(raised.value)
 
 
-def test_image_of_another_size_is_named(task: CIFAR10, image_folder: Any, tmp_path: Path) -> None:
-    image_folder(tmp_path / "cifar10", "png")
+def test_image_of_another_size_is_named(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "png")
     Image.new("RGB", (33, 32)).save(tmp_path / "cifar10" / "test" / "cat" / "0000.png")
     with pytest.raises(UsageError, match=r"cat/0000\.png: the image is 33x32, not 32x32"):
         task.prepare(tmp_path, "quick")
 
 
-def test_splits_hold_the_recipes_images_and_only_training_is_augmented(
-    task: CIFAR10, image_folder: Any, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "cifar10", "png", train=6, test=4)
+def test_splits_hold_the_recipes_images_and_only_training_is_augmented(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "png", train=6, test=4)
     copy = task.prepare(tmp_path, "quick")
     recipe = dataclasses.replace(task.recipe("quick"), validation_images=20, train_images=30, test_images=10)
     splits = task.load(copy, recipe, seed=0, device=CPU)
@@ -129,10 +122,8 @@ def test_splits_hold_the_recipes_images_and_only_training_is_augmented(
     assert task.load(copy, task.recipe("quick"), seed=0, device=CPU).validation is None
 
 
-def test_the_seed_shuffles_but_never_moves_an_image_to_another_split(
-    task: CIFAR10, image_folder: Any, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "cifar10", "png", train=6, test=4)
+def test_the_seed_shuffles_but_never_moves_an_image_to_another_split(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "png", train=6, test=4)
     copy = task.prepare(tmp_path, "quick")
     recipe = dataclasses.replace(task.recipe("smoke"), validation_images=20, flip=False, translate=0)
     seen, orders = [], []
@@ -145,10 +136,8 @@ def test_the_seed_shuffles_but_never_moves_an_image_to_another_split(
     assert not torch.equal(orders[0], orders[1])
 
 
-def test_images_changed_between_planning_and_loading_are_one_line(
-    task: CIFAR10, image_folder: Any, tmp_path: Path
-) -> None:
-    image_folder(tmp_path / "cifar10", "png")
+def test_images_changed_between_planning_and_loading_are_one_line(task: CIFAR10, tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "cifar10", "png")
     copy = task.prepare(tmp_path, "quick")
     with pytest.raises(MissingData, match="have changed"):
         task.load(dataclasses.replace(copy, checksum="0" * 64), task.recipe("quick"), 0, CPU)

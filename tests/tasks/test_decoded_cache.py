@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_copies import write_image_folder
 
 from suite.errors import UsageError
 from tasks.cifar10 import CIFAR10
@@ -28,9 +29,9 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def root(image_folder: Any, tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Path:
     """A data root with a small folder of PNG files."""
-    image_folder(tmp_path / "root" / "cifar10", "png")
+    write_image_folder(tmp_path / "root" / "cifar10", "png")
     return tmp_path / "root"
 
 

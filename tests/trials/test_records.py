@@ -119,7 +119,7 @@ def test_keys_of_earlier_records_are_ignored(two):
     record = json.loads(path.read_text())
     record["files"]["model.pt"]["sha256"] = record["sha256"] = "0" * 64
     path.write_text(json.dumps({**record, "spec": {**record["spec"], "unknown": 1}}))
-    assert Store(two[0].parents[1]).status(two[0].name) == "done"
+    assert Store(two[0].parents[1]).state(two[0].name)[0] == "done"
 
 
 @pytest.mark.parametrize(("name", "content", "reason"), [
@@ -155,7 +155,7 @@ def test_text_that_utf8_or_a_terminal_does_not_take_is_replaced_where_a_record_i
     assert (record.spec.hash, record.spec.plugins) == (trial.hash, ("/home/\ufffd/x.py",))
     assert record.message == "\ufffd\ufffd[2J\ufffd"
     assert record.provenance == {"\ufffd": ["\ufffd"]}
-    assert Store(tmp_path).status(folder.name) == "done"
+    assert Store(tmp_path).state(folder.name)[0] == "done"
     # The process of the trial, which opens the path, reads it as it was written.
     assert json.loads((folder / "trial.json").read_bytes())["spec"]["plugins"] == ["/home/\udcff/x.py"]
 

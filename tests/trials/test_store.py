@@ -153,7 +153,7 @@ def test_which_trials_are_chosen(store):
     def chosen(only):
         return [statuses[trial.seed] for trial, _ in store.choose(trials, only)]
 
-    assert store.status(trials[5].trial_id) == "error"  # its process has ended, since this one has the lock
+    assert store.state(trials[5].trial_id)[0] == "error"  # its process has ended, since this one has the lock
     assert chosen("missing") == statuses[1:]
     assert chosen("failed") == ["diverged", "oom", "timeout", "error", "running", "damaged"]
     assert chosen("all") == statuses
@@ -165,7 +165,7 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
     second = spec(1, method="ssl", depends_on={"dense": first.trial_id})
     folder = put_export(store.folder, first)
     assert store.choose([first], "missing") == []
-    assert store.status(first.trial_id) == "done"
+    assert store.state(first.trial_id)[0] == "done"
     assert [trial for trial, _ in store.choose([first, second], "missing")] == [first, second]
     assert f"{first.trial_id} is run again: another trial needs its model" in caplog.text
     put(store.folder, second, "done")
@@ -185,7 +185,7 @@ def test_an_exported_trial_is_done_unless_another_one_needs_its_model(store, cap
         assert f"{first.trial_id} is run again: " in caplog.messages[-1]
         assert reason in caplog.messages[-1]
     (folder / "layers.csv.gz").write_bytes(pack(b"layer\nconv\n"))
-    assert store.status(first.trial_id) == "done"
+    assert store.state(first.trial_id)[0] == "done"
 
 
 def part(name):

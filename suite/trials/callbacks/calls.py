@@ -47,7 +47,7 @@ class CallbackTrial:
         return cls(spec.trial_id, folder, spec.label, spec.task, spec.model, spec.seed, spec.recipe)
 
 
-def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
+def read_callbacks(text: str) -> tuple[str, ...]:
     """Read a comma list of callbacks, and check that each can be used here. The caller must have loaded the plugins.
 
     Raises:
@@ -58,13 +58,13 @@ def read_callbacks(text: str, option: str = "--log") -> tuple[str, ...]:
     known = registry.names("callback")
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} '{text}': no callback is called '{name}'{nearest(name, known)}")
+            raise UsageError(f"--log '{text}': no callback is called '{name}'{nearest(name, known)}")
         if names.count(name) > 1:
-            raise UsageError(f"{option} '{text}': '{name}' occurs twice")
+            raise UsageError(f"--log '{text}': '{name}' occurs twice")
         callback = registry.get("callback", name)
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            raise UsageError(f"{option} '{text}': callback '{name}' has neither on_epoch nor on_trial")
-        _check_calls(callback, f"{option} '{text}': callback '{name}'")
+            raise UsageError(f"--log '{text}': callback '{name}' has neither on_epoch nor on_trial")
+        _check_calls(callback, f"--log '{text}': callback '{name}'")
         if check := getattr(callback, "check", None):
             check()
     return names

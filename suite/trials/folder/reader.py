@@ -77,7 +77,7 @@ def read_epochs(path: Path, damage: list[str]) -> tuple[Mapping[str, Any], ...]:
                 raise ValueError(f"epoch {record['epoch']} follows epoch {last}")
             records.append(record)
         except (ValueError, UsageError) as error:
-            damage.append(f"{path.name}, line {number} is damaged: {str(error).removeprefix(': ')}")
+            damage.append(f"{path.name}, line {number} is damaged: {error}")
     return tuple(records)
 
 

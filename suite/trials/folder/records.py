@@ -38,6 +38,12 @@ class DamagedRecord(UsageError):
     """A `trial.json` that cannot be read, or does not have the form of a record."""
 
 
+class Strict(BaseModel):
+    """Base of what files of a suite's folder contain. It refuses unknown keys, and its values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class _DataFacts(BaseModel):
     classes: int | None = None
 
@@ -222,7 +228,7 @@ def load_record(folder: Path) -> TrialRecord:
     except OSError as error:
         raise DamagedRecord(f"damaged record: {in_words(error)}") from error
     except (ValueError, LookupError, TypeError, UsageError) as error:
-        raise DamagedRecord(f"damaged record: {str(error).removeprefix(': ')}") from error
+        raise DamagedRecord(f"damaged record: {error}") from error
     return record
 
 

@@ -68,7 +68,7 @@ def read_suite(path: Path, hint: str = "") -> dict[str, Any]:
         suite: dict[str, Any] = files.read_json(content)
         validate(_Suite, suite, "")
     except (ValueError, UsageError) as error:
-        raise UsageError(f"{path} is damaged: {str(error).removeprefix(': ')}{hint}") from error
+        raise UsageError(f"{path} is damaged: {error}{hint}") from error
     return suite
 
 
@@ -175,20 +175,16 @@ class Store:
         """Return the folders of all trials that ever started, by name."""
         return sorted(path for path in (self.folder / "trials").glob("*") if path.is_dir())
 
-    def status(self, trial_id: str, in_use: bool = False) -> str:
-        """Return one of `ENDED`, or `""` for a trial that never started.
+    def state(self, trial_id: str, in_use: bool = False) -> tuple[str, str]:
+        """Return the status of a trial, and the reason why a finished trial or a record does not count.
 
-        A trial whose record says `running` counts as an error if no command works in the folder, because it has no
-        process.
+        The status is one of `ENDED`, or `""` for a trial that never started. A trial whose record says `running` counts
+        as an error if no command works in the folder, because it has no process.
 
         Args:
             trial_id: Id of the trial.
-            in_use: Whether another process holds the lock. The result may then be `running`.
+            in_use: Whether another process holds the lock. The status may then be `running`.
         """
-        return self.state(trial_id, in_use)[0]
-
-    def state(self, trial_id: str, in_use: bool = False) -> tuple[str, str]:
-        """Return the status, and the reason why a finished trial or a record does not count."""
         folder = self.trial_folder(trial_id)
         try:
             record = load_record(folder)
@@ -207,7 +203,7 @@ class Store:
 
         Args:
             trials: The trials; those that others depend on precede them.
-            in_use: As for `status`.
+            in_use: As for `state`.
         """
         states: list[tuple[str, str]] = []
         needed: set[str] = set()

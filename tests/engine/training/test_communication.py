@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from communicating import METHODS, RANKS, STEPS, start
+from communicating import METHODS, RANKS, STEPS, on_rank
 from gloo_threads import found_by_ranks
 from small_methods import Nothing
 from small_training import small_net
@@ -16,7 +16,7 @@ from suite.ops import apply
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("communication")
-    return found_by_ranks(start, folder, RANKS)
+    return found_by_ranks(on_rank, folder, RANKS)
 
 
 @pytest.mark.parametrize("method", METHODS)

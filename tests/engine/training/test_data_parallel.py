@@ -13,10 +13,10 @@ from rank_trainers import (
     Grows,
     LeavesOut,
     normalised_net,
+    on_rank,
     plain_net,
     pruning,
     residual_net,
-    start,
     trained,
 )
 from small_training import SmallBatches, small_trainer
@@ -30,7 +30,7 @@ from suite.method import Method
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("data_parallel")
-    return found_by_ranks(start, folder, RANKS)
+    return found_by_ranks(on_rank, folder, RANKS)
 
 
 def assert_equal_training(several, one):

@@ -5,11 +5,10 @@ differently; everything else is compared bit for bit.
 """
 
 import dataclasses
-import gc
 
 import pytest
 import torch
-from gloo_threads import found_by_ranks, leave
+from gloo_threads import found_by_ranks
 from own_loops import METHODS, Loop, net
 from small_training import RECIPE, fitted
 
@@ -70,19 +69,14 @@ def test_a_compiled_loop_draws_the_masks_of_an_eager_one_and_trains_alike(name):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def start(rank, folder):
-    """Train methods on one of two ranks, with two parts, two optimizers and an average; save the weights."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def on_rank(rank, folder):
+    """Train methods on one of two ranks, with two parts, two optimizers and an average; return the weights."""
     found = {}
     for name in ON_RANKS:
         loop = Loop(METHODS[name](), IN_PARTS, net(), optimizers=2, ema=0.8, ranks=2).fit()
         found[name] = [[one.detach() for one in own.parameters()] for own in (loop.model, loop.average.module)]
         torch.save(restore(loop.model), f"{folder}/{name}-{rank}.pt")
-        del loop
-    torch.save(found, f"{folder}/{rank}.pt")
-    gc.collect()
-    leave()
+    return found
 
 
 ON_RANKS = ("sdgp", "prunetrain", "clicktrain")
@@ -93,7 +87,7 @@ IN_PARTS = dataclasses.replace(SMALL, micro_batches=2)
 def ranks(tmp_path_factory):
     """Folder of the models and weights of two ranks."""
     folder = tmp_path_factory.mktemp("loops")
-    return folder, found_by_ranks(start, folder, 2)
+    return folder, found_by_ranks(on_rank, folder, 2)
 
 
 @pytest.mark.parametrize("name", ON_RANKS)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from gloo_threads import found_by_ranks
 from small_methods import RandomChannels
 from small_training import SmallBatches
-from two_ranks import BATCH, RANKS, planned, start
+from two_ranks import BATCH, RANKS, on_rank, planned
 
 from suite.engine.training.ranks import Ranks
 
@@ -15,7 +15,7 @@ from suite.engine.training.ranks import Ranks
 def found(tmp_path_factory):
     """What each of two ranks found, on the CPU."""
     folder = tmp_path_factory.mktemp("ranks")
-    return found_by_ranks(start, folder, RANKS)
+    return found_by_ranks(on_rank, folder, RANKS)
 
 
 def test_two_ranks_draw_the_masks_of_two_micro_batches(found):
