@@ -177,8 +177,7 @@ def verdict(rows: Sequence[MethodRow], answers: Answers, setting: Setting) -> Ve
 
 def smoke_verdict(setting: Setting) -> Verdict:
     """Return the text in place of the verdict in the report of a smoke test."""
-    said, advice = (say("verdict.smoke"),), say("verdict.after_smoke")
-    return Verdict(said, warnings=called_exploratory(setting), advice=advice)
+    return Verdict((say("verdict.smoke"),), warnings=called_exploratory(setting), advice=say("verdict.after_smoke"))
 
 
 def called_exploratory(setting: Setting) -> tuple[str, ...]:

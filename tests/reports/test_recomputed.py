@@ -101,8 +101,7 @@ def verdict(folder, prunes):
         (seeds,) = (values for (name, _), values in known.items() if name == label)
         values, count = np.log([ratio(one) for one in passes]), len(seeds)
         error_of_cost = np.sqrt(max(values.var(ddof=1), floor) / len(values))
-        has_each = sorted(seed_of[one["trial"]] for one in passes) == sorted({seed_of[one["trial"]] for one in passes})
-        if has_each and len(passes) == count:
+        if len(passes) == count == len({seed_of[one["trial"]] for one in passes}):
             low = values.mean() - stats.t.ppf(0.975, count - 1) * error_of_cost
             logs = np.zeros(count) if low > 0 else values
             own, uncertain = seeds - np.polyval(curve, logs), []
@@ -122,15 +121,14 @@ def verdict(folder, prunes):
     raw = {claim: [*values, *[1.0] * (claims - len(labels))] for claim, values in raw.items()}  # others claim nothing
     shown = {claim: {labels[place] for place, p in holm(values).items() if p <= LEVEL} for claim, values in raw.items()}
 
-    def word(label):
-        decided = next((claim for claim in ("better", "worse") if label in shown[claim]), "undecided")
-        is_same = decided == "undecided" and label in shown["above"] & shown["below"]
-        return f"same within {MARGIN:g}" if is_same else decided
-
     few = {label for label, epochs in known if len(known[label, epochs]) < SURE_SEEDS}
-    words = {label: word(label) for label in labels}
-    marks = {label: ", preliminary" for label, said in words.items() if label in few and said != "undecided"}
-    return {label: (*gains[label], words[label] + marks.get(label, "")) for label in labels}
+
+    def word(label):
+        other = f"same within {MARGIN:g}" if label in shown["above"] & shown["below"] else "undecided"
+        said = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
+        return f"{said}, preliminary" if label in few and said != "undecided" else said
+
+    return {label: (*gains[label], word(label)) for label in labels}
 
 
 @pytest.mark.parametrize(("name", "prunes"), [("campaign", True)])
