@@ -1,5 +1,6 @@
-"""The verdict about time of a campaign, recomputed from its records by NumPy and SciPy alone."""
+"""Every number of a campaign's first table, recomputed from its records by NumPy and SciPy alone."""
 
+import gzip
 import json
 import re
 from collections import defaultdict
@@ -16,17 +17,22 @@ SURE_SEEDS = 5
 
 
 def records(folder):
-    """Return the accuracy in percent by method with its parameters, by epochs and by seed, and each trial's seed."""
-    accuracies, seeds, families = defaultdict(dict), {}, {}
+    """Return the accuracies in percent by method with its parameters and epochs, in the order of seeds; and by method
+    what it is and the inference FLOPs of each trial relative to dense. The seeds of trials come last."""
+    accuracies, seeds, families, inference = defaultdict(dict), {}, {}, defaultdict(list)
     for path in folder.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
-        spec = record["spec"]
+        spec, result = record["spec"], record["result"]
         label = f"{spec['method']}[{spec['variant']}]" if spec["variant"] else spec["method"]
-        accuracies[label, spec["recipe"]["epochs"]][spec["seed"]] = 100 * record["result"]["test_accuracy"]
+        accuracies[label, spec["recipe"]["epochs"]][spec["seed"]] = 100 * result["test_accuracy"]
         seeds[path.parent.name] = spec["seed"]
         families[label] = "twin" if spec["control"] else spec.get("prunes", True)
-    sorted_by_seed = {key: np.array([values[seed] for seed in sorted(values)]) for key, values in accuracies.items()}
-    return sorted_by_seed, seeds, families
+        last = json.loads(gzip.decompress((path.parent / "epochs.jsonl.gz").read_bytes()).splitlines()[-1])
+        zeros_are_skipped = {*last.get("backends", {}).values()} - {"torch"}
+        column = "inference_flops_effective" if zeros_are_skipped else "inference_flops"
+        inference[label].append(result[column] / result["inference_flops_dense"])
+    by_seed = {key: np.array([values[seed] for seed in sorted(values)]) for key, values in accuracies.items()}
+    return by_seed, families, inference, seeds
 
 
 def pairs(text):
@@ -72,9 +78,17 @@ def freedom(parts):
     return sum(variance for variance, _ in parts) ** 2 / sum(variance**2 / of for variance, of in parts if variance)
 
 
-def verdict(folder, prunes):
-    """Return for each timed method of a family its gain, the half of its interval and the word of the answer."""
-    known, seed_of, families = records(folder)
+def half_width(variance, nu, level=LEVEL):
+    return stats.t.ppf(1 - level, nu) * np.sqrt(variance)
+
+
+def page(folder, prunes):
+    """Return what the first table says of each timed method of a family, and costs and accuracies of dense lengths.
+
+    Of a method, this is its accuracy, cost, gain (numbers with their intervals) and word of the answer. A length of
+    dense has the lower end of its accuracy.
+    """
+    known, families, _, seed_of = records(folder)
     (group,) = json.loads((folder / "time.json").read_text())["groups"]
     timed = {
         label: sorted(entry["passes"], key=lambda one: seed_of[one["trial"]])
@@ -87,23 +101,31 @@ def verdict(folder, prunes):
     fixed = np.mean([fixed_of_dense(one) for one in of_dense])
     lengths = sorted(epochs for label, epochs in known if label == "dense" and len(known[label, epochs]) >= 3)
     cost = np.array([FROZEN_AFTER * before + (epochs - FROZEN_AFTER) * after for epochs in lengths])
-    x, dense = np.log((cost / cost[-1] + fixed) / (1 + fixed)), [known["dense", epochs] for epochs in lengths]
-    n, means = np.array([len(one) for one in dense]), np.array([one.mean() for one in dense])
+    shares, dense = (cost / cost[-1] + fixed) / (1 + fixed), [known["dense", epochs] for epochs in lengths]
+    x, n, means = np.log(shares), np.array([len(one) for one in dense]), np.array([one.mean() for one in dense])
     spread, of_spread = sum((one.var() * len(one)) for one in dense) / (n - 1).sum(), (n - 1).sum()
     unit = [np.polyfit(x, row, 2, w=np.sqrt(n)) for row in np.eye(len(x))]  # weights of the means
     curve = np.polyfit(x, means, 2, w=np.sqrt(n))
     floor = np.var([np.log(np.median(np.divide(*pairs(one["twice"])))) for one in of_dense], ddof=1)
+    halves = half_width(spread / n, of_spread)
+    said = {"dense": {"accuracy": (means[-1], halves[-1]), "cost": (1.0,)}}
 
     gains, raw = {}, defaultdict(list)
-    claims = len({label for label, _ in known if families[label] == prunes and label != "dense"})
+    of_family = {label: values for (label, _), values in known.items() if families[label] == prunes}
+    of_family.pop("dense", None)
+    claims = len(of_family)
+    for label, seeds in of_family.items():
+        count = len(seeds)
+        own = half_width(max(seeds.var(ddof=1), spread) / count, count - 1) if count > 1 else None
+        said[label] = {"accuracy": (seeds.mean(), *([own] if own else []))}
     for label in labels:
-        passes = timed[label]
-        (seeds,) = (values for (name, _), values in known.items() if name == label)
+        passes, seeds = timed[label], of_family[label]
         values, count = np.log([ratio(one) for one in passes]), len(seeds)
         error_of_cost = np.sqrt(max(values.var(ddof=1), floor) / len(values))
+        width = half_width(error_of_cost**2, len(values) - 1)
+        said[label]["cost"] = tuple(np.exp(values.mean() + np.array([0, -width, width])))
         if len(passes) == count == len({seed_of[one["trial"]] for one in passes}):
-            low = values.mean() - stats.t.ppf(0.975, count - 1) * error_of_cost
-            logs = np.zeros(count) if low > 0 else values
+            logs = np.zeros(count) if values.mean() > width else values
             own, uncertain = seeds - np.polyval(curve, logs), []
         else:
             logs, own = values.mean(keepdims=True), seeds - np.polyval(curve, values.mean())
@@ -112,34 +134,62 @@ def verdict(folder, prunes):
         at = np.array([np.polyval(row, logs).mean() for row in unit])
         spread_of_method = max(seeds.var(ddof=1) if uncertain else own.var(ddof=1), spread)
         parts = [(spread_of_method / count, count - 1), (spread * (at**2 / n).sum(), of_spread), *uncertain]
-        error, nu = np.sqrt(sum(variance for variance, _ in parts)), freedom(parts)
-        gains[label] = own.mean(), stats.t.ppf(1 - LEVEL * (1 - 2 / count) / claims, nu) * error
+        variance, nu = sum(variance for variance, _ in parts), freedom(parts)
+        gains[label] = own.mean(), half_width(variance, nu, LEVEL * (1 - 2 / count) / claims)
         for claim, value in {
             "better": own.mean(), "worse": -own.mean(), "above": MARGIN + own.mean(), "below": MARGIN - own.mean(),
         }.items():  # fmt: skip
-            raw[claim].append(min(1, count / (count - 2) * stats.t.sf(value / error, nu)))
+            raw[claim].append(min(1, count / (count - 2) * stats.t.sf(value / np.sqrt(variance), nu)))
     raw = {claim: [*values, *[1.0] * (claims - len(labels))] for claim, values in raw.items()}  # others claim nothing
     shown = {claim: {labels[place] for place, p in holm(values).items() if p <= LEVEL} for claim, values in raw.items()}
 
-    few = {label for label, epochs in known if len(known[label, epochs]) < SURE_SEEDS}
-
-    def word(label):
+    few = {label for label, seeds in of_family.items() if len(seeds) < SURE_SEEDS}
+    for label in labels:
         other = f"same within {MARGIN:g}" if label in shown["above"] & shown["below"] else "undecided"
-        said = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
-        return f"{said}, preliminary" if label in few and said != "undecided" else said
+        word = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
+        preliminary = ", preliminary" if label in few and word != "undecided" else ""
+        said[label] |= {"gain": gains[label], "word": f"{word}{preliminary}"}
+    return said, [*zip(shares, means - halves, strict=True)]
 
-    return {label: (*gains[label], word(label)) for label in labels}
+
+def without_notes(cell):
+    return re.sub("<sup>.*?</sup>", "", cell)
 
 
-@pytest.mark.parametrize(("name", "prunes"), [("campaign", True)])
-def test_the_verdict_about_time_is_that_of_another_computation(name, prunes):
-    answers = verdict(RESULTS / name, prunes)
+def assert_shown(cell, values):
+    """Assert that a cell has these numbers, rounded."""
+    texts = re.findall(r"[-+]?\d+(?:\.\d+)?", without_notes(cell).replace("−", "-"))
+    assert len(texts) == len(values), cell
+    for text, value in zip(texts, values, strict=True):
+        assert float(text) == pytest.approx(value, abs=0.5001 * 10 ** -len(text.partition(".")[2]))
+
+
+@pytest.mark.parametrize("name", ["campaign"])
+def test_the_first_table_is_that_of_another_computation(name):
+    _, families, inference, _ = records(RESULTS / name)
+    said, lengths = page(RESULTS / name, prunes=True)
+    if False in families.values():
+        said |= page(RESULTS / name, prunes=False)[0]
     lines = (RESULTS / name / "report.md").read_text().split("### ")[0].splitlines()
     rows = {line.split("`")[1]: line.split(" | ") for line in lines if line.startswith("| `")}
-    assert answers
-    for label, (gain, half, word) in answers.items():
-        cells = [re.sub("<sup>.*?</sup>", "", cell) for cell in rows[label]]
-        mean, _, width = cells[4].replace("−", "-").replace("+", "").partition(" ± ")
-        digits = len(width.partition(".")[2])
-        assert (float(mean), float(width)) == pytest.approx((gain, half), abs=0.5001 * 10**-digits)
-        assert cells[5] == word
+    assert {label for label in families if families[label] != "twin"} == {*said} <= {*rows}
+    for label, one in said.items():
+        cells, ratios = rows[label], np.array(inference[label])
+        assert_shown(cells[1], one["accuracy"])
+        assert_shown(cells[3], one.get("cost", ()))
+        assert_shown(cells[4], one.get("gain", ()))
+        assert without_notes(cells[5]) == one.get("word", "–" if label == "dense" else "too few seeds")
+        ends = (ratios.min(), ratios.max()) if np.ptp(ratios) > 1e-9 else ()
+        assert_shown(cells[7], (np.exp(np.log(ratios).mean()), *ends))
+    # The price list: of all ways with a cost and an interval, those that are shown to reach what dense lengths do.
+    ways = lengths + [
+        (one["cost"][0], one["accuracy"][0] - one["accuracy"][1]) for one in said.values() if "gain" in one
+    ]
+    prices = [line.split(" | ") for line in lines if re.match(r"\| \d", line)]
+    targets = sorted({np.floor(10 * reached + 1e-6) / 10 for _, reached in lengths})
+    assert len(prices) == len(targets)
+    for cells, target in zip(prices, targets, strict=True):
+        reaching = [cost for cost, reached in ways if reached >= target - 1e-8]
+        assert_shown(cells[0], (target,))
+        assert_shown(cells[1], (min(reaching),))
+        assert cells[2] == f"{len(reaching)} of {len(ways)} ways"
