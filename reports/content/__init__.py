@@ -1,1 +1,1 @@
-"""Content of a report, independent of its format: headlines, tables, provenance."""
+"""Content of a report, independent of its format: verdicts, tables, provenance."""

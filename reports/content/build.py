@@ -14,15 +14,15 @@ from reports.content.remarks import (
     backend_remarks,
     communication_remarks,
     equal_starts,
-    headlines,
     machine_remarks,
+    prerequisites,
     repeated_seeds,
     time_pass_remarks,
     time_remarks,
 )
 from reports.content.tables import group_tables, verdict_table
 from reports.content.targets import target_sections
-from reports.content.verdict import Setting, budget_table, main_cost, outcomes, smoke_verdict, verdict, word
+from reports.content.verdict import Setting, budget_table, main_cost, smoke_verdict, verdict, word
 from reports.content.why import why_sections
 from reports.data.estimates import facts
 from reports.data.method_rows import MethodRow
@@ -116,12 +116,10 @@ def _group(
     reasons, out = exploratory(records.suite), out_option(records.folder)
     setting_of = Setting(epochs(group), declared, images, not caution, reasons, out)
     first = main_cost(rows)
-    said: dict[str, str] = {}
     if answers is not None:
         judged, margin = answers[first], setting_of.margin
         words = {one.candidate.label: word(one, margin) for one in judged.both}
         gains = gain_figure(rows, judged, words, first, margin, slug)
-        said = {label: outcomes(label, answers, first, setting_of) for label in words}
     verdicts = {
         cost: verdict_table(
             rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
@@ -137,13 +135,13 @@ def _group(
         data_note=_data_note(group),
         verdict=smoke_verdict(setting_of) if answers is None else verdict(rows, answers, setting_of),
         caution=caution,
-        headlines=headlines(rows, said),
         remarks=(
             *time_remarks(everything),
             *time_pass_remarks(rows),
             *machine_remarks(group),
             *repeated_seeds(group),
             *equal_starts(rows),
+            *prerequisites(rows),
             *backend_remarks(rows),
             *communication_remarks(rows),
         ),

@@ -92,16 +92,6 @@ class PriceList(Table):
 
 
 @dataclass(frozen=True)
-class Headline:
-    """A sentence about a method. The text follows the method's name, which is set as code, and the mark after it."""
-
-    name: str
-    text: str
-    colour: int
-    mark: str = ""
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What the methods of a group are worth. Names and commands in its texts are between backticks.
 
@@ -149,7 +139,6 @@ class Group:
         subtitle: Epochs, batch size, device, versions and data copy.
         data_note: What the data copy means for the numbers.
         verdict: What its methods are worth; `None` if there is no method besides dense.
-        headlines: One sentence per method: what the rule says, and why.
         remarks: Warnings that concern several methods, for example disturbed times.
         tables: Tables with one row per method, the verdicts at equal FLOPs first; empty if no trial is done.
         tradeoff_figures: Accuracy against cost.
@@ -167,7 +156,6 @@ class Group:
     subtitle: str
     data_note: str
     verdict: Verdict | None
-    headlines: tuple[Headline, ...]
     remarks: tuple[str, ...]
     tables: tuple[Table, ...]
     tradeoff_figures: tuple[Figure, ...]

@@ -1,18 +1,6 @@
-"""Sentences about a method, which follow from its numbers by fixed rules, and remarks of a group.
+"""Remarks of a group: unreliable times, machines, seeds, backends, and what a method starts from.
 
-The sentences of a method are in `reports/sentences/methods.j2`:
-
-1. Unfinished and failed trials come before any number.
-2. Accuracy: if the 95 % interval of the difference to dense covers 0, the accuracy is "not distinguishable from dense".
-   Otherwise it is so many points "above" or "below". The outcome of the rule, which corrects for the number of methods,
-   comes separately.
-3. Training time: the mean ratio of the time passes, if there are any; otherwise that of the trials. A mark tells that a
-   time of trials is shorter than the effective FLOPs explain. Disturbed times have no ratio.
-4. Multiply-adds that could have been skipped and were executed are in the conditional.
-5. The final model: inference FLOPs of its shapes, and the share that hardware could skip because weights are zero.
-6. Shares below half a percent of dense are left out.
-
-Remarks are about unreliable times, machines and backends. Their sentences are in `reports/sentences/remarks.j2`.
+Their sentences are in `reports/sentences/remarks.j2`.
 """
 
 from __future__ import annotations
@@ -22,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from reports.content.model import Headline
-from reports.content.verdict import skips
-from reports.data.estimates import Estimate, Missing, Quantity
 from reports.data.method_rows import MethodRow
 from reports.data.records import UNSTEADY, Machine, PageGroup, attempts, busy_share, shared_with, spread
 from reports.sentences import say
@@ -32,100 +17,6 @@ from suite.files import clean
 from suite.measure.times import BUSY
 from suite.trials.folder.records import TrialRecord
 from suite.trials.groups import BASELINE, MACHINE, label, seed_of
-
-_NEGLIGIBLE = 0.005
-# The sentence points to other causes if a time is shorter than the effective FLOPs explain by more than this share.
-_EXPLAINED = 0.05
-
-
-def headlines(rows: Sequence[MethodRow], outcomes: Mapping[str, str]) -> tuple[Headline, ...]:
-    """Return the sentences about each row of a group: what the rule says, by method, and why."""
-    lines = []
-    for row in rows:
-        text, outcome = sentence(row), outcomes.get(row.label)
-        lines.append(Headline(row.label, f"{outcome}. {text}" if outcome else text, row.look.colour, row.look.mark))
-    return tuple(lines)
-
-
-def sentence(row: MethodRow) -> str:
-    """Return the sentences about a row, without the method's name in front."""
-    failures = f"{row.failures} of {len(row.trials)} trials" if row.failures else ""
-    if not row.done:
-        return say("methods.nothing_done", failures=failures)
-    head = say("methods.head", seeds=row.seeds, failures=failures)
-    if row.is_baseline:
-        clauses = [say("methods.accuracy", accuracy=_known(row.accuracy)), _seconds(row), say("methods.baseline")]
-    else:
-        clauses = [_accuracy(row), _time(row), *_training_flops(row), *_final_model(row), *_prerequisites(row)]
-    first, *others = clauses
-    return " ".join([f"{head}: {first}.", *(f"{text[:1].upper()}{text[1:]}." for text in others)])
-
-
-def _known(quantity: Quantity) -> Estimate | None:
-    return quantity if isinstance(quantity, Estimate) else None
-
-
-def _prerequisites(row: MethodRow) -> list[str]:
-    """Name the trainings that the method starts from, whose cost is not part of its own."""
-    spec = row.done[0].spec
-    names = [
-        *map(str, spec.depends_on),
-        *(f"the file {name}" for name in spec.files),
-    ]
-    return [say("methods.starts_from", names=names)] if names else []
-
-
-def _seconds(row: MethodRow) -> str:
-    return say("methods.time", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed)
-
-
-def _accuracy(row: MethodRow) -> str:
-    difference = row.accuracy_difference
-    if isinstance(difference, Missing):
-        return say("methods.accuracy_alone", known=_known(row.accuracy), reason=difference.reason)
-    return say("methods.difference", points=difference.scaled(100))
-
-
-def _time(row: MethodRow) -> str:
-    times, passes, _ = row.time
-    if isinstance(times, Missing):
-        return say(
-            "methods.time_alone", seconds=_known(row.train_time), is_disturbed=row.time_is_disturbed,
-            reason=times.reason,
-        )  # fmt: skip
-    if passes:
-        return say("methods.passes", share=times.mean, count=len(passes))
-    effective = row.flops_ratio["effective"]
-    unexplained = (
-        isinstance(effective, Estimate)
-        and not (times.half_width is not None and times.covers(1))
-        and times.high < min(1.0, effective.mean) - _EXPLAINED
-    )
-    return say("methods.trials", times=times, seeds=row.seeds, unexplained=unexplained)
-
-
-def _training_flops(row: MethodRow) -> list[str]:
-    executed, effective, current = (row.flops_ratio[kind] for kind in ("executed", "effective", "current"))
-    if isinstance(executed, Missing):
-        return [say("methods.flops_unknown")]
-    clauses = [say("methods.executed", share=executed)] if abs(1 - executed.mean) >= _NEGLIGIBLE else []
-    if isinstance(effective, Estimate) and executed.mean - effective.mean >= _NEGLIGIBLE:
-        # If kernels executed less than the current shapes need, they used some of the sparsity.
-        used = isinstance(current, Estimate) and current.mean - executed.mean >= _NEGLIGIBLE
-        skipped = "some" if used else "few" if skips(row) else "none"
-        clauses.append(say("methods.skippable", effective=effective, skipped=skipped))
-    return clauses or [say("methods.all_executed", effective_known=isinstance(effective, Estimate))]
-
-
-def _final_model(row: MethodRow) -> list[str]:
-    inference, effective = row.inference_ratio, row.inference_effective_ratio
-    if isinstance(inference, Missing):
-        return []
-    clauses = [say("methods.inference", share=inference)] if abs(1 - inference.mean) >= _NEGLIGIBLE else []
-    if isinstance(effective, Estimate) and inference.mean - effective.mean >= _NEGLIGIBLE:
-        clauses.append(say("methods.zero_weights", share=effective))
-    return clauses
-
 
 _DENSE = "torch"
 
@@ -260,6 +151,16 @@ def equal_starts(rows: Sequence[MethodRow]) -> list[str]:
         if len({start for _, start in starts}) < len({seed for seed, _ in starts}):
             names.append(clean(row.label))
     return [say("remarks.equal_starts", names=names)] if names else []
+
+
+def prerequisites(rows: Sequence[MethodRow]) -> list[str]:
+    """Return a line for each method that starts from trainings or files, whose cost is not part of its own."""
+    lines = []
+    for row in rows:
+        spec = row.done[0].spec if row.done else None
+        if spec and (names := [*map(str, spec.depends_on), *(f"the file {name}" for name in spec.files)]):
+            lines.append(clean(say("remarks.starts_from", name=row.name, names=names)))
+    return lines
 
 
 def communication_remarks(rows: Sequence[MethodRow]) -> list[str]:

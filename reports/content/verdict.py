@@ -420,23 +420,6 @@ def _certainty(answer: Answer, cost: Cost, setting: Setting) -> str:
     return say("verdict.certainty", cost=cost, claims=answer.claims, ways=ways, level=LEVEL, margin=setting.margin)
 
 
-def outcomes(label: str, answers: Answers, cost: Cost, setting: Setting) -> str:
-    """Return the answers to both questions about a method, at equal FLOPs and at the main cost, in words."""
-    texts = []
-    for of, answer in answers.items():
-        judged = answer.of(label)
-        if judged is None or of not in ("flops", cost) or answer.without_curve is not None:
-            continue  # the report gives the reason once, for all methods
-        texts.append(
-            say(
-                "verdict.outcome", cost=of, judged=judged, word=word(judged, setting.margin), as_good=good_word(judged),
-                gain=gain_of(judged), share=share_text(judged, of), is_dearer=costs_more(judged),
-                seeds=0 if setting.is_coarse else _seeds_needed(judged),
-            )
-        )  # fmt: skip
-    return ". ".join(texts)
-
-
 def word(judged: Judged, margin: float) -> str:
     """Return the outcome at equal cost as the page says it.
 

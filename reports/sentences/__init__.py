@@ -63,6 +63,6 @@ def templates(package: str, folder: str, **options: Any) -> jinja2.Environment:
 def _environment() -> jinja2.Environment:
     environment = templates("reports.sentences", "", autoescape=False)  # the templates of the pages escape
     environment.filters |= {"listed": listed, "code": code, "named": named, "counted": counted}
-    names = ("duration_interval", "interval", "percent", "plain", "points", "ratio", "si", "signed")
+    names = ("duration_interval", "percent", "plain", "points", "ratio", "si", "signed")
     environment.filters |= {name: getattr(formatting, name) for name in names}
     return environment

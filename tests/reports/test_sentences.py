@@ -7,7 +7,6 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from reports.data.estimates import Estimate
 from reports.sentences import listed, say
 
 ROOT = Path(__file__).parents[2]
@@ -25,16 +24,5 @@ def test_names_are_listed() -> None:
     assert [listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
 
 
-@pytest.mark.parametrize(
-    ("mean", "text"), [(-0.7, "below dense"), (0.7, "above dense"), (0.0, "not distinguishable from dense")]
-)
-def test_worse_and_better_have_the_same_words(mean: float, text: str) -> None:
-    said = say("methods.difference", points=Estimate(mean, 0.4, 3))
-    assert text in said
-    assert "0.7 ± 0.4 points" in said or mean == 0.0
-
-
 def test_one_and_several_have_their_number() -> None:
     assert "`a` needs 6 seeds, `b` needs 9 seeds (" in say("verdict.more_seeds", needed={"a": 6, "b": 9})
-    assert say("methods.passes", share=0.9, count=1).endswith("in 1 time pass")
-    assert say("methods.passes", share=0.9, count=3).endswith("in 3 time passes")
