@@ -103,9 +103,10 @@ class Steps:
 
         return run, trainer
 
-    def by_hand(self, dtype: torch.dtype) -> Callable[[], None]:
-        """Return the steps of a loop that a user would write for the same recipe."""
+    def by_hand(self, dtype: torch.dtype, compiled: bool = False) -> Callable[[], None]:
+        """Return the steps of a loop that a user would write for the same recipe, with `torch.compile` or eager."""
         recipe, model = self.recipe, self.new_model().train()
+        forward = torch.compile(model) if compiled else model
         optimizer = torch.optim.SGD(
             model.parameters(),
             lr=recipe.learning_rate,
@@ -119,7 +120,7 @@ class Steps:
             total = 0.0
             for images, labels in self.splits.train.epoch(0, recipe.batch_size):
                 with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-                    logits = model(images)
+                    logits = forward(images)
                 loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
                 optimizer.zero_grad()
                 scaler.scale(loss).backward()
@@ -175,7 +176,10 @@ def measure(typed: argparse.Namespace) -> None:
     dense = {name: steps.of(build_method("dense", {}), dtype)[0] for name, dtype in dtypes.items()}
     ratios = {other: add(f"dense, {other} / {first}", dense[other], dense[first]) for other in others}
     fastest = min(dtypes, key=lambda name: ratios.get(name, 1.0))
-    add(f"dense, {fastest} / by hand", dense[fastest], steps.by_hand(dtypes[fastest]))
+    by_hand = steps.by_hand(dtypes[fastest])
+    add(f"dense, {fastest} / by hand", dense[fastest], by_hand)
+    if typed.execution == "compile":
+        add("by hand, torch.compile / eager", steps.by_hand(dtypes[fastest], compiled=True), by_hand)
     for text, choice, cut in methods:
         for name, dtype in dtypes.items():
             method = choice.build()
