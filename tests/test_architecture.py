@@ -92,6 +92,7 @@ def wheel(tmp_path_factory):
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_wheel_holds_sources_templates_and_sample(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     missing = [

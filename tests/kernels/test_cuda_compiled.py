@@ -23,6 +23,8 @@ from kernels.prune.cuda_plan import Shape
 from kernels.prune.rule import MODES
 from kernels.sparse_conv import cuda_plan as tap_plan
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ((1, 2), (2, 4), (4, 8), (2, 16), (8, 16), (16, 32))
 # A multiprocessor has 65,536 registers: at 64 a thread it holds half of its 2,048 threads, enough to keep memory busy.
 MOST_REGISTERS = {"prune_units": 64, "prune_and_multiply": 64}
@@ -91,9 +93,8 @@ def instructions(cubin: Path) -> dict[str, list[str]]:
 
 
 # Turing has no instruction for bf16, but the kernels run there.
-FAST = (("sm_90a", (2, 4)), ("sm_75", (2, 4)))
-SLOW = [("sm_90a", (1, 2)), ("sm_90a", (2, 16)), ("sm_80", (2, 4))]
-LONG = [one for one in itertools.product(("sm_80", "sm_90a"), GROUPS) if one not in (*FAST, *SLOW)]
+COMPILED = [("sm_75", (2, 4)), ("sm_80", (2, 4)), *(("sm_90a", group) for group in ((1, 2), (2, 4), (2, 16)))]
+LONG = [one for one in itertools.product(("sm_80", "sm_90a"), GROUPS) if one not in COMPILED]
 
 
 STEPS = (0, 1, 2)  # distances of input columns, for which convolutions that skip weights have kernels
@@ -112,7 +113,7 @@ class Compiled:
     scope="module",
     params=[
         pytest.param(one, id=str(one), marks=marks)
-        for several, marks in ((FAST, ()), (SLOW, pytest.mark.slow), (LONG, pytest.mark.long))
+        for several, marks in ((COMPILED, ()), (LONG, pytest.mark.long))
         for one in several
     ],
 )
@@ -132,10 +133,9 @@ def ptx(file: str, kernels: list[str], options=OPTIONS) -> str:
     return binding.getPTX(program)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", [plans.SOURCE, tap_plan.SOURCE])
 def test_no_kernel_flushes_subnormal_numbers(file):
-    """The kernels that other tests assemble for sm_90a, and those for float16, which only slow tests assemble."""
+    """The kernels that other tests assemble for sm_90a, and those for float16."""
     if file == plans.SOURCE:
         kernels = kernels_of(2, 4)
         texts = [assembled((*kernels_of(*group),), "sm_90a")[1] for group in ((2, 4), (5, 7))]
@@ -242,8 +242,8 @@ def test_the_fast_kernels_read_and_write_16_bytes_at_a_time(compiled):
         ("sm_90a", "float32"),
         ("sm_90a", "bfloat16"),
         ("sm_75", "bfloat16"),
-        pytest.param("sm_90a", "float16", marks=pytest.mark.slow),
-        pytest.param("sm_80", "float32", marks=pytest.mark.slow),
+        ("sm_90a", "float16"),
+        ("sm_80", "float32"),
     ],
 )
 def test_convolutions_that_skip_weights_keep_their_sums_in_registers(architecture, dtype, tmp_path):

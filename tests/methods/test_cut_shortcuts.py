@@ -26,6 +26,7 @@ for count in (1, 4, 5, 17):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weight_gradients_of_few_channels_are_right(dtype):
     """In a process of its own, since oneDNN may crash: with one thread and AVX2 it would at 4 input channels."""

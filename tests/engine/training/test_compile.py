@@ -213,6 +213,7 @@ def one_convolution():
     return nn.Sequential(*(plain_net()[index] for index in (0, 1, 2, 6, 7, 8)))
 
 
+@pytest.mark.slow
 def test_inductor_draws_new_masks_and_trains_like_eager(monkeypatch):
     monkeypatch.setattr(steps, "BACKEND", "inductor")
     eager, compiled = (
