@@ -40,7 +40,7 @@
 
   const addFilter = (table) => {
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < FILTERED_FROM) return;
+    if (rows.length < FILTERED_FROM || table.closest(".prices")) return;
     const line = document.createElement("p");
     const label = document.createElement("label");
     const field = document.createElement("input");
