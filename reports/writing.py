@@ -32,7 +32,7 @@ def write(
     # whose slug begins with `g-`.
     incomplete = any(trial.missing_files for trial in records.trials if trial.done)
     earlier = set() if incomplete else set(figures.glob("g-*.svg"))
-    files.make_folder(figures)
+    figures.mkdir(parents=True, exist_ok=True)
     for path, text in (contents | pages).items():
         files.write(path, text)
     for path in earlier - contents.keys():

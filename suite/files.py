@@ -2,9 +2,7 @@
 
 `read_path` and `read_bytes` check paths and files that a user names. `read_json` and `clean` take text from outside;
 their result can be encoded and printed on a terminal. The other functions write files atomically: a reader finds either
-the old content or the new content, even after a crash. Nothing here writes or deletes through a symbolic link. A link
-in the place of the suite's file or folder raises a `UsageError`, because its target does not belong to the suite.
-Errors of the disk name the file.
+the old content or the new content, even after a crash. Errors of the disk name the file.
 """
 
 from __future__ import annotations
@@ -122,70 +120,26 @@ def clean(text: str) -> str:
     return _UNCLEAN.sub("\ufffd", text)
 
 
-_MAX_DEPTH = 40  # levels of nesting; records of this suite have seven
-_MAX_INTEGER = 2**63
-_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
-_LONG = b"0" * 19  # digits of an integer that may not fit into 64 bits
-_ASCII_CONTROL = bytes(code for code in range(128) if clean(chr(code)) != chr(code))
-_NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))  # all bytes but brackets and quotes
-
-
 def read_json(text: str | bytes) -> Any:
-    """Parse JSON into plain data with clean text. Integers beyond 64 bits become floats.
+    """Parse JSON into plain data with clean text.
 
     Raises:
-        ValueError: The text is not JSON, or is nested more than `_MAX_DEPTH` levels deep.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
         # Folders of 1,000 trials have millions of numbers. A call of Python code for each would be slow.
-        value = json.loads(text, parse_int=_integer) if _LONG in content.translate(_TO_ZERO) else json.loads(text)
-        return value if _is_plain(content) and _is_shallow(content) else _tidy(value, 0)
+        return json.loads(text) if content.isascii() and b"\\" not in content else _tidy(json.loads(text))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _integer(text: str) -> int | float:
-    if len(text) > 4000:  # Python refuses to parse longer integers
-        return math.inf
-    number = int(text)
-    if abs(number) < _MAX_INTEGER:
-        return number
-    return float(number) if len(text) < 300 else math.inf
-
-
-def _is_plain(content: bytes) -> bool:
-    """Return whether every text in a JSON document is already clean, with no escapes and nothing to replace."""
-    if b"\\" in content:
-        return False
-    if content.isascii():
-        return len(content.translate(None, _ASCII_CONTROL)) == len(content)
-    try:
-        text = content.decode("utf-8")
-        return clean(text) == text
-    except UnicodeDecodeError:
-        return False
-
-
-def _is_shallow(content: bytes) -> bool:
-    """Return whether a JSON document without escapes is shallow enough. This looks at its brackets, not its values."""
-    with_texts = content.translate(None, _NOT_BRACKETS).replace(b'""', b"")
-    brackets = b"".join(with_texts.split(b'"')[::2])
-    for _ in range(_MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")  # the innermost level
-    return not brackets
-
-
-def _tidy(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError("it is nested too deeply")
+def _tidy(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        return {clean(key): _tidy(inner, depth + 1) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_tidy(inner, depth + 1) for inner in value]
-    return value
+        return {clean(key): _tidy(inner) for key, inner in value.items()}
+    return [_tidy(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _file_type(mode: int) -> str:
@@ -194,66 +148,13 @@ def _file_type(mode: int) -> str:
     return "a pipe or socket" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else "a device"
 
 
-def refuse_link(path: Path) -> None:
-    """Check that a path is not a symbolic link, whether or not the link's target exists.
-
-    Raises:
-        UsageError: The path is a symbolic link.
-    """
-    if path.is_symlink():
-        raise UsageError(
-            f"{path} is a symbolic link, and nothing is written or deleted through links; remove the link, or replace "
-            "it by its target"
-        )
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents; the folder may already exist.
-
-    Raises:
-        UsageError: The path is a symbolic link.
-        OSError: The folder cannot be created.
-    """
-    refuse_link(path)
-    path.mkdir(parents=True, exist_ok=True)
-
-
-def remove_folder(path: Path) -> None:
-    """Delete a folder with its content. Links inside it are deleted; their targets are kept.
-
-    Raises:
-        UsageError: The path is a symbolic link.
-        OSError: The folder cannot be deleted.
-    """
-    refuse_link(path)
-    shutil.rmtree(path)
-
-
-def open_descriptor(path: Path, flags: int) -> int:
-    """Open an ordinary file, which is created if it does not exist, and return its descriptor.
-
-    Args:
-        flags: Flags of `os.open`.
-
-    Raises:
-        UsageError: The path is a symbolic link, a folder, a pipe or a device.
-        OSError: The file cannot be opened.
-    """
-    refuse_link(path)
-    # The check also excludes a pipe, which would wait for its other end.
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not an ordinary file; move it away")
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
 def append(path: Path, text: str) -> None:
     """Append text to a file and wait until it is on the disk. After a crash, the text may be incomplete.
 
     Raises:
-        UsageError: The path is a symbolic link or not a regular file.
         OSError: The file cannot be written; the error names the file.
     """
-    with _named(path), os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+    with _named(path), open(path, "ab") as file:
         file.write(_encoded(text))
         file.flush()
         os.fsync(file.fileno())
@@ -296,10 +197,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         The temporary file.
 
     Raises:
-        UsageError: `path` is a symbolic link.
         OSError: The file cannot be written. The error names the file, and `path` is unchanged.
     """
-    refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -341,10 +240,8 @@ def keep_copy(source: Path, path: Path) -> None:
     """Give a file a second name, which stays when the file is replaced. A copy replaces a missing hard link.
 
     Raises:
-        UsageError: `path` is a symbolic link.
         OSError: The file cannot be read, linked or copied.
     """
-    refuse_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         os.link(source, temporary)
@@ -400,11 +297,10 @@ def lock(path: Path, seconds: float = math.inf) -> FileIO:
 
     Raises:
         TimeoutError: Another process still holds the lock.
-        UsageError: The path is a symbolic link, a folder, a pipe or a device.
         OSError: The file cannot be opened.
     """
     try:
-        descriptor = open_descriptor(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:  # another user of a shared folder has made the lock
         if not path.exists():
             raise

@@ -85,7 +85,7 @@ def write(folder: Path, reproduced: ReproductionPage) -> Path:
     subfolder = folder / "reproduce"
     paths = {ending: subfolder / f"{reproduced.name}.{ending}" for ending in ("md", "csv", "svg")}
     texts = {paths["csv"]: to_csv(reproduced.comparisons), paths["md"]: to_markdown(reproduced)}
-    files.make_folder(subfolder)
+    subfolder.mkdir(parents=True, exist_ok=True)
     if reproduced.figure is None:
         paths["svg"].unlink(missing_ok=True)
     else:

@@ -219,7 +219,7 @@ def new_folder(verb: str, destination: Path, sources: Sequence[Path] = ()) -> It
             temporary.rename(target)
         finally:
             if temporary.exists():
-                files.remove_folder(temporary)
+                shutil.rmtree(temporary)
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -266,7 +266,7 @@ def contents(source: Path) -> Iterator[tuple[Path, bytes]]:
 
 def page_contents(path: Path) -> bytes:
     """Return the content of a file; a page has the text of each figure that is not copied in its place."""
-    files.refuse_link(path)  # which somebody else's folder may have to a private file
+    refuse_link(path)
     content = path.read_bytes()
     return IMAGE.sub(IN_WORDS, content) if path.suffix == ".md" else content
 
@@ -281,11 +281,21 @@ def trial_contents(trial: Path, record: TrialRecord) -> Iterator[tuple[Path, byt
     yield Path("trial.json"), as_text(record.without_home().to_json()).encode()
     for name in COMPRESSED:
         if path := held(trial / name):
-            files.refuse_link(path)
+            refuse_link(path)
             try:
                 yield Path(f"{name}.gz"), pack(unpacked(path))
             except OSError as error:
                 raise UsageError(f"export: {trial}: {in_words(error)}") from error
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to copy the target of a symbolic link, which may be a file of this user in somebody else's folder.
+
+    Raises:
+        UsageError: The path is a symbolic link.
+    """
+    if path.is_symlink():
+        raise UsageError(f"export: {path} is a symbolic link; replace it by its target")
 
 
 class Copy(NamedTuple):

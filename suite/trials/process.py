@@ -77,10 +77,9 @@ def start_process(command: Sequence[str], folder: Path, variables: Mapping[str, 
     """Start a process of a trial, which leads a session, appends to the trial's log, and ends with this process.
 
     Raises:
-        UsageError: The log is not an ordinary file.
         OSError: The log cannot be written, or the process cannot be started.
     """
-    with os.fdopen(files.open_descriptor(folder / "log.txt", os.O_WRONLY | os.O_APPEND), "ab") as log:
+    with open(folder / "log.txt", "ab") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # nothing writes to it

@@ -187,7 +187,7 @@ class StageKeeper:
             save: Writes the state to a file.
         """
         if self._ends_fit:
-            files.make_folder(self._folder / "stages")
+            (self._folder / "stages").mkdir(parents=True, exist_ok=True)
             save(end_file(self._folder, epoch))
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -199,7 +199,7 @@ class StageKeeper:
         self._list.add(record)
         newest = self._remove_others()[-1]
         if newest.epoch == record["epoch"] > 1:
-            files.make_folder(self._folder / "stages")
+            (self._folder / "stages").mkdir(parents=True, exist_ok=True)
             files.keep_copy(self._folder / "checkpoint.pt", stage_file(self._folder, newest.epoch))
         if sum(path.stat().st_size for path in self._folder.glob("stages/*-end.pt")) > MOST_BYTES:
             self._ends_fit = False

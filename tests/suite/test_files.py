@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from suite import files
-from suite.errors import UsageError
 
 
 def part(digit):
@@ -74,15 +73,6 @@ def test_a_folder_that_cannot_be_flushed_holds_the_new_file_all_the_same(tmp_pat
     monkeypatch.setattr(os, "fsync", refuse_folders)
     files.write(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "new"
-
-
-@pytest.mark.parametrize("use", [files.write, files.append])
-def test_files_are_not_written_through_links(tmp_path, use):
-    (tmp_path / "thesis.tex").write_text("mine")
-    (tmp_path / "x").symlink_to(tmp_path / "thesis.tex")
-    with pytest.raises(UsageError, match="x is a symbolic link"):
-        use(tmp_path / "x", "x")
-    assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
 def test_only_what_was_left_long_ago_is_removed(tmp_path):

@@ -6,7 +6,6 @@ import time
 import pytest
 
 import reports
-from suite import files
 from suite.cli import preparation
 from suite.trials import trial
 from suite.trials.engines.local import LocalEngine
@@ -18,7 +17,7 @@ def run_here(engine, trials, progress):
     for spec, folder in trials:
         began = time.monotonic()
         progress.started(spec)
-        files.make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, spec, RUNNING)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["trial", str(folder)])

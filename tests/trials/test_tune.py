@@ -12,7 +12,6 @@ from small_trials import recorded, spec
 from trials_here import run_here
 
 from reports.data.records import read
-from suite import files
 from suite.choices import MethodChoice
 from suite.cli import main as cli
 from suite.cli import preparation
@@ -177,7 +176,7 @@ def invented(folder, monkeypatch):
     def run(self, chosen, progress):
         for trial, place in chosen:
             trials.append(trial)
-            files.make_folder(place)
+            place.mkdir(parents=True, exist_ok=True)
             for name in FILES:
                 (place / name).touch()
             best = 0.02 if trial.method == "prunetrain" else 0.2

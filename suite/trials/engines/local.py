@@ -134,7 +134,7 @@ def _next_ready(waiting: Sequence[tuple[TrialSpec, Path]], running: Sequence[Run
 def record_end(trial: TrialSpec, folder: Path, status: str, message: str) -> dict[str, Any]:
     """Write the record of how a trial ended, and return it. If writing fails, the message says so."""
     try:
-        files.make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, trial, status, message)
     except (OSError, UsageError) as error:
         message = f"{message}; its record cannot be written: {in_words(error)}"
@@ -248,7 +248,7 @@ class LocalEngine(Engine):
         return self.jobs
 
     def start(self, trial: TrialSpec, folder: Path, number: int) -> subprocess.Popen[bytes]:
-        files.make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / ProgressFile.NAME).unlink(missing_ok=True)
         write_record(folder, trial, RUNNING)
         files.append(folder / "log.txt", f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {trial.trial_id} ---\n")

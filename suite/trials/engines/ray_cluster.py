@@ -133,7 +133,7 @@ class RayEngine(Engine):
         names = (folder.name, *trial.depends_on.values())
         # A worker that sees the output folder ignores the content that is sent.
         sent = {name: read_content(folder.parent / name) for name in names if (folder.parent / name).is_dir()}
-        files.make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         declared = {"num_cpus": self._needs["CPU"], "num_gpus": self._needs.get("GPU", 0), "max_retries": 1}
         remote = self._ray.remote(_run_on_node).options(name=folder.name, scheduling_strategy="SPREAD", **declared)
         return remote.remote(job, self._needs, self._total, sent)
@@ -261,7 +261,7 @@ def make_token(folder: Path) -> Path:
     Args:
         folder: Folder of the trials.
     """
-    files.make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f"{TOKEN}*"):
         path.unlink(missing_ok=True)
     token = folder / f"{TOKEN}{secrets.token_hex(8)}"
@@ -292,7 +292,7 @@ def run_job(job: Job, at_a_time: int, sent: Mapping[str, Content]) -> Ended:
         UsageError: An earlier process of the same trial does not end.
     """
     if job.token.is_file():  # the output folder is shared
-        files.make_folder(job.folder)
+        job.folder.mkdir(parents=True, exist_ok=True)
         try:  # The log is locked, so that no file is added. On another machine, a killed command's processes end later.
             lock = files.lock(job.folder / "log.txt", EARLIER_WORKER_S)
         except TimeoutError:
@@ -329,13 +329,12 @@ def write_content(folder: Path, content: Content) -> None:
     """Replace the files of a folder, each atomically and the record last. Other files are removed.
 
     Raises:
-        UsageError: A file would be written through a symbolic link.
         OSError: A file cannot be written.
     """
-    files.make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     old = set(read_content(folder)) - set(content)
     for name in sorted(content, key=lambda name: (name == "trial.json", name)):
-        files.make_folder((folder / name).parent)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         files.write(folder / name, content[name])
     for name in old:
         (folder / name).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,7 +229,7 @@ class Store:
             chosen = [(trial, self.trial_folder(trial.trial_id)) for trial in trials]
             for _, folder in chosen:
                 if folder.exists():
-                    files.remove_folder(folder)
+                    shutil.rmtree(folder)
             return chosen
         chosen = []
         for trial, (status, reason) in zip(trials, self.states(trials), strict=True):
