@@ -130,6 +130,7 @@ def test_the_folder_and_its_trials_may_be_links_and_a_link_to_nothing_is_refused
 def test_suite_json_remembers_every_command(store):
     with store.lock():
         store.add_command(SUITE, "run_suite.py one", {"time_utc": "t1"})
+        store.add_command(SUITE, "run_suite.py two", {"time_utc": "t1"})
         store.add_command(SUITE, "run_suite.py two", {"time_utc": "t2"})
     store.check()
     content = json.loads((store.folder / "suite.json").read_text())
