@@ -2,7 +2,8 @@
 
 `read_path` and `read_bytes` check paths and files that a user names. `read_json` and `clean` take text from outside;
 their result can be encoded and printed on a terminal. The other functions write files atomically: a reader finds either
-the old content or the new content, even after a crash. Errors of the disk name the file.
+the old content or the new content, even after a crash. Nothing is written through a link in the place of a file, which
+a folder of somebody else may have. Errors of the disk name the file.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ DATA_ROOT = "~/.cache/pdt-data"
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.part")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
 """Lone surrogates, which UTF-8 excludes, and control characters, which XML excludes and terminals obey."""
+_PLAIN = re.compile(rb"[^\\\x7f-\xff]*")  # JSON whose texts are clean
 _LOCK_INTERVAL_S = 0.1
 _ABANDONED_AFTER_S = 3600
 """Seconds without a write after which a temporary file is abandoned."""
@@ -129,7 +131,7 @@ def read_json(text: str | bytes) -> Any:
     content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
         # Folders of 1,000 trials have millions of numbers. A call of Python code for each would be slow.
-        return json.loads(text) if content.isascii() and b"\\" not in content else _tidy(json.loads(text))
+        return json.loads(text) if _PLAIN.fullmatch(content) else _tidy(json.loads(text))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -148,13 +150,18 @@ def _file_type(mode: int) -> str:
     return "a pipe or socket" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else "a device"
 
 
+def no_link(path: str | Path, flags: int) -> int:
+    """Open a file, which is created if it does not exist, unless it is a link: an opener for `open`."""
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def append(path: Path, text: str) -> None:
     """Append text to a file and wait until it is on the disk. After a crash, the text may be incomplete.
 
     Raises:
         OSError: The file cannot be written; the error names the file.
     """
-    with _named(path), open(path, "ab") as file:
+    with _named(path), open(path, "ab", opener=no_link) as file:
         file.write(_encoded(text))
         file.flush()
         os.fsync(file.fileno())
@@ -300,7 +307,7 @@ def lock(path: Path, seconds: float = math.inf) -> FileIO:
         OSError: The file cannot be opened.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = no_link(path, os.O_RDWR)
     except PermissionError:  # another user of a shared folder has made the lock
         if not path.exists():
             raise

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from reports.content.chance import chance_caution
-from reports.content.model import Group, Report
+from reports.content.model import Group, Report, Verdict
 from reports.content.prices import price_list
 from reports.content.provenance import flatten, left_out, out_option, problem_section, provenance_section
 from reports.content.remarks import (
@@ -32,6 +32,7 @@ from reports.data.verdict import COSTS, Answers, evidence, exploratory, judged_g
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
+from reports.sentences import say
 from suite.files import clean
 from suite.parameters import resolve
 from suite.recipe import Recipe
@@ -133,7 +134,7 @@ def _group(
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=smoke_verdict(setting_of) if answers is None else verdict(rows, answers, setting_of),
+        verdict=_verdict(rows, answers, setting_of),
         caution=caution,
         remarks=(
             *time_remarks(everything),
@@ -160,6 +161,12 @@ def _group(
             *(why_sections(rows, profiled, slug) if profiled else ()),
         ),
     )
+
+
+def _verdict(rows: Sequence[MethodRow], answers: Answers | None, setting: Setting) -> Verdict | None:
+    if not any(row.done for row in rows):
+        return Verdict((say("verdict.nothing_done"),))
+    return smoke_verdict(setting) if answers is None else verdict(rows, answers, setting)
 
 
 def _title(group: PageGroup, groups: Sequence[PageGroup]) -> str:

@@ -51,6 +51,8 @@ _RATIOS = (
 _SPREAD = "Standard deviation over seeds. That of dense is pooled over its lengths."
 _OF_DENSE = "Seeds may agree by chance: the intervals and tests use the larger spread of dense."
 _ONE_SEED = "One seed: no interval, so chance cannot be excluded. --seeds 3 gives an interval."
+_UNEXPLAINED = "Less than its FLOPs explain: expect other causes, such as load on the machine."
+_EXPLAINED = 0.05
 _COUNTS = (
     *("train_flops_dense", "train_flops_current", "train_flops_effective", "train_flops_executed"),
     *("inference_flops", "inference_flops_effective", "params", "nonzero_params"),
@@ -241,7 +243,11 @@ def _results_cells(row: MethodRow) -> tuple[Cell, ...]:
 def _ratio_cell(row: MethodRow) -> Cell:
     if row.time.passes:
         return _passes_cell(row)
-    return quantity_cell(row.time.share, row.seeds, formatting.ratio)
+    time, effective = row.time.share, row.flops_ratio["effective"]
+    cell = quantity_cell(time, row.seeds, formatting.ratio)
+    if isinstance(time, Estimate) and isinstance(effective, Estimate):
+        return replace(cell, note=_UNEXPLAINED) if time.high < min(1.0, effective.mean) - _EXPLAINED else cell
+    return cell
 
 
 def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Table:
@@ -260,6 +266,7 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
         ),
         Column(COLUMNS["train_flops_effective"].title, "× dense", _SKIPPING, _SKIPS),
         Column(COLUMNS["inference_flops"].title, "× dense", "counted", "From the shapes of the final model."),
+        Column("Inference without zero weights", "× dense", _SKIPPING, "FLOPs of the nonzero weights."),
         Column(COLUMNS["params"].title, "× dense", "counted", "From the shapes of the final model."),
         Column(COLUMNS["peak_memory_bytes"].title, "", memory[0], f"{memory[1]} Largest value over seeds."),
     )
@@ -268,7 +275,8 @@ def relative_cost_table(rows: Sequence[MethodRow], slug: str, device: str) -> Ta
 
 def _relative_cells(row: MethodRow) -> tuple[Cell, ...]:
     ratios = (
-        row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio, row.params_ratio,
+        row.flops_ratio["executed"], row.flops_ratio["effective"], row.inference_ratio,
+        row.inference_effective_ratio, row.params_ratio,
     )  # fmt: skip
     return (*(quantity_cell(ratio, row.seeds, _exact_ratio) for ratio in ratios), _peak_memory(row))
 

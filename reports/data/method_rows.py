@@ -29,7 +29,6 @@ from suite.measure.times import MethodTime, PassTime
 from suite.trials.folder.records import TrialRecord
 from suite.trials.folder.table import SCHEMA
 from suite.trials.groups import BASELINE, label, seed_of
-from suite.trials.stages import FLOPS
 
 NOT_MEASURED, TOO_FEW = Missing("not measured"), Missing("too few seeds")
 
@@ -71,7 +70,7 @@ class MethodRow:
         time_ratio: Training time over that of dense, paired by seed; missing if a time is disturbed. Like all ratios
             here, it is a geometric mean.
         flops_of_dense: Training FLOPs by seed that those of the row are relative to.
-        flops_ratio: Training FLOPs by kind (dense, current, effective, executed) over `flops_of_dense`.
+        flops_ratio: Effective and executed training FLOPs over `flops_of_dense`.
         inference_ratio: Inference FLOPs of the final model over those of the dense network.
         inference_effective_ratio: `inference_ratio` without multiply-adds of zero weights.
         params_ratio: Parameters of the final model over those of the dense network.
@@ -333,7 +332,9 @@ def _row(
         train_time=_over_seeds(means, "train_time_s"),
         time_ratio=time_ratio,
         flops_of_dense=flops_of_dense,
-        flops_ratio={kind: _own_ratio(means, f"train_flops_{kind}", flops_of_dense) for kind in FLOPS},
+        flops_ratio={
+            kind: _own_ratio(means, f"train_flops_{kind}", flops_of_dense) for kind in ("effective", "executed")
+        },
         inference_ratio=_of_networks(means, "inference_flops", "inference_flops_dense"),
         inference_effective_ratio=_of_networks(means, "inference_flops_effective", "inference_flops_dense"),
         params_ratio=_of_networks(means, "params", "params_dense"),

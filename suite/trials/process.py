@@ -79,7 +79,7 @@ def start_process(command: Sequence[str], folder: Path, variables: Mapping[str, 
     Raises:
         OSError: The log cannot be written, or the process cannot be started.
     """
-    with open(folder / "log.txt", "ab") as log:
+    with open(folder / "log.txt", "ab", opener=files.no_link) as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # nothing writes to it

@@ -85,8 +85,8 @@ def half_width(variance, nu, level=LEVEL):
 def page(folder, prunes):
     """Return what the first table says of each timed method of a family, and costs and accuracies of dense lengths.
 
-    Of a method, this is its accuracy, cost, gain (numbers with their intervals) and word of the answer. A length of
-    dense has the lower end of its accuracy.
+    Of a method, this is its accuracy, spread, cost, gain (numbers with their intervals), dense for its cost, and the
+    words of both answers. A length of dense has the lower end of its accuracy.
     """
     known, families, _, seed_of = records(folder)
     (group,) = json.loads((folder / "time.json").read_text())["groups"]
@@ -108,7 +108,8 @@ def page(folder, prunes):
     curve = np.polyfit(x, means, 2, w=np.sqrt(n))
     floor = np.var([np.log(np.median(np.divide(*pairs(one["twice"])))) for one in of_dense], ddof=1)
     halves = half_width(spread / n, of_spread)
-    said = {"dense": {"accuracy": (means[-1], halves[-1]), "cost": (1.0,)}}
+    whole = np.polyval(curve, 0), spread * (np.array([row[-1] for row in unit]) ** 2 / n).sum()
+    said = {"dense": {"accuracy": (means[-1], halves[-1]), "spread": (np.sqrt(spread),), "cost": (1.0,)}}
 
     gains, raw = {}, defaultdict(list)
     of_family = {label: values for (label, _), values in known.items() if families[label] == prunes}
@@ -118,18 +119,21 @@ def page(folder, prunes):
         count = len(seeds)
         own = half_width(max(seeds.var(ddof=1), spread) / count, count - 1) if count > 1 else None
         said[label] = {"accuracy": (seeds.mean(), *([own] if own else []))}
+        said[label]["spread"] = (seeds.std(ddof=1),) if own else ()
     for label in labels:
         passes, seeds = timed[label], of_family[label]
         values, count = np.log([ratio(one) for one in passes]), len(seeds)
         error_of_cost = np.sqrt(max(values.var(ddof=1), floor) / len(values))
         width = half_width(error_of_cost**2, len(values) - 1)
         said[label]["cost"] = tuple(np.exp(values.mean() + np.array([0, -width, width])))
+        is_dearer = values.mean() > width
         if len(passes) == count == len({seed_of[one["trial"]] for one in passes}):
-            logs = np.zeros(count) if values.mean() > width else values
+            logs = np.zeros(count) if is_dearer else values
             own, uncertain = seeds - np.polyval(curve, logs), []
         else:
-            logs, own = values.mean(keepdims=True), seeds - np.polyval(curve, values.mean())
-            slope = max(np.polyval(np.polyder(curve), values.mean()), 0)
+            logs = np.zeros(1) if is_dearer else values.mean(keepdims=True)
+            own = seeds - np.polyval(curve, logs)
+            slope = max(np.polyval(np.polyder(curve), logs[0]), 0)
             uncertain = [((slope * error_of_cost) ** 2, len(values) - 1)]
         at = np.array([np.polyval(row, logs).mean() for row in unit])
         spread_of_method = max(seeds.var(ddof=1) if uncertain else own.var(ddof=1), spread)
@@ -139,7 +143,17 @@ def page(folder, prunes):
         for claim, value in {
             "better": own.mean(), "worse": -own.mean(), "above": MARGIN + own.mean(), "below": MARGIN - own.mean(),
         }.items():  # fmt: skip
-            raw[claim].append(min(1, count / (count - 2) * stats.t.sf(value / np.sqrt(variance), nu)))
+            never = is_dearer and claim != "worse"
+            raw[claim].append(1 if never else min(1, count / (count - 2) * stats.t.sf(value / np.sqrt(variance), nu)))
+        said[label]["dense"] = np.polyval(curve, logs).mean(), 1.0 if is_dearer else said[label]["cost"][0]
+        loss = seeds.mean() - whole[0] + MARGIN
+        parts = [(max(seeds.var(ddof=1), spread) / count, count - 1), (whole[1], of_spread)]
+        statistic, nu = loss / np.sqrt(sum(variance for variance, _ in parts)), freedom(parts)
+        kept, lost = (min(1, count / (count - 2) * stats.t.sf(one, nu)) for one in (statistic, -statistic))
+        cheaper, dearer = (stats.t.sf(sign * values.mean() / error_of_cost, len(values) - 1) for sign in (-1, 1))
+        raw["yes"].append(max(kept, cheaper))
+        raw["lossy"].append(lost)
+        raw["slower"].append(dearer)
     raw = {claim: [*values, *[1.0] * (claims - len(labels))] for claim, values in raw.items()}  # others claim nothing
     shown = {claim: {labels[place] for place, p in holm(values).items() if p <= LEVEL} for claim, values in raw.items()}
 
@@ -147,8 +161,13 @@ def page(folder, prunes):
     for label in labels:
         other = f"same within {MARGIN:g}" if label in shown["above"] & shown["below"] else "undecided"
         word = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
-        preliminary = ", preliminary" if label in few and word != "undecided" else ""
-        said[label] |= {"gain": gains[label], "word": f"{word}{preliminary}"}
+        if said[label]["cost"][1] > 1 and word != "worse":
+            word = "no dense as long"
+            del gains[label]
+        preliminary = ", preliminary" if label in few and word not in ("undecided", "no dense as long") else ""
+        said[label] |= {"gain": gains.get(label, ()), "word": f"{word}{preliminary}"}
+        as_good = "yes" if label in shown["yes"] else "no" if label in shown["lossy"] | shown["slower"] else "undecided"
+        said[label]["as good"] = as_good + (", preliminary" if label in few and as_good != "undecided" else "")
     return said, [*zip(shares, means - halves, strict=True)]
 
 
@@ -176,9 +195,15 @@ def test_the_first_table_is_that_of_another_computation(name):
     for label, one in said.items():
         cells, ratios = rows[label], np.array(inference[label])
         assert_shown(cells[1], one["accuracy"])
+        assert_shown(cells[2], one["spread"])
         assert_shown(cells[3], one.get("cost", ()))
         assert_shown(cells[4], one.get("gain", ()))
-        assert without_notes(cells[5]) == one.get("word", "–" if label == "dense" else "too few seeds")
+        for cell, answer in ((cells[5], "word"), (cells[6], "as good")):
+            assert without_notes(cell) == one.get(answer, "–" if label == "dense" else "too few seeds")
+        if "dense" in one:
+            of_dense = lines[lines.index(" | ".join(cells)) + 1].split(" | ")
+            assert_shown(of_dense[1], one["dense"][:1])
+            assert_shown(of_dense[3], one["dense"][1:])
         ends = (ratios.min(), ratios.max()) if np.ptp(ratios) > 1e-9 else ()
         assert_shown(cells[7], (np.exp(np.log(ratios).mean()), *ends))
     # The price list: of all ways with a cost and an interval, those that are shown to reach what dense lengths do.

@@ -89,6 +89,14 @@ def test_times_of_seeds_that_dense_lacks_are_not_paired(suite: Any, seeds: tuple
         assert ratio.note.startswith("No seed in common with dense")
 
 
+@pytest.mark.parametrize(("time", "explained"), [(300.0, True), (290.0, False), (400.0, True)])
+def test_a_time_that_flops_do_not_explain_is_marked(suite: Any, time: float, explained: bool) -> None:
+    suite.add_all(("dense",), seeds=1)
+    # Effective is 5/6 of dense; 290 s are 0.78 of dense's 372 s, 300 s are 0.81.
+    suite.add("sdgp", 0, accuracy=70.0, time=time)
+    assert ("Less than its FLOPs explain" in results(suite)[SDGP][4].note) is not explained
+
+
 def test_equal_ratios_on_a_few_seeds_have_no_interval(suite: Any) -> None:
     for seed, accuracy in enumerate((71.2, 71.9)):
         suite.add("dense", seed, accuracy=accuracy, time=372.0)

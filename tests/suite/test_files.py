@@ -75,6 +75,17 @@ def test_a_folder_that_cannot_be_flushed_holds_the_new_file_all_the_same(tmp_pat
     assert (tmp_path / "x").read_text() == "new"
 
 
+def test_nothing_is_written_through_a_link_in_the_place_of_a_file(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "x").symlink_to(tmp_path / "thesis.tex")
+    for use in (lambda path: files.append(path, "x"), files.lock):
+        with pytest.raises(OSError, match="symbolic link"):
+            use(tmp_path / "x")
+    files.write(tmp_path / "x", "x")
+    assert not (tmp_path / "x").is_symlink()
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
 def test_only_what_was_left_long_ago_is_removed(tmp_path):
     left, grows, folder = (tmp_path / part(digit) for digit in "abc")
     other = tmp_path / ".film.mp4.abcd.part"

@@ -122,6 +122,9 @@ def test_the_folder_and_its_trials_may_be_links_and_a_link_to_nothing_is_refused
     with store.lock():
         assert (tmp_path / "disk" / ".lock").is_file()
         assert store.choose([spec(0), spec(1)], "missing") == []
+        assert len(store.choose([spec(1)], "all")) == 1
+    assert (place / "trial.json").is_file()
+    assert not (tmp_path / "disk" / "trials" / place.name).exists()
     (tmp_path / "broken").symlink_to(tmp_path / "nothing")
     with pytest.raises(UsageError, match="is a symbolic link to nothing"):
         Store(tmp_path / "broken").check()
@@ -130,7 +133,6 @@ def test_the_folder_and_its_trials_may_be_links_and_a_link_to_nothing_is_refused
 def test_suite_json_remembers_every_command(store):
     with store.lock():
         store.add_command(SUITE, "run_suite.py one", {"time_utc": "t1"})
-        store.add_command(SUITE, "run_suite.py two", {"time_utc": "t1"})
         store.add_command(SUITE, "run_suite.py two", {"time_utc": "t2"})
     store.check()
     content = json.loads((store.folder / "suite.json").read_text())

@@ -29,16 +29,7 @@ from pydantic import BaseModel, FiniteFloat
 
 from suite import files
 from suite.errors import UsageError, in_words, validate
-from suite.trials.folder.records import (
-    RUNNING,
-    DamagedRecord,
-    as_text,
-    held,
-    is_export,
-    lacking,
-    load_record,
-    write_json,
-)
+from suite.trials.folder.records import RUNNING, DamagedRecord, held, is_export, lacking, load_record, write_json
 from suite.trials.spec import SuiteSpec, TrialSpec
 
 FACTS = ("suite.json", "time.json", "profile.json", "tune.json")
@@ -164,7 +155,7 @@ class Store:
             files.remove_abandoned(folder)
 
     def add_command(self, spec: SuiteSpec, command_line: str, provenance: Mapping[str, Any]) -> None:
-        """Write `suite.json`: this command, and under `commands` every one so far, the same command once and last."""
+        """Write `suite.json`: this command, and every command so far under `commands`."""
         path = self.folder / "suite.json"
         commands = read_suite(path, "; move it away to continue")["commands"] if path.is_file() else []
         # This file is only for readers. `~` replaces the home folder, which contains the user's name.
@@ -175,8 +166,7 @@ class Store:
         }
         content = {"command_line": command_line, "spec": plain, "provenance": provenance}
         entry = {"command_line": command_line, "spec": plain, "time_utc": provenance.get("time_utc", "")}
-        others = [one for one in commands if as_text({**one, "time_utc": ""}) != as_text({**entry, "time_utc": ""})]
-        write_json(path, {**content, "commands": [*others, entry]})
+        write_json(path, {**content, "commands": [*commands, entry]})
 
     def trial_folder(self, trial_id: str) -> Path:
         """Return the folder of a trial."""
@@ -238,7 +228,9 @@ class Store:
         if only == "all":
             chosen = [(trial, self.trial_folder(trial.trial_id)) for trial in trials]
             for _, folder in chosen:
-                if folder.exists():
+                if folder.is_symlink():  # its target may be anything
+                    folder.unlink()
+                elif folder.exists():
                     shutil.rmtree(folder)
             return chosen
         chosen = []
