@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from reports.content.chance import chance_caution
-from reports.content.model import Group, Report, Verdict
+from reports.content.model import Group, Report, Table, Verdict
 from reports.content.prices import price_list
 from reports.content.provenance import flatten, left_out, out_option, problem_section, provenance_section
 from reports.content.remarks import (
@@ -28,7 +28,8 @@ from reports.data.estimates import facts
 from reports.data.method_rows import MethodRow
 from reports.data.records import PageGroup, Records, epochs, page_groups
 from reports.data.targets import Targets, targets_of
-from reports.data.verdict import COSTS, Answers, evidence, exploratory, judged_groups, margins
+from reports.data.verdict import COSTS, Answers, Cost, JudgedGroup, evidence, exploratory, judged_groups, margins
+from reports.figures.figure import Figure
 from reports.figures.forest import gain_figure
 from reports.figures.tradeoff import tradeoff_figures
 from reports.figures.training_curves import curve_figures
@@ -52,11 +53,10 @@ def build(records: Records, asked_targets: Sequence[float] = ()) -> Report:
     """
     judged = judged_groups(records)
     groups = [group for group, _, _ in judged]
-    declared = margins(records.suite)
     targets = targets_of(records.suite, asked_targets)
     sections = tuple(
-        _group(group, groups, slug, rows, answers, declared, targets, records)
-        for (group, rows, answers), slug in zip(judged, _slugs(groups), strict=True)
+        _group(one, _title(one[0], groups), slug, targets, records)
+        for one, slug in zip(judged, _slugs(groups), strict=True)
     )
     tasks = ", ".join(dict.fromkeys(trial.text("task") for trial in records.trials))
     return Report(
@@ -92,64 +92,34 @@ def _summary(
     return summary
 
 
-def _group(
-    group: PageGroup,
-    groups: Sequence[PageGroup],
-    slug: str,
-    rows: Sequence[MethodRow],
-    answers: Answers | None,
-    declared: tuple[float, ...],
-    targets: Targets,
-    records: Records,
-) -> Group:
-    title = _title(group, groups)
-    device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
-    everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
-    profiled = next((one.methods for one in records.profiles if one.key == dict(group.key)), {})
-    tradeoffs, missing_tradeoffs = tradeoff_figures(
-        rows, slug, {cost: evidence(group, (), cost).budgets for cost in COSTS}
-    )
-    curves, missing_curves = curve_figures(rows, slug)
-    gains = None
-    is_smoke = answers is None
+def _group(judged: JudgedGroup, title: str, slug: str, targets: Targets, records: Records) -> Group:
+    group, rows, answers = judged
+    is_smoke, first = answers is None, main_cost(rows)
     caution = "" if is_smoke else chance_caution(rows)
     images = max((facts(trial)[1] for row in rows for trial in row.done), default=0)
-    reasons, out = exploratory(records.suite), out_option(records.folder)
-    setting_of = Setting(epochs(group), declared, images, not caution, reasons, out)
-    first = main_cost(rows)
-    if answers is not None:
-        judged, margin = answers[first], setting_of.margin
-        words = {one.candidate.label: word(one, margin) for one in judged.both}
-        gains = gain_figure(rows, judged, words, first, margin, slug)
-    verdicts = {
-        cost: verdict_table(
-            rows, None if answers is None else answers[cost], cost, setting_of.margin, f"{slug}-{cost}",
-            title if cost == first else "The same at equal executed FLOPs",
-        )
-        for cost in dict.fromkeys((first, "flops"))
-    }  # fmt: skip
-    further = [] if is_smoke else [table for cost, table in verdicts.items() if cost != first and table is not None]
+    declared = margins(records.suite)
+    setting = Setting(
+        epochs(group), declared, images, not caution, exploratory(records.suite), out_option(records.folder)
+    )
+    device = next((trial.text("device") for row in rows for trial in row.done if trial.text("device")), "")
+    profiled = next((one.methods for one in records.profiles if one.key == dict(group.key)), {})
+    budgets = {cost: evidence(group, (), cost).budgets for cost in COSTS}
+    tradeoffs, missing_tradeoffs = tradeoff_figures(rows, slug, budgets)
+    curves, missing_curves = curve_figures(rows, slug)
+    verdicts = _verdict_tables(rows, answers, setting.margin, slug, title)
+    further = [table for cost, table in verdicts.items() if cost != first and table is not None and not is_smoke]
     return Group(
         title=title,
         slug=slug,
         subtitle=_subtitle(group, device),
         data_note=_data_note(group),
-        verdict=_verdict(rows, answers, setting_of),
+        verdict=_verdict(rows, answers, setting),
         caution=caution,
-        remarks=(
-            *time_remarks(everything),
-            *time_pass_remarks(rows),
-            *machine_remarks(group),
-            *repeated_seeds(group),
-            *equal_starts(rows),
-            *prerequisites(rows),
-            *backend_remarks(rows),
-            *communication_remarks(rows),
-        ),
-        tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug, main_cost(rows)))
+        remarks=_remarks(group, rows),
+        tables=(*further, *group_tables(rows, slug, device), *budget_table(group, slug, first))
         if any(row.done for row in rows)
         else (),
-        tradeoff_figures=(*filter(None, (gains,)), *tradeoffs),
+        tradeoff_figures=(*_gains(rows, answers, setting.margin, slug), *tradeoffs),
         curve_figures=tuple(curves),
         missing_figures=(*missing_tradeoffs, *missing_curves),
         summary=verdicts[first],
@@ -160,6 +130,42 @@ def _group(
             *target_sections(group, rows, targets, declared[-1], slug, default=not is_smoke, learned=not caution),
             *(why_sections(rows, profiled, slug) if profiled else ()),
         ),
+    )
+
+
+def _verdict_tables(
+    rows: Sequence[MethodRow], answers: Answers | None, margin: float, slug: str, title: str
+) -> dict[Cost, Table | None]:
+    """Return the table of the first screen, at the cost that decides, and that of FLOPs if it is another one."""
+    first = main_cost(rows)
+    titles = {first: title} | ({} if first == "flops" else {"flops": "The same at equal executed FLOPs"})
+    return {
+        cost: verdict_table(rows, None if answers is None else answers[cost], cost, margin, f"{slug}-{cost}", text)
+        for cost, text in titles.items()
+    }
+
+
+def _gains(rows: Sequence[MethodRow], answers: Answers | None, margin: float, slug: str) -> list[Figure]:
+    """Return the figure of gains at the cost that decides; none if no gain is known."""
+    if answers is None:
+        return []
+    cost = main_cost(rows)
+    words = {one.candidate.label: word(one, margin) for one in answers[cost].both}
+    figure = gain_figure(rows, answers[cost], words, cost, margin, slug)
+    return [figure] if figure else []
+
+
+def _remarks(group: PageGroup, rows: Sequence[MethodRow]) -> tuple[str, ...]:
+    everything = [*group.trials, *(trial for one in group.budgets for trial in one.trials)]
+    return (
+        *time_remarks(everything),
+        *time_pass_remarks(rows),
+        *machine_remarks(group),
+        *repeated_seeds(group),
+        *equal_starts(rows),
+        *prerequisites(rows),
+        *backend_remarks(rows),
+        *communication_remarks(rows),
     )
 
 

@@ -53,8 +53,12 @@ def exploratory(suite: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, reasons)))
 
 
-def judged_groups(records: Records) -> list[tuple[PageGroup, list[MethodRow], Answers | None]]:
-    """Return the groups of a folder with their rows, and what the rule says; `None` for a smoke test."""
+JudgedGroup = tuple[PageGroup, list[MethodRow], Answers | None]
+"""A group, its rows, and what the rule says; `None` for a smoke test."""
+
+
+def judged_groups(records: Records) -> list[JudgedGroup]:
+    """Return the groups of a folder with their rows, and what the rule says."""
     groups = fold_budgets(pool_machines(page_groups(records.trials)[0], records.times))
     drawn_as = looks_of(records.trials)
     pairs = [(group, method_rows(group, drawn_as)) for group in groups]
