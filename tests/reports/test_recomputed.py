@@ -111,7 +111,7 @@ def page(folder, prunes):
     whole = np.polyval(curve, 0), spread * (np.array([row[-1] for row in unit]) ** 2 / n).sum()
     said = {"dense": {"accuracy": (means[-1], halves[-1]), "spread": (np.sqrt(spread),), "cost": (1.0,)}}
 
-    gains, raw = {}, defaultdict(list)
+    raw = defaultdict(list)
     of_family = {label: values for (label, _), values in known.items() if families[label] == prunes}
     of_family.pop("dense", None)
     claims = len(of_family)
@@ -139,7 +139,7 @@ def page(folder, prunes):
         spread_of_method = max(seeds.var(ddof=1) if uncertain else own.var(ddof=1), spread)
         parts = [(spread_of_method / count, count - 1), (spread * (at**2 / n).sum(), of_spread), *uncertain]
         variance, nu = sum(variance for variance, _ in parts), freedom(parts)
-        gains[label] = own.mean(), half_width(variance, nu, LEVEL * (1 - 2 / count) / claims)
+        said[label]["gain"] = own.mean(), half_width(variance, nu, LEVEL * (1 - 2 / count) / claims)
         for claim, value in {
             "better": own.mean(), "worse": -own.mean(), "above": MARGIN + own.mean(), "below": MARGIN - own.mean(),
         }.items():  # fmt: skip
@@ -157,17 +157,17 @@ def page(folder, prunes):
     raw = {claim: [*values, *[1.0] * (claims - len(labels))] for claim, values in raw.items()}  # others claim nothing
     shown = {claim: {labels[place] for place, p in holm(values).items() if p <= LEVEL} for claim, values in raw.items()}
 
-    few = {label for label, seeds in of_family.items() if len(seeds) < SURE_SEEDS}
+    def marked(label, word):
+        is_sure = len(of_family[label]) >= SURE_SEEDS or word in ("undecided", "no dense as long")
+        return word if is_sure else f"{word}, preliminary"
+
     for label in labels:
         other = f"same within {MARGIN:g}" if label in shown["above"] & shown["below"] else "undecided"
         word = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
         if said[label]["cost"][1] > 1 and word != "worse":
-            word = "no dense as long"
-            del gains[label]
-        preliminary = ", preliminary" if label in few and word not in ("undecided", "no dense as long") else ""
-        said[label] |= {"gain": gains.get(label, ()), "word": f"{word}{preliminary}"}
+            word, said[label]["gain"] = "no dense as long", ()
         as_good = "yes" if label in shown["yes"] else "no" if label in shown["lossy"] | shown["slower"] else "undecided"
-        said[label]["as good"] = as_good + (", preliminary" if label in few and as_good != "undecided" else "")
+        said[label] |= {"word": marked(label, word), "as good": marked(label, as_good)}
     return said, [*zip(shares, means - halves, strict=True)]
 
 

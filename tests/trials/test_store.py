@@ -87,10 +87,10 @@ def test_a_folder_without_file_locks_is_used_with_one_warning(store, monkeypatch
 
 
 def test_a_read_only_folder_is_to_be_copied(store, monkeypatch):
-    def refused(path, flags, mode):
+    def refused(path, flags):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("suite.files.os.open", refused)
+    monkeypatch.setattr("suite.files.no_link", refused)
     with pytest.raises(UsageError, match=f"{store.folder} is read-only, copy it and name the copy"), store.lock():
         pass
 
