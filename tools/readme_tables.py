@@ -22,8 +22,8 @@ from reports.figures.svg import short_names
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-# Columns of the first table of a report, by the beginning of their heads.
-COLUMNS = ("Method", "Accuracy", "Training time", "Gain over dense", "At equal time", "Inference FLOPs")
+# Columns of the first table of a report, by the beginning of their heads. Costs are times or FLOPs.
+COLUMNS = ("Method", "Accuracy", ("Training time", "Executed"), "Gain over dense", "At equal", "Inference FLOPs")
 BLOCK = re.compile(r"(<!-- results of (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 NO_PRUNING = " (no pruning)"
 
@@ -37,7 +37,7 @@ def block(report: str) -> str:
     lines = report.splitlines()
     table = rows_of(lines, "| Method |")
     chosen = [next(index for index, head in enumerate(table[0]) if head.startswith(name)) for name in COLUMNS]
-    outcome = chosen[COLUMNS.index("At equal time")]
+    outcome = chosen[COLUMNS.index("At equal")]
     methods = [row for row in table if row[0] == "`dense`" or (row[0].startswith("`") and row[outcome] != "–")]
     labels = [row[0].split("`")[1] for row in methods]
     names = short_names(labels, most=sys.maxsize)
@@ -57,8 +57,9 @@ def block(report: str) -> str:
         text += f"\n<details><summary>Names as typed</summary>\n\n{typed}\n\n</details>\n"
     heads = {
         "Training time": "Time",
-        "Gain over dense for this cost": "Gain at equal time",
-        "| At equal time": "| Verdict",
+        "Executed training FLOPs": "FLOPs",
+        "Gain over dense for this cost": f"Gain {table[0][outcome].lower().replace('flops', 'FLOPs')}",
+        f"| {table[0][outcome]}": "| Verdict",
     }
     for long, short in heads.items():
         text = text.replace(long, short, 1)

@@ -56,7 +56,7 @@ def price_list(
         return None
     columns = (
         Column("Accuracy of at least", "%", "measured"),
-        Column("Lowest cost", "× dense"),
+        Column("Lowest cost", "× dense", "measured" if cost == "time" else "counted"),
         Column("Reached by", numeric=False),
         Column("The ways that reach it, cheapest first", numeric=False),
     )

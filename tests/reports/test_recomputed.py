@@ -5,34 +5,53 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from scipy import stats
 
-RESULTS = Path(__file__).parents[2] / "results/cpu-zen4-2cores"
+RESULTS = Path(__file__).parents[2] / "results"
 MARGIN, LEVEL = 0.5, 0.025
 FROZEN_AFTER = 3  # epochs of the recipe
 SURE_SEEDS = 5
 
 
+class Trained(NamedTuple):
+    """What the trials of a method with its parameters and epochs recorded, in the order of seeds."""
+
+    accuracies: np.ndarray  # percent
+    executed: np.ndarray  # FLOPs
+    dense: np.ndarray
+    inference: np.ndarray  # relative to dense
+
+
+class Costs(NamedTuple):
+    """What training costs, relative to the whole dense training."""
+
+    lengths: np.ndarray  # of dense training
+    methods: dict  # label: logarithms, and whether these are one for each seed
+    floor: float  # least variance of a logarithm
+
+
 def records(folder):
-    """Return the accuracies in percent by method with its parameters and epochs, in the order of seeds; and by method
-    what it is and the inference FLOPs of each trial relative to dense. The seeds of trials come last."""
-    accuracies, seeds, families, inference = defaultdict(dict), {}, {}, defaultdict(list)
+    """Return the trials by method with its parameters and epochs; what a method is; and the seeds of trials."""
+    found, seeds, families = defaultdict(dict), {}, {}
     for path in folder.glob("trials/*/trial.json"):
         record = json.loads(path.read_text())
         spec, result = record["spec"], record["result"]
         label = f"{spec['method']}[{spec['variant']}]" if spec["variant"] else spec["method"]
-        accuracies[label, spec["recipe"]["epochs"]][spec["seed"]] = 100 * result["test_accuracy"]
         seeds[path.parent.name] = spec["seed"]
         families[label] = "twin" if spec["control"] else spec.get("prunes", True)
         last = json.loads(gzip.decompress((path.parent / "epochs.jsonl.gz").read_bytes()).splitlines()[-1])
         zeros_are_skipped = {*last.get("backends", {}).values()} - {"torch"}
-        column = "inference_flops_effective" if zeros_are_skipped else "inference_flops"
-        inference[label].append(result[column] / result["inference_flops_dense"])
-    by_seed = {key: np.array([values[seed] for seed in sorted(values)]) for key, values in accuracies.items()}
-    return by_seed, families, inference, seeds
+        inference = result["inference_flops_effective" if zeros_are_skipped else "inference_flops"]
+        found[label, spec["recipe"]["epochs"]][spec["seed"]] = (
+            100 * result["test_accuracy"], result["train_flops_executed"], result["train_flops_dense"],
+            inference / result["inference_flops_dense"],
+        )  # fmt: skip
+    trained = {key: Trained(*np.array([one[seed] for seed in sorted(one)]).T) for key, one in found.items()}
+    return trained, families, seeds
 
 
 def pairs(text):
@@ -82,13 +101,23 @@ def half_width(variance, nu, level=LEVEL):
     return stats.t.ppf(1 - level, nu) * np.sqrt(variance)
 
 
-def page(folder, prunes):
-    """Return what the first table says of each timed method of a family, and costs and accuracies of dense lengths.
+def lengths_of_dense(trained):
+    return sorted(key for key, one in trained.items() if key[0] == "dense" and len(one.accuracies) >= 3)
 
-    Of a method, this is its accuracy, spread, cost, gain (numbers with their intervals), dense for its cost, and the
-    words of both answers. A length of dense has the lower end of its accuracy.
-    """
-    known, families, _, seed_of = records(folder)
+
+def costs_by_flops(trained, families, prunes):
+    lengths = lengths_of_dense(trained)
+    whole = trained[lengths[-1]]
+    fixed = (whole.executed / whole.dense - 1).mean()
+    cost = np.array([trained[key].dense[0] / whole.dense[0] for key in lengths])
+    logs = {
+        label: (np.log(one.executed / (one.dense if prunes else whole.dense[0]) / (1 + fixed)), True)
+        for (label, _), one in trained.items() if families[label] == prunes and label != "dense"
+    }  # fmt: skip
+    return Costs((cost + fixed) / (1 + fixed), logs, 0.0)
+
+
+def costs_by_time(trained, families, prunes, seed_of, folder):
     (group,) = json.loads((folder / "time.json").read_text())["groups"]
     timed = {
         label: sorted(entry["passes"], key=lambda one: seed_of[one["trial"]])
@@ -99,35 +128,53 @@ def page(folder, prunes):
     first = next(one for label in timed if families[label] for one in group["methods"][label]["passes"])
     before, after = seconds_of_phases(first)
     fixed = np.mean([fixed_of_dense(one) for one in of_dense])
-    lengths = sorted(epochs for label, epochs in known if label == "dense" and len(known[label, epochs]) >= 3)
-    cost = np.array([FROZEN_AFTER * before + (epochs - FROZEN_AFTER) * after for epochs in lengths])
-    shares, dense = (cost / cost[-1] + fixed) / (1 + fixed), [known["dense", epochs] for epochs in lengths]
+    cost = np.array([FROZEN_AFTER * before + (key[1] - FROZEN_AFTER) * after for key in lengths_of_dense(trained)])
+    counts = {label: len(one.accuracies) for (label, _), one in trained.items() if label in labels}
+    logs = {
+        label: (
+            np.log([ratio(one) for one in timed[label]]),
+            len(timed[label]) == counts[label] == len({seed_of[one["trial"]] for one in timed[label]}),
+        )
+        for label in labels
+    }
+    floor = np.var([np.log(np.median(np.divide(*pairs(one["twice"])))) for one in of_dense], ddof=1)
+    return Costs((cost / cost[-1] + fixed) / (1 + fixed), logs, floor)
+
+
+def page(trained, families, prunes, costs):
+    """Return what a table says of each method of a family, and costs and accuracies of dense lengths.
+
+    Of a method, this is its accuracy, spread, cost, gain (numbers with their intervals), dense for its cost, and the
+    words of both answers. A length of dense has the lower end of its accuracy.
+    """
+    shares, dense = costs.lengths, [trained[key].accuracies for key in lengths_of_dense(trained)]
     x, n, means = np.log(shares), np.array([len(one) for one in dense]), np.array([one.mean() for one in dense])
     spread, of_spread = sum((one.var() * len(one)) for one in dense) / (n - 1).sum(), (n - 1).sum()
     unit = [np.polyfit(x, row, 2, w=np.sqrt(n)) for row in np.eye(len(x))]  # weights of the means
     curve = np.polyfit(x, means, 2, w=np.sqrt(n))
-    floor = np.var([np.log(np.median(np.divide(*pairs(one["twice"])))) for one in of_dense], ddof=1)
     halves = half_width(spread / n, of_spread)
     whole = np.polyval(curve, 0), spread * (np.array([row[-1] for row in unit]) ** 2 / n).sum()
     said = {"dense": {"accuracy": (means[-1], halves[-1]), "spread": (np.sqrt(spread),), "cost": (1.0,)}}
 
     raw = defaultdict(list)
-    of_family = {label: values for (label, _), values in known.items() if families[label] == prunes}
+    of_family = {label: one.accuracies for (label, _), one in trained.items() if families[label] == prunes}
     of_family.pop("dense", None)
-    claims = len(of_family)
+    claims, labels = len(of_family), [label for label in costs.methods if len(of_family[label]) >= 3]
     for label, seeds in of_family.items():
         count = len(seeds)
         own = half_width(max(seeds.var(ddof=1), spread) / count, count - 1) if count > 1 else None
         said[label] = {"accuracy": (seeds.mean(), *([own] if own else []))}
         said[label]["spread"] = (seeds.std(ddof=1),) if own else ()
+        if label in costs.methods:
+            said[label]["cost"] = (np.exp(costs.methods[label][0].mean()),)
     for label in labels:
-        passes, seeds = timed[label], of_family[label]
-        values, count = np.log([ratio(one) for one in passes]), len(seeds)
-        error_of_cost = np.sqrt(max(values.var(ddof=1), floor) / len(values))
+        seeds, (values, by_seed) = of_family[label], costs.methods[label]
+        count, error_of_cost = len(seeds), np.sqrt(max(values.var(ddof=1), costs.floor) / len(values))
+        is_exact = error_of_cost < 1e-9
         width = half_width(error_of_cost**2, len(values) - 1)
-        said[label]["cost"] = tuple(np.exp(values.mean() + np.array([0, -width, width])))
-        is_dearer = values.mean() > width
-        if len(passes) == count == len({seed_of[one["trial"]] for one in passes}):
+        said[label]["cost"] += () if is_exact else tuple(np.exp(values.mean() + np.array([-width, width])))
+        is_dearer = values.mean() > width + 1e-9
+        if by_seed:
             logs = np.zeros(count) if is_dearer else values
             own, uncertain = seeds - np.polyval(curve, logs), []
         else:
@@ -150,7 +197,10 @@ def page(folder, prunes):
         parts = [(max(seeds.var(ddof=1), spread) / count, count - 1), (whole[1], of_spread)]
         statistic, nu = loss / np.sqrt(sum(variance for variance, _ in parts)), freedom(parts)
         kept, lost = (min(1, count / (count - 2) * stats.t.sf(one, nu)) for one in (statistic, -statistic))
-        cheaper, dearer = (stats.t.sf(sign * values.mean() / error_of_cost, len(values) - 1) for sign in (-1, 1))
+        cheaper, dearer = (
+            float(sign * values.mean() < 1e-9) if is_exact
+            else stats.t.sf(sign * values.mean() / error_of_cost, len(values) - 1) for sign in (-1, 1)
+        )  # fmt: skip
         raw["yes"].append(max(kept, cheaper))
         raw["lossy"].append(lost)
         raw["slower"].append(dearer)
@@ -164,7 +214,9 @@ def page(folder, prunes):
     for label in labels:
         other = f"same within {MARGIN:g}" if label in shown["above"] & shown["below"] else "undecided"
         word = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
-        if said[label]["cost"][1] > 1 and word != "worse":
+        if said[label]["cost"][0] < shares[0]:
+            word, said[label]["gain"] = "no dense as short", ()
+        elif said[label]["dense"][1] == 1 < said[label]["cost"][0] and word != "worse":
             word, said[label]["gain"] = "no dense as long", ()
         as_good = "yes" if label in shown["yes"] else "no" if label in shown["lossy"] | shown["slower"] else "undecided"
         said[label] |= {"word": marked(label, word), "as good": marked(label, as_good)}
@@ -183,17 +235,12 @@ def assert_shown(cell, values):
         assert float(text) == pytest.approx(value, abs=0.5001 * 10 ** -len(text.partition(".")[2]))
 
 
-@pytest.mark.parametrize("name", ["campaign"])
-def test_the_first_table_is_that_of_another_computation(name):
-    _, families, inference, _ = records(RESULTS / name)
-    said, lengths = page(RESULTS / name, prunes=True)
-    if False in families.values():
-        said |= page(RESULTS / name, prunes=False)[0]
-    lines = (RESULTS / name / "report.md").read_text().split("### ")[0].splitlines()
+def assert_is(lines, said, inference):
+    """Assert that a table shows what was recomputed."""
     rows = {line.split("`")[1]: line.split(" | ") for line in lines if line.startswith("| `")}
-    assert {label for label in families if families[label] != "twin"} == {*said} <= {*rows}
+    assert {*said} <= {*rows}
     for label, one in said.items():
-        cells, ratios = rows[label], np.array(inference[label])
+        cells, ratios = rows[label], inference[label]
         assert_shown(cells[1], one["accuracy"])
         assert_shown(cells[2], one["spread"])
         assert_shown(cells[3], one.get("cost", ()))
@@ -206,11 +253,33 @@ def test_the_first_table_is_that_of_another_computation(name):
             assert_shown(of_dense[3], one["dense"][1:])
         ends = (ratios.min(), ratios.max()) if np.ptp(ratios) > 1e-9 else ()
         assert_shown(cells[7], (np.exp(np.log(ratios).mean()), *ends))
+
+
+@pytest.mark.parametrize("name", ["cpu-zen4-2cores/campaign"])
+def test_the_verdicts_are_those_of_another_computation(name):
+    trained, families, seed_of = records(RESULTS / name)
+    inference = {label: one.inference for (label, _), one in trained.items()}
+    labels = {label for label in families if families[label] != "twin"}
+    lines = (RESULTS / name / "report.md").read_text().splitlines()
+    heads = [place for place, line in enumerate(lines) if re.match(r"\| Method \|.*\| Gain over", line)]
+    is_timed = (RESULTS / name / "time.json").exists()
+    assert len(heads) == 1 + is_timed
+    for place in reversed(heads):
+        said = {}
+        for prunes in {True, False} & {*families.values()}:
+            if "Training time" in lines[place]:
+                costs = costs_by_time(trained, families, prunes, seed_of, RESULTS / name)
+            else:
+                costs = costs_by_flops(trained, families, prunes)
+            answers, lengths = page(trained, families, prunes, costs)
+            said |= answers
+        assert {*said} == labels
+        assert_is(lines[place : lines.index("", place)], said, inference)
     # The price list: of all ways with a cost and an interval, those that are shown to reach what dense lengths do.
     ways = lengths + [
-        (one["cost"][0], one["accuracy"][0] - one["accuracy"][1]) for one in said.values() if "gain" in one
+        (one["cost"][0], one["accuracy"][0] - one["accuracy"][1]) for one in said.values() if "word" in one
     ]
-    prices = [line.split(" | ") for line in lines if re.match(r"\| \d", line)]
+    prices = [line.split(" | ") for line in lines[: heads[0]] if re.match(r"\| \d", line)]
     targets = sorted({np.floor(10 * reached + 1e-6) / 10 for _, reached in lengths})
     assert len(prices) == len(targets)
     for cells, target in zip(prices, targets, strict=True):
