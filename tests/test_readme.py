@@ -19,7 +19,7 @@ def test_results_repeat_the_committed_reports():
 
 def test_the_table_has_the_rows_of_the_figure_above_it():
     report = (ROOT / FOLDER / "report.md").read_text(encoding="utf-8")
-    (alt,) = re.findall(r"!\[Gain over dense training at equal time\. (.*)\]\(", report)
+    (alt,) = re.findall(r"!\[Gain over dense training at equal [^.]+\. (.*)\]\(", report)
     figure = [part.split(":")[0].replace("\\", "").removesuffix(" (no pruning)") for part in alt.split("; ")]
     typed = dict(re.findall(r"<sup>(\d+)</sup>&nbsp;`([^`]+)`", BLOCK))
     rows = re.findall(r"^\| \*?`([^`]+)`(?:<sup>(\d+)</sup>)?", BLOCK, re.MULTILINE)

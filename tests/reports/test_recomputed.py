@@ -243,7 +243,8 @@ def assert_is(lines, said, inference):
         cells, ratios = rows[label], inference[label]
         assert_shown(cells[1], one["accuracy"])
         assert_shown(cells[2], one["spread"])
-        assert_shown(cells[3], one.get("cost", ()))
+        cost = one.get("cost", ())
+        assert_shown(cells[3], cost if len({round(end, 2) for end in cost}) > 1 else cost[:1])
         assert_shown(cells[4], one.get("gain", ()))
         for cell, answer in ((cells[5], "word"), (cells[6], "as good")):
             assert without_notes(cell) == one.get(answer, "–" if label == "dense" else "too few seeds")
@@ -255,7 +256,7 @@ def assert_is(lines, said, inference):
         assert_shown(cells[7], (np.exp(np.log(ratios).mean()), *ends))
 
 
-@pytest.mark.parametrize("name", ["cpu-zen4-2cores/campaign"])
+@pytest.mark.parametrize("name", ["cpu-zen4-2cores/campaign", "cpu-emr-amx-2cores/campaign-2"])
 def test_the_verdicts_are_those_of_another_computation(name):
     trained, families, seed_of = records(RESULTS / name)
     inference = {label: one.inference for (label, _), one in trained.items()}
