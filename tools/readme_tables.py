@@ -55,11 +55,12 @@ def block(report: str) -> str:
     if noted:
         typed = ", ".join(f"<sup>{number}</sup>&nbsp;`{label}`" for number, label in enumerate(noted, 1))
         text += f"\n<details><summary>Names as typed</summary>\n\n{typed}\n\n</details>\n"
+    equal = table[0][outcome]  # "At equal time" or "At equal FLOPs"
     heads = {
         "Training time": "Time",
         "Executed training FLOPs": "FLOPs",
-        "Gain over dense for this cost": f"Gain {table[0][outcome].lower().replace('flops', 'FLOPs')}",
-        f"| {table[0][outcome]}": "| Verdict",
+        "Gain over dense for this cost": f"Gain a{equal[1:]}",
+        f"| {equal}": "| Verdict",
     }
     for long, short in heads.items():
         text = text.replace(long, short, 1)

@@ -13,8 +13,8 @@ from reports.data.targets import TargetRow, Targets, default_target, of_dense, t
 from suite.trials.groups import BASELINE
 
 _MEDIAN = (
-    "Median over all seeds. Seeds that did not reach the target count as longer than the others. There is no mean, "
-    "because it would leave out the slowest seeds."
+    "Median over all seeds. Seeds that did not reach the target count as longer than the others. A mean would leave "
+    "out the slowest seeds."
 )
 _EXPLANATION = (
     "A target is reached in the first evaluated epoch in which the accuracy on the test images is high enough. This is "

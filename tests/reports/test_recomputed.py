@@ -265,7 +265,7 @@ def test_the_verdicts_are_those_of_another_computation(name):
     heads = [place for place, line in enumerate(lines) if re.match(r"\| Method \|.*\| Gain over", line)]
     is_timed = (RESULTS / name / "time.json").exists()
     assert len(heads) == 1 + is_timed
-    for place in reversed(heads):
+    for place in reversed(heads):  # the first table comes last, for the price list
         said = {}
         for prunes in {True, False} & {*families.values()}:
             if "Training time" in lines[place]:
