@@ -221,8 +221,8 @@ def _purposes(methods: Mapping[str, MethodRow], answer: Answer, cost: Cost, sett
     every = bool(few) and not any(map(is_answered, sure.judged))
     lines = [say("verdict.preliminary", methods=few, all=every, seeds=SURE_SEEDS)] if few else []
     lines += [] if every else [_most_accurate(sure, cost), _fastest(sure, cost, setting)]
-    ways = [one for one in answer.without_pruning if not one.candidate.is_preliminary]
-    if better := [one.candidate.label for one in ways if one.at_equal_cost == "better"]:
+    if ways := [one for one in answer.without_pruning if not one.candidate.is_preliminary and is_answered(one)]:
+        better = [one.candidate.label for one in ways if one.at_equal_cost == "better"]
         lines.append(say("verdict.without_pruning", cost=cost, better=better))
     return [*lines, _smallest(methods, answer)]
 

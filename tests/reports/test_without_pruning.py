@@ -124,6 +124,15 @@ def test_a_way_without_pruning_is_never_the_best_method(suite: Any) -> None:
     assert cheapest.endswith(": none is shown to be cheaper than dense.")
 
 
+def test_a_page_says_that_no_way_without_pruning_is_better(suite: Any) -> None:
+    add_budgets(suite)
+    add_method(suite, "quick", near(88.7), executed=0.85)
+    add_way(suite, "freezeout", near(84.0), executed=0.9)
+    assert group_of(suite).verdict.purposes[2] == (
+        "Without pruning, no way is shown to be better than dense for its executed FLOPs."
+    )
+
+
 def test_ways_without_pruning_do_not_change_the_order_of_methods(suite: Any) -> None:
     add_dense(suite)
     for name, accuracy, ratio in (("accurate", 88.5, 0.9), ("fast", 88.0, 0.7)):
