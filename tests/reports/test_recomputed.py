@@ -216,6 +216,7 @@ def page(trained, families, prunes, costs):
         word = next((claim for claim in ("better", "worse") if label in shown[claim]), other)
         if said[label]["cost"][0] < shares[0]:
             word, said[label]["gain"] = "no dense as short", ()
+            del said[label]["dense"]
         elif said[label]["dense"][1] == 1 < said[label]["cost"][0] and word != "worse":
             word, said[label]["gain"] = "no dense as long", ()
         as_good = "yes" if label in shown["yes"] else "no" if label in shown["lossy"] | shown["slower"] else "undecided"
