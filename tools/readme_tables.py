@@ -49,9 +49,8 @@ def block(report: str) -> str:
     shown = [
         [f"*{cell.removesuffix(NO_PRUNING)}*" for cell in row] if row[0].endswith(NO_PRUNING) else row for row in cells
     ]
-    text = "\n\n".join([as_table(shown), *prices(lines, names)]) + "\n"
-    if shown != cells:
-        text += "\nIn italics: ways without pruning, which reports mark with `(no pruning)`.\n"
+    key = [] if shown == cells else ["In italics: ways without pruning, which reports mark with `(no pruning)`."]
+    text = "\n\n".join([as_table(shown), *key, *prices(lines, names)]) + "\n"
     if noted:
         typed = ", ".join(f"<sup>{number}</sup>&nbsp;`{label}`" for number, label in enumerate(noted, 1))
         text += f"\n<details><summary>Names as typed</summary>\n\n{typed}\n\n</details>\n"
@@ -86,7 +85,7 @@ def prices(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
         dense = [] if first.startswith("`dense`, ") else [way for way in others if way.startswith("`dense`, ")][:1]
         shown.append([accuracy, cost, "; ".join([first.replace(f": {cost}", "", 1), *dense])])
     compared = rows[0][2].partition(" of ")[2]
-    lead = f"**What an accuracy costs**: the cheapest of {compared}: rows above, and shorter dense trainings"
+    lead = f"**What an accuracy costs**: the cheapest of {compared}, rows above and shorter dense trainings"
     return [f"{lead} ([how to read it](docs/verdict.md#what-an-accuracy-costs)).", as_table(shown)]
 
 
