@@ -26,3 +26,8 @@ def test_names_are_listed() -> None:
 
 def test_one_and_several_have_their_number() -> None:
     assert "`a` needs 6 seeds, `b` needs 9 seeds (" in say("verdict.more_seeds", needed={"a": 6, "b": 9})
+
+
+def test_a_shorter_dense_training_that_is_as_good_is_named() -> None:
+    said = say("verdict.fastest", cost="flops", margin=0.5, best="", shortest=0.91, share="", ways=True, unknown=False)
+    assert said.endswith(": none is shown to be cheaper than dense; dense as good takes 0.91 of dense's FLOPs.")
