@@ -165,6 +165,7 @@ def page(trained, families, prunes, costs):
         own = half_width(max(seeds.var(ddof=1), spread) / count, count - 1) if count > 1 else None
         said[label] = {"accuracy": (seeds.mean(), *([own] if own else []))}
         said[label]["spread"] = (seeds.std(ddof=1),) if own else ()
+        said[label]["missing"] = "too few seeds" if count < 3 else "no time pass"
         if label in costs.methods:
             said[label]["cost"] = (np.exp(costs.methods[label][0].mean()),)
     for label in labels:
@@ -244,11 +245,11 @@ def assert_is(lines, said, inference):
         cells, ratios = rows[label], inference[label]
         assert_shown(cells[1], one["accuracy"])
         assert_shown(cells[2], one["spread"])
-        cost = one.get("cost", ())
-        assert_shown(cells[3], cost if len({round(end, 2) for end in cost}) > 1 else cost[:1])
+        cost, digits = one.get("cost", ()), 3 if "[" in cells[3] else 2
+        assert_shown(cells[3], cost if len({round(end, digits) for end in cost}) > 1 else cost[:1])
         assert_shown(cells[4], one.get("gain", ()))
         for cell, answer in ((cells[5], "word"), (cells[6], "as good")):
-            assert without_notes(cell) == one.get(answer, "–" if label == "dense" else "too few seeds")
+            assert without_notes(cell) == one.get(answer, "–" if label == "dense" else one.get("missing"))
         if "dense" in one:
             of_dense = lines[lines.index(" | ".join(cells)) + 1].split(" | ")
             assert_shown(of_dense[1], one["dense"][:1])
