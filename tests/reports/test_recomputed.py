@@ -245,7 +245,7 @@ def assert_is(lines, said, inference):
         cells, ratios = rows[label], inference[label]
         assert_shown(cells[1], one["accuracy"])
         assert_shown(cells[2], one["spread"])
-        cost, digits = one.get("cost", ()), 3 if "[" in cells[3] else 2
+        cost, digits = one.get("cost", ()), 3 if "Training time" in lines[0] else 2
         assert_shown(cells[3], cost if len({round(end, digits) for end in cost}) > 1 else cost[:1])
         assert_shown(cells[4], one.get("gain", ()))
         for cell, answer in ((cells[5], "word"), (cells[6], "as good")):
