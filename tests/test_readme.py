@@ -61,7 +61,7 @@ def test_a_block_has_the_cheapest_way_to_each_accuracy():
         "| Method |\n"
     )
     assert readme_tables.prices(report.splitlines(), {"small[n=1]": "small"}) == [
-        "**What an accuracy costs**: the cheapest of 7 ways, rows above and shorter dense trainings "
+        "**What an accuracy costs**: the cheapest of 7 ways, rows above with a cost and shorter dense trainings "
         "([how to read it](docs/verdict.md#what-an-accuracy-costs)).",
         "| Accuracy of at least (%) | Lowest cost (×&nbsp;dense) | Cheapest way |\n"
         "| ---: | ---: | :--- |\n"

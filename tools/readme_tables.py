@@ -85,7 +85,7 @@ def prices(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
         dense = [] if first.startswith("`dense`, ") else [way for way in others if way.startswith("`dense`, ")][:1]
         shown.append([accuracy, cost, "; ".join([first.replace(f": {cost}", "", 1), *dense])])
     compared = rows[0][2].partition(" of ")[2]
-    lead = f"**What an accuracy costs**: the cheapest of {compared}, rows above and shorter dense trainings"
+    lead = f"**What an accuracy costs**: the cheapest of {compared}, rows above with a cost and shorter dense trainings"
     return [f"{lead} ([how to read it](docs/verdict.md#what-an-accuracy-costs)).", as_table(shown)]
 
 
